@@ -1,0 +1,89 @@
+/* The little that Cython cannot say itself: atomics, futexes, thread-local storage, old symbol versions.
+ * Everything else native is Cython. Included by pages, gate, hook, dispatcher and the simulated GPU alike. */
+#ifndef VGPU_NATIVE_H
+#define VGPU_NATIVE_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <linux/futex.h>
+
+/* Binaries must load on glibc 2.28: bind what moved into libc.so in 2.34 to its older version. */
+#if defined(__x86_64__)
+#define VGPU_OLD_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define VGPU_OLD_GLIBC "GLIBC_2.17"
+#else
+#error "st-vgpu supports x86-64 and aarch64"
+#endif
+
+#define VGPU_LOAD(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define VGPU_LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+#define VGPU_STORE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define VGPU_STORE_RELAXED(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define VGPU_ADD(p, v) __atomic_fetch_add((p), (v), __ATOMIC_ACQ_REL)
+#define VGPU_EXCHANGE(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+#define VGPU_OR(p, v) __atomic_fetch_or((p), (v), __ATOMIC_ACQ_REL)
+
+static inline uint32_t vgpu_load32(const volatile uint32_t *p) { return VGPU_LOAD(p); }
+static inline uint64_t vgpu_load64(const volatile uint64_t *p) { return VGPU_LOAD(p); }
+static inline int64_t vgpu_loadi64(const volatile int64_t *p) { return VGPU_LOAD(p); }
+static inline void vgpu_store32(volatile uint32_t *p, uint32_t v) { VGPU_STORE(p, v); }
+static inline void vgpu_store64(volatile uint64_t *p, uint64_t v) { VGPU_STORE(p, v); }
+static inline void vgpu_storei64(volatile int64_t *p, int64_t v) { VGPU_STORE(p, v); }
+static inline uint32_t vgpu_add32(volatile uint32_t *p, uint32_t v) { return VGPU_ADD(p, v); }
+static inline uint64_t vgpu_add64(volatile uint64_t *p, uint64_t v) { return VGPU_ADD(p, v); }
+static inline uint32_t vgpu_or32(volatile uint32_t *p, uint32_t v) { return VGPU_OR(p, v); }
+static inline uint64_t vgpu_or64(volatile uint64_t *p, uint64_t v) { return VGPU_OR(p, v); }
+static inline uint32_t vgpu_exchange32(volatile uint32_t *p, uint32_t v) { return VGPU_EXCHANGE(p, v); }
+static inline uint64_t vgpu_exchange64(volatile uint64_t *p, uint64_t v) { return VGPU_EXCHANGE(p, v); }
+static inline int vgpu_cas32(volatile uint32_t *p, uint32_t expected, uint32_t desired) {
+    return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
+}
+static inline int vgpu_cas64(volatile uint64_t *p, uint64_t expected, uint64_t desired) {
+    return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
+}
+static inline void vgpu_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void vgpu_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
+
+/* CLOCK_MONOTONIC in ns: the one clock of leases and books. */
+static inline int64_t vgpu_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Wait until *p != expected, a wake, a signal, or the absolute CLOCK_MONOTONIC time (INT64_MAX: none).
+ * 0 or an errno value (EAGAIN, EINTR, ETIMEDOUT). Works on read-only shared mappings; errno is left alone. */
+static inline int vgpu_futex_wait(const volatile uint32_t *p, uint32_t expected, int64_t until_ns) {
+    struct timespec t, *tp = NULL;
+    int saved = errno, result = 0;
+    if (until_ns != INT64_MAX) {
+        if (until_ns < 0) until_ns = 0;
+        t.tv_sec = until_ns / 1000000000;
+        t.tv_nsec = until_ns % 1000000000;
+        tp = &t;
+    }
+    if (syscall(SYS_futex, p, FUTEX_WAIT_BITSET, expected, tp, NULL, FUTEX_BITSET_MATCH_ANY) != 0) result = errno;
+    errno = saved;
+    return result;
+}
+static inline void vgpu_futex_wake(volatile uint32_t *p, int count) {
+    int saved = errno;
+    syscall(SYS_futex, p, FUTEX_WAKE, count, NULL, NULL, 0);
+    errno = saved;
+}
+#endif

@@ -1,0 +1,168 @@
+"""What the scheduler hears and what it says: events in, commands out. Times are CLOCK_MONOTONIC nanoseconds.
+
+The scheduler (``temporal.py``, ``spatial.py``) never does I/O. The runtime turns what the native dispatcher saw into
+events and hands the commands back to the dispatcher, which executes them in microseconds: it writes leases into the
+grants pages and gives GO when the predecessors of a lease have drained or its ``go_by_ns`` has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+VgpuKey = int
+"""The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""
+
+
+class Mode(StrEnum):
+    TEMPORAL = "temporal"
+    SPATIAL = "spatial"
+
+
+class Priority(IntEnum):
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one vGPU was promised. Ratios in parts per million of one GPU's time; SMs in millipercent.
+
+    ``guarantee_ppm`` ≤ ``limit_ppm`` ≤ 1_000_000. Temporal mode: both already multiplied with the SM share, and
+    ``sm_mpercent`` is 100_000. Spatial mode: ``sm_mpercent`` is what MPS *granted*, as a share of the card.
+    """
+
+    guarantee_ppm: int
+    limit_ppm: int = 1_000_000
+    sm_mpercent: int = 100_000
+    priority: Priority = Priority.NORMAL
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A vGPU was created (or restored from the journal: then ``book`` carries its old virtual time, debt and bucket)."""
+
+    vgpu: VgpuKey
+    share: Share
+    book: Book | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """``vgpuctl set``: a new share, effective at the next token."""
+
+    vgpu: VgpuKey
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The vGPU is gone; its lease, if any, is over now."""
+
+    vgpu: VgpuKey
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """A process of the vGPU waits for a token (or holds one and has work)."""
+
+    vgpu: VgpuKey
+
+
+@dataclass(frozen=True, slots=True)
+class Went:
+    """GO was given at ``at_ns``: from here on the lease is usable, and charged."""
+
+    vgpu: VgpuKey
+    epoch: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Everything submitted under ``epoch`` has finished on the GPU; nothing more will be submitted under it.
+
+    ``idle_ns``: sum of observed idle gaps inside the lease (held − idle_ns = busy). ``wants``: whether a process of
+    the vGPU still wants a token; False is the early return of a vGPU that went idle.
+    """
+
+    vgpu: VgpuKey
+    epoch: int
+    at_ns: int
+    idle_ns: int
+    wants: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A mid-lease reading of a holder (open-ended leases are settled with it before they are used)."""
+
+    vgpu: VgpuKey
+    epoch: int
+    idle_ns: int
+    longest_kernel_ns: int
+    handover_cost_ns: int
+
+
+Event = Added | Changed | Removed | Wants | Went | Drained | Observed
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One token: the right to submit on the vGPU's SM partition during [start, end).
+
+    ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch with an end. ``after``: (vgpu, epoch)
+    pairs that must have drained before GO is given; GO comes at the latest at ``go_by_ns`` (no wait is unbounded).
+    A lease is usable from GO on. If all predecessors have drained before ``start_ns``, GO still comes at ``start_ns``,
+    unless ``early`` allows the dispatcher to start it as soon as they have (then ``end_ns`` moves by the same amount,
+    keeping the length).
+    """
+
+    vgpu: VgpuKey
+    epoch: int
+    start_ns: int
+    end_ns: int | None
+    after: tuple[tuple[VgpuKey, int], ...] = ()
+    go_by_ns: int = 0
+    early: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Make ``lease`` known to its vGPU: a new epoch is a new lease (the vGPU's current one, or its next one where it
+    still holds an older epoch); a known epoch replaces start and end of the lease published before."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take back a published lease that has not started (its GO was not given)."""
+
+    vgpu: VgpuKey
+    epoch: int
+
+
+Command = Publish | Withdraw
+
+
+# --- books ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The journalled part of one vGPU's account. ``lag`` is r·(V − v) in ns: positive, the vGPU is owed time."""
+
+    lag_ns: int
+    bucket_ns: int
+    held_ns: int
+    busy_ns: int
+    overuse_ns: int
+    tokens: int
