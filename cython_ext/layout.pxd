@@ -1,0 +1,208 @@
+"""The shared pages, declared once: server, broker, hook and tests compile this file.
+
+Theory of operation
+-------------------
+Three kinds of page connect the processes of one GPU. All are memfds, mapped and then closed.
+
+``GrantsPage``, one per vGPU. Written by the GPU Server only and sealed (F_SEAL_FUTURE_WRITE), mapped read-only by broker
+and hooks. It says what the vGPU may do: current and next lease, GO, window, memory limit.
+
+``ActivityPage``, one per vGPU. Written by hooks and the broker, sealed against resizing. It says what the processes of the
+vGPU do: a ``Slot`` per process, the memory ledger, a doorbell. Everything in it is a tenant's word.
+
+``RelayPage``, one per GPU Server. Written by the brokers (trusted: started by the server), read by the dispatcher. One
+``RelayEntry`` per vGPU: its processes' wants and drains, merged.
+
+The path of a token:  hook: want, doorbell → broker's relay thread: merges, ``RelayEntry``, relay doorbell → dispatcher
+thread of the server: GO into the ``GrantsPage``, futex → hook. Python is on none of these hops.
+
+Rules of publication
+--------------------
+* A record with more than one word (``Plan``) is two copies and a counter: write the copy that is not published, then
+  advance the counter. A writer killed anywhere leaves the last published copy whole; readers retry only if the counter
+  moved while they copied. (A seqlock's reader would hang for ever.)
+* Every futex word is a counter that is advanced before the wake, so no wake is lost.
+* Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe). 0 is "none".
+* Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is the
+  oldest reader that understands the page.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from "vgpu_native.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+
+cdef enum:
+    LAYOUT_VERSION = 1
+    LAYOUT_MIN_VERSION = 1
+    MAX_VGPUS = 256          # per GPU Server
+    MAX_PROCESSES = 64       # per vGPU
+
+    MODE_TEMPORAL = 1
+    MODE_SPATIAL = 2
+
+    # Lease.flags
+    LEASE_OPEN = 1           # no end: in force until it gets one
+    LEASE_ON_GO = 2          # usable only once GO was given (or go_by_ns has passed); else usable from start_ns on
+
+    # GrantsPage.flags
+    GRANTS_CONTENDED = 1     # another vGPU of the GPU wants: early return on idleness is worth something
+    GRANTS_REMOVED = 2       # the vGPU was removed: every gate fails with an error
+    GRANTS_LOSS_ERROR = 4    # --on-server-loss error (default: block)
+    GRANTS_LOSS_RUN = 8      # --on-server-loss run
+
+    # Slot.state
+    SLOT_FREE = 0
+    SLOT_RESERVED = 1        # handed out by the broker, the process has not mapped it yet
+    SLOT_ACTIVE = 2
+    SLOT_DEAD = 3            # its process is gone; waits for the driver to let its memory go
+
+    # memory kinds, index of Slot.committed_bytes
+    KIND_DEVICE = 0          # cuMemAlloc, pitched
+    KIND_MANAGED = 1
+    KIND_VMM = 2             # cuMemCreate
+    KIND_ASYNC = 3           # stream-ordered
+    KIND_OTHER = 4           # arrays and what is to come
+    MEMORY_KINDS = 8
+
+cdef extern from *:
+    """
+    #define GRANTS_MAGIC   0x31544E5247555047ULL  /* "GPUGRNT1" */
+    #define ACTIVITY_MAGIC 0x3154434147555047ULL  /* "GPUGACT1" */
+    #define RELAY_MAGIC    0x31594C5247555047ULL  /* "GPUGRLY1" */
+    #define FOREVER_NS     INT64_MAX
+    """
+    const uint64_t GRANTS_MAGIC
+    const uint64_t ACTIVITY_MAGIC
+    const uint64_t RELAY_MAGIC
+    const int64_t FOREVER_NS
+
+
+cdef struct PageHeader:
+    uint64_t magic
+    uint32_t size            # bytes of the page as its writer declared it
+    uint16_t version
+    uint16_t min_version
+    uint64_t features
+
+
+cdef struct Lease:
+    uint32_t epoch           # 0: none
+    uint32_t flags           # LEASE_*
+    int64_t start_ns
+    int64_t end_ns           # FOREVER_NS with LEASE_OPEN
+    int64_t go_by_ns         # GO counts as given from here on: no wait is unbounded
+
+
+cdef struct Plan:
+    Lease current
+    Lease next
+
+
+cdef struct GrantsPage:
+    PageHeader header
+    uint32_t generation      # of the server that wrote this page; stale when ActivityPage.generation is another
+    uint32_t mode            # MODE_*
+    uint32_t flags           # GRANTS_*
+    uint32_t reserved0
+    uint64_t memory_limit_bytes
+    uint64_t implicit_bytes  # contexts, modules, stacks: read from NVML by the server, charged beside the ledger
+    int64_t window_ns        # most predicted GPU time a process may have queued while others wait
+    int64_t grace_ns         # how long a gate waits on a silent server before on-server-loss applies
+    int64_t alive_ns         # the dispatcher's heartbeat, at least every 100 ms
+    uint64_t total_memory_bytes   # of the physical card
+    char[64] vgpu_id         # NUL-terminated
+    char[48] gpu_uuid
+    uint8_t[56] reserved1
+    # --- hot: one cache line, read by every gated launch
+    uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
+    uint32_t change          # futex; advanced with every publication and every GO
+    uint32_t go_epoch        # the newest epoch of this vGPU to which GO was given
+    uint32_t published       # plans[published & 1] is the current plan
+    Plan[2] plans
+
+
+cdef struct Slot:
+    # one process; 512 bytes. The hook thread holds `alive` (robust) for as long as the process lives.
+    uint32_t state           # SLOT_*
+    uint32_t pid             # as the broker sees it (from the kernel, not from the process)
+    uint64_t start_time      # clock ticks since boot, with pid a unique name
+    pthread_mutex_t alive    # 40 bytes (x86-64) or 48 (aarch64)
+    uint8_t[8] pad0
+    # --- activity, written by the hook
+    uint32_t want            # 1: a gate waits or work is submitted; 0: idle and drained
+    uint32_t undrained       # 1: submitted work may still run
+    uint32_t drained_epoch   # nothing submitted under this epoch or an older one still runs, nothing more will be
+    uint32_t last_epoch      # the newest epoch under which work was submitted
+    int64_t want_since_ns
+    int64_t drained_ns       # when drained_epoch was seen
+    int64_t first_submit_ns  # of the lease in last_epoch
+    int64_t last_submit_ns
+    int64_t predicted_end_ns # predicted completion of everything submitted
+    uint64_t busy_ns         # sum over all leases: time with work on the GPU, as observed
+    uint64_t overrun_ns      # sum of drained − lease end, where positive
+    uint64_t launches
+    uint64_t graph_launches
+    uint64_t copies
+    uint64_t gate_waits
+    uint64_t gate_wait_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns        # idle time at the start of the last lease (the hand-over cost c of the policy)
+    # --- memory, written under ActivityPage.ledger
+    uint64_t reserved_bytes
+    uint64_t[8] committed_bytes   # by KIND_*
+    uint64_t peak_bytes
+    uint64_t refusals
+    uint64_t refused_bytes   # size of the last refused request
+    uint64_t intent_bytes    # what the ledger operation in progress adds (redo/undo by whoever finds the owner dead)
+    uint64_t intent_kind
+    char[64] command         # argv[0], for ps; a tenant's word
+    uint8_t[144] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+
+
+cdef struct ActivityPage:
+    PageHeader header
+    uint32_t generation      # of the server in charge; hooks with another grants page re-attach
+    uint32_t broker_epoch    # advanced by each broker that takes over the page
+    uint32_t doorbell        # futex; hooks → broker's relay thread
+    uint32_t returned_epoch  # the vGPU gave this epoch back: no gate may use it or an older one
+    uint32_t want            # merged by the relay: what the server was told
+    uint32_t processes       # slots not free
+    uint8_t[16] pad0
+    # --- the limit ledger
+    pthread_mutex_t ledger   # robust, process-shared
+    uint8_t[24] pad1
+    uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
+    uint64_t ledger_epoch    # advanced by every completed operation
+    uint8_t[48] pad2
+    Slot[64] slots
+
+
+cdef struct RelayEntry:
+    # one vGPU, 128 bytes; written by its broker's relay thread only
+    uint32_t want
+    uint32_t returned_epoch  # early return: idle and drained under this epoch
+    uint32_t drained_epoch   # every process has drained this epoch
+    uint32_t processes
+    int64_t drained_ns
+    uint64_t busy_ns         # Σ over processes of observed busy time
+    uint64_t launches
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t want_since_ns
+    uint8_t[64] pad
+
+
+cdef struct RelayPage:
+    PageHeader header
+    uint32_t doorbell        # futex; relays → dispatcher
+    uint32_t pad0
+    uint64_t[4] dirty        # bit per vGPU key: its entry changed
+    RelayEntry[256] entries
+
+
+cdef inline bint epoch_reached(uint32_t now, uint32_t wanted) noexcept nogil:
+    """Whether ``now`` is ``wanted`` or newer, on the 32-bit circle; nothing reaches 0 and 0 reaches nothing."""
+    return now != 0 and wanted != 0 and <int32_t>(now - wanted) >= 0
