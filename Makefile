@@ -1,0 +1,59 @@
+# Everything a person types here; `make help` lists it. Each target does its own set-up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name 'generate_*.py') setup.py client_hook/symbols.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-slow lint format bench mutation wheel clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "st-vgpu needs Python 3.11 or newer; try: make PYTHON=python3.12 setup"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.built: $(VENV)/.installed $(NATIVE)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+setup: $(VENV)/.built ## .venv with the project, its native code and the tools
+
+build: setup ## compile what changed in the native code
+
+demo: setup ## two vGPUs, 30 and 70 %, on the GPU here or on a simulated one
+	$(BIN)/vgpuctl demo
+
+test: setup ## all tests that need no GPU
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff, mypy --strict, import contracts, cython-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/cython-lint cython_ext
+
+format: setup ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## what can be measured without a GPU: native latencies, instruction counts
+	$(BIN)/python -m benchmarks
+
+mutation: setup ## mutation testing of the decision cores (takes long)
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+wheel: setup ## a wheel under dist/
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clean: ## remove what was built, keep .venv
+	rm -rf build dist cython_ext/lib cython_ext/*.so
+	find cython_ext -name '*.c' -delete
+	rm -f $(VENV)/.built
