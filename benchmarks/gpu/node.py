@@ -1,0 +1,67 @@
+"""A private node for one benchmark: its own runtime and state directories, stopped and removed at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+
+class Node:
+    """Context manager: ``vgpuctl serve`` in a scratch directory.
+
+    ``environment`` is what vgpuctl and applications need to reach it; ``vgpuctl`` is the command as argv.
+    Raises RuntimeError with the node's log if it does not come up within 30 s.
+    """
+
+    def __init__(self, mode: str = "temporal", simulate: int = 0) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
+        self.environment = {
+            **os.environ,
+            "VGPU_RUNTIME_DIR": str(self.directory / "run"),
+            "VGPU_STATE_DIR": str(self.directory / "state"),
+        }
+        self.vgpuctl = [sys.executable, "-m", "vgpu.ctl"]
+        self.log = self.directory / "serve.log"
+        arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*self.vgpuctl, *arguments], env=self.environment, stdout=log, stderr=log)
+
+    def __enter__(self) -> Node:
+        deadline = time.monotonic() + 30
+        while subprocess.run([*self.vgpuctl, "gpu", "ls"], env=self.environment, capture_output=True, check=False).returncode:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__(None, None, None)
+                raise RuntimeError(f"the node did not start:\n{self.tail()}")
+            time.sleep(0.2)
+        return self
+
+    def run(self, *arguments: str, timeout: float = 60) -> str:
+        """``vgpuctl ARGUMENTS``; its standard output. Raises CalledProcessError."""
+        result = subprocess.run([*self.vgpuctl, *arguments], env=self.environment, capture_output=True, text=True,
+                                check=False, timeout=timeout)
+        if result.returncode:
+            print(result.stderr, file=sys.stderr)
+            result.check_returncode()
+        return result.stdout
+
+    def tail(self, count: int = 4000) -> str:
+        return self.log.read_text(errors="replace")[-count:] if self.log.exists() else ""
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            print(self.tail(), file=sys.stderr)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
