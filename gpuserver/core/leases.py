@@ -44,7 +44,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A vGPU was created (or restored from the journal: then ``book`` carries its old virtual time, debt and bucket)."""
+    """A vGPU was created, or restored from the journal: then ``book`` carries its old debt and bucket."""
 
     vgpu: VgpuKey
     share: Share
@@ -74,8 +74,21 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """No process of the vGPU wants a token any more (it died or gave up). A holder ends with ``Drained``, not with this."""
+
+    vgpu: VgpuKey
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """``next_deadline_ns()`` has come."""
+
+
+@dataclass(frozen=True, slots=True)
 class Went:
-    """GO was given at ``at_ns``: from here on the lease is usable, and charged."""
+    """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
+    also where a ``Withdraw`` crossed it on the way."""
 
     vgpu: VgpuKey
     epoch: int
@@ -86,8 +99,11 @@ class Went:
 class Drained:
     """Everything submitted under ``epoch`` has finished on the GPU; nothing more will be submitted under it.
 
-    ``idle_ns``: sum of observed idle gaps inside the lease (held − idle_ns = busy). ``wants``: whether a process of
-    the vGPU still wants a token; False is the early return of a vGPU that went idle.
+    ``idle_ns``: sum of observed idle gaps inside the lease (held − idle_ns = busy; unknown is busy: 0). ``wants``:
+    whether a process of the vGPU still wants a token; False is the early return of a vGPU that went idle. Final: an
+    epoch that has drained is over, even if a new end for it was on its way. Also what the runtime reports for a holder
+    that died (``at_ns``: when its work was seen gone, which may be in the past; the books settle there).
+    ``longest_kernel_ns``, ``handover_cost_ns``: as in ``Observed``; 0: nothing was learned.
     """
 
     vgpu: VgpuKey
@@ -95,20 +111,28 @@ class Drained:
     at_ns: int
     idle_ns: int
     wants: bool
+    longest_kernel_ns: int = 0
+    handover_cost_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A mid-lease reading of a holder (open-ended leases are settled with it before they are used)."""
+    """A mid-lease reading of a holder.
+
+    ``idle_ns``: observed idle gaps since the lease began. ``longest_kernel_ns``: a high quantile of the learned kernel
+    durations. ``handover_cost_ns``: idle time in the first and last 2 ms of the lease before, the price of a hand-over
+    to this vGPU. ``drains_by_ns``: predicted completion of everything submitted. 0: nothing was learned.
+    """
 
     vgpu: VgpuKey
     epoch: int
     idle_ns: int
-    longest_kernel_ns: int
-    handover_cost_ns: int
+    longest_kernel_ns: int = 0
+    handover_cost_ns: int = 0
+    drains_by_ns: int = 0
 
 
-Event = Added | Changed | Removed | Wants | Went | Drained | Observed
+Event = Added | Changed | Removed | Wants | Idle | Went | Drained | Observed | Tick
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -118,11 +142,12 @@ Event = Added | Changed | Removed | Wants | Went | Drained | Observed
 class Lease:
     """One token: the right to submit on the vGPU's SM partition during [start, end).
 
-    ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch with an end. ``after``: (vgpu, epoch)
-    pairs that must have drained before GO is given; GO comes at the latest at ``go_by_ns`` (no wait is unbounded).
-    A lease is usable from GO on. If all predecessors have drained before ``start_ns``, GO still comes at ``start_ns``,
-    unless ``early`` allows the dispatcher to start it as soon as they have (then ``end_ns`` moves by the same amount,
-    keeping the length).
+    ``epoch`` grows by one per lease of a GPU. ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch
+    with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given; a pair that is not live
+    (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have, at the latest at ``go_by_ns`` (no
+    wait is unbounded), and not before ``start_ns`` unless ``early``. A lease is usable from GO on and keeps its length:
+    GO at g, before or after ``start_ns``, moves ``end_ns`` by g − start_ns. ``window_ns``: the most predicted GPU time
+    the vGPU may have in flight while others wait.
     """
 
     vgpu: VgpuKey
@@ -132,19 +157,25 @@ class Lease:
     after: tuple[tuple[VgpuKey, int], ...] = ()
     go_by_ns: int = 0
     early: bool = True
+    window_ns: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Make ``lease`` known to its vGPU: a new epoch is a new lease (the vGPU's current one, or its next one where it
-    still holds an older epoch); a known epoch replaces start and end of the lease published before."""
+    """Make ``lease`` known to its vGPU.
+
+    A new epoch is a new lease (the vGPU's current one, or its next one where it still holds an older epoch). A known
+    epoch whose GO was not given is replaced whole. A known epoch whose GO was given takes ``end_ns`` and ``window_ns``
+    as they stand (absolute, not moved again); an end that has passed ends it now. A drained epoch ignores it.
+    """
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take back a published lease that has not started (its GO was not given)."""
+    """Take back a published lease that has not started. If its GO was given a moment ago, it ends now and is reported
+    like any other (``Went``, ``Drained``)."""
 
     vgpu: VgpuKey
     epoch: int

@@ -1,0 +1,87 @@
+"""The sharing policy's numbers: one frozen record, each with the reason it has that value.
+
+What a share means
+------------------
+``--sm S`` with ``--quota-request q`` guarantees, of one GPU's time,
+
+    temporal mode   r = S · q     (the whole card, r of the time)
+    spatial mode    r = q         (S percent of the SMs, r of the time)
+
+``--quota-limit`` is the ceiling l, in the same unit (``--burst``: l = 1). Time is charged per guaranteed share: a vGPU
+that held the GPU for t advances its virtual time by t / r, and whoever is furthest behind in virtual time goes first.
+Holding is charged, not computing: it is what the others could not use. The limit counts computing: that is what it
+promises.
+
+Source: earliest eligible virtual deadline first (Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First, 1995),
+with deadlines on a grid, and for spatial mode MaxWeight scheduling (Tassiulas, Ephremides 1992) in aligned rounds.
+The values were found by simulation, beside an H200's hand-over costs; see ``docs/policy.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MICROSECOND = 1_000
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+PPM = 1_000_000
+"""One: shares are counted in parts per million of one GPU's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Defaults of the policy. Times in nanoseconds."""
+
+    period_ns: int = 40 * MILLISECOND
+    """P, temporal: every competing vGPU gets its share once in about this long. Grows with the hand-over cost."""
+    period_max_ns: int = 200 * MILLISECOND
+    handover_loss_ppm: int = 14_000
+    """The period grows until hand-overs cost no more than this part of the time (1.4 %)."""
+    period_hold_ns: int = SECOND
+    """The period changes at most this often …"""
+    period_step_ppm: int = 250_000
+    """… and by more than this part."""
+    quantum_min_ns: int = 5 * MILLISECOND
+    """At 3 ms, 64 vGPUs lose 5 % to hand-overs; at 10 ms they wait twice as long as at 5 ms."""
+    quantum_max_ns: int = 100 * MILLISECOND
+    handover_min_ns: int = 50 * MICROSECOND
+    handover_max_ns: int = MILLISECOND
+    """What a measured hand-over cost is clamped to, before it is averaged."""
+    idle_credit_ns: int = 20 * MILLISECOND
+    """C: what a vGPU that wakes may be owed for its idleness, at most. 40 ms gains nothing more."""
+    wait_bucket_ns: int = 200 * MILLISECOND
+    """A vGPU that waits saves up limit × this, so that long turns of others do not cost it its limit."""
+    tie_ns: int = MILLISECOND
+    """Deadlines this close are equal; the longest unserved goes first."""
+    decision_ns: int = 200 * MICROSECOND
+    """δ: from a decision to its effect; no end is moved closer than this."""
+    guard_ns: int = 500 * MICROSECOND
+    """A lease whose start is this close counts as started."""
+    lookahead_ns: int = 2 * MILLISECOND
+    """Temporal: whether a holder goes on is decided this long before its end."""
+    window_ns: int = MILLISECOND
+    """The most predicted GPU time in flight while others wait …"""
+    window_low_ns: int = 250 * MICROSECOND
+    """… and below a higher class that exists on this GPU."""
+    minimum_stay_handovers: int = 5
+    """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
+    grace_ns: int = 100 * MILLISECOND
+    """The longest that anyone waits for a predecessor to drain."""
+    burst_memory_ns: int = SECOND
+    """A vGPU that gave a token back early counts as bursty for this long: the period stays short."""
+
+    round_ns: int = 10 * MILLISECOND
+    """R, spatial: leases end at common boundaries. 5 ms doubles the leases, 20 ms the waits."""
+    round_lookahead_ns: int = 5 * MILLISECOND
+    late_ns: int = 500 * MICROSECOND
+    """A holder predicted to drain this long after a boundary keeps its SMs for the next round."""
+    fill_min_ns: int = 2 * MILLISECOND
+    """Less than this left of a round is not worth a lease."""
+    clock_lead_ns: int = 400 * MILLISECOND
+    """The guarantee clock is at most this far ahead of the vGPU furthest behind (virtual time)."""
+    forced_rounds: int = 4
+    """Who has waited this many rounds' worth of its guarantee is placed first."""
+
+
+DEFAULT_POLICY = Policy()
