@@ -1,0 +1,43 @@
+"""One error for everything that can be explained to a person: a code for programs, a reason, and what to type next."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """Why a request was refused. Stable: scripts and exit codes hang on these words."""
+
+    INVALID = "invalid"  # the request itself makes no sense, wherever it is sent
+    NOT_FOUND = "not-found"  # no such vGPU or GPU
+    AMBIGUOUS = "ambiguous"  # a prefix or name that fits several vGPUs
+    EXISTS = "exists"  # the name is taken
+    NOT_YOURS = "not-yours"  # another user's vGPU
+    NO_ROOM = "no-room"  # admission: it does not fit any GPU that was allowed
+    IN_USE = "in-use"  # processes are attached
+    FULL = "full"  # a vGPU with all process slots taken
+    REMOVED = "removed"  # the vGPU is being removed
+    MODE = "mode"  # not possible in the GPU's mode
+    UNREACHABLE = "unreachable"  # nobody answers on the socket
+    TIMEOUT = "timeout"  # somebody listens, but did not answer in time
+    VERSION = "version"  # the two ends do not understand each other
+    PROTOCOL = "protocol"  # a peer broke the rules of a link
+    UNAVAILABLE = "unavailable"  # known, but down at this moment (being restarted)
+    INTERNAL = "internal"  # our own fault
+
+
+class VgpuError(Exception):
+    """A refusal or failure with its reason.
+
+    ``message``: whose fault, what was needed, what was found; one line. ``hint``: what to type next ("" where there is
+    nothing to type). Both travel in replies, so that the caller at the far end can print them unchanged.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message

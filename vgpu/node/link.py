@@ -1,0 +1,199 @@
+"""``ControlLink``: the blocking end of the control link, for programs that ask one thing and leave (``vgpuctl``)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.paths import NodePaths
+from vgpu.protocol.codec import Decoder, Message, encode
+from vgpu.protocol.messages import (
+    Create,
+    GpuList,
+    GpuReading,
+    Gpus,
+    Hello,
+    Inspect,
+    List,
+    ModeChoice,
+    NodeStatus,
+    Notice,
+    Processes,
+    ProcessList,
+    Remove,
+    Request,
+    Set,
+    SetGpu,
+    Status,
+    VgpuDetail,
+    VgpuList,
+    VgpuReading,
+    Watch,
+    Welcome,
+)
+from vgpu.spec import VgpuChanges, VgpuSpec, explain
+
+Result = TypeVar("Result", bound=BaseModel)
+
+
+class ControlLink:
+    """A conversation with the node whose control socket is at ``path``.
+
+    Use it as a context manager. Every method raises ``VgpuError`` with the node's own reason, or with ``unreachable``,
+    ``timeout``, ``version``, ``protocol`` of this end. Not for several threads at once.
+    """
+
+    def __init__(self, path: Path | None = None, *, timeout_s: float = 10.0) -> None:
+        """Connects and shakes hands. ``path``: by default the environment's node; ``timeout_s`` bounds each answer."""
+        self._path = NodePaths.from_environment().control_socket if path is None else path
+        self._decoder = Decoder()
+        self._next_id = 0
+        self._timeout_s = timeout_s
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._connect()
+            self.welcome = self._ask(Hello(), Welcome)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- what can be asked
+
+    def create(self, spec: VgpuSpec, gpu: str = "auto") -> VgpuReading:
+        """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit."""
+        return self._ask(Create(spec=spec, gpu=gpu), VgpuReading)
+
+    def set(self, vgpu: str, changes: VgpuChanges) -> VgpuReading:
+        return self._ask(Set(vgpu=vgpu, changes=changes), VgpuReading)
+
+    def remove(self, vgpu: str, *, force: bool = False) -> VgpuReading:
+        """The last reading of the vGPU that is now gone."""
+        return self._ask(Remove(vgpu=vgpu, force=force), VgpuReading)
+
+    def list(self) -> tuple[VgpuReading, ...]:
+        return self._ask(List(), VgpuList).vgpus
+
+    def inspect(self, vgpu: str) -> VgpuDetail:
+        return self._ask(Inspect(vgpu=vgpu), VgpuDetail)
+
+    def processes(self, vgpu: str = "") -> ProcessList:
+        return self._ask(Processes(vgpu=vgpu), ProcessList)
+
+    def gpus(self) -> tuple[GpuReading, ...]:
+        return self._ask(Gpus(), GpuList).gpus
+
+    def set_gpu(self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None) -> GpuReading:
+        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns), GpuReading)
+
+    def status(self) -> NodeStatus:
+        return self._ask(Status(), NodeStatus)
+
+    def watch(
+        self,
+        *,
+        snapshots: bool = True,
+        events: bool = False,
+        interval_ns: int = 500_000_000,
+        vgpus: tuple[str, ...] = (),
+    ) -> Iterator[Notice]:
+        """Notices for as long as the caller iterates; the link serves nothing else afterwards."""
+        request = Watch(
+            id=self._fresh_id(), snapshots=snapshots, events=events, interval_ns=interval_ns, vgpus=vgpus
+        )
+        self._send(request)
+        # Between events nothing may happen for hours; with snapshots silence means that the node hangs.
+        self._socket.settimeout(self._timeout_s + interval_ns / 1e9 if snapshots else None)
+        while True:
+            message = self._receive()
+            if "ok" in message:
+                self._checked(message, request.id)
+                continue
+            yield _valid(Notice, message)
+
+    # --- how it is asked
+
+    def _connect(self) -> None:
+        try:
+            self._socket.connect(str(self._path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise VgpuError(
+                ErrorCode.UNREACHABLE, f"no node answers at {self._path}", "start one with: vgpuctl serve --detach"
+            ) from error
+        except PermissionError as error:
+            raise VgpuError(
+                ErrorCode.NOT_YOURS, f"{self._path} belongs to another user's node", "set VGPU_RUNTIME_DIR to your own"
+            ) from error
+        except OSError as error:
+            raise VgpuError(ErrorCode.UNREACHABLE, f"cannot reach {self._path}: {error.strerror or error}") from error
+
+    def _fresh_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _ask(self, request: Request, model: type[Result]) -> Result:
+        numbered = request.model_copy(update={"id": self._fresh_id()})
+        self._send(numbered)
+        return _valid(model, self._checked(self._receive(), numbered.id))
+
+    def _send(self, request: Request) -> None:
+        try:
+            self._socket.sendall(encode(request.model_dump(mode="json")))
+        except TimeoutError as error:
+            raise self._late() from error
+        except OSError as error:
+            raise VgpuError(ErrorCode.UNREACHABLE, f"the node closed the link: {error.strerror}") from error
+
+    def _receive(self) -> Message:
+        while (message := self._decoder.next()) is None:
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError as error:
+                raise self._late() from error
+            except OSError as error:
+                raise VgpuError(ErrorCode.UNREACHABLE, f"the link to the node broke: {error.strerror}") from error
+            if not data:
+                raise VgpuError(ErrorCode.UNREACHABLE, "the node closed the link", "does it still run? vgpuctl status")
+            self._decoder.feed(data)
+        return message
+
+    def _late(self) -> VgpuError:
+        return VgpuError(
+            ErrorCode.TIMEOUT, f"the node at {self._path} did not answer within {self._timeout_s:g} s", "vgpuctl status"
+        )
+
+    def _checked(self, message: Message, request_id: int) -> Message:
+        if message.get("ok") is False:
+            code = message.get("code")
+            known = ErrorCode(code) if code in list(ErrorCode) else ErrorCode.INTERNAL
+            raise VgpuError(known, str(message.get("error", "refused without a reason")), str(message.get("hint", "")))
+        result = message.get("result")
+        if message.get("id") != request_id or not isinstance(result, dict):
+            raise VgpuError(ErrorCode.PROTOCOL, f"the node answered something else than request {request_id}")
+        return result
+
+
+def _valid(model: type[Result], message: Message) -> Result:
+    try:
+        return model.model_validate(message)
+    except ValidationError as error:
+        raise VgpuError(
+            ErrorCode.VERSION, f"the node's answer is not understood: {explain(error)}", "update st-vgpu on both ends"
+        ) from error

@@ -1,0 +1,62 @@
+"""Where a node keeps its sockets and its journal. ``VGPU_RUNTIME_DIR`` and ``VGPU_STATE_DIR`` place a node; several
+nodes live side by side on one machine in directories of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """``runtime``: sockets, gone after a reboot. ``state``: journals and logs, kept."""
+
+    runtime: Path
+    state: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, uid: int | None = None) -> NodePaths:
+        """The node that ``environment`` points at; root's default is the system's node, a user's default their own."""
+        root = (os.getuid() if uid is None else uid) == 0
+        runtime = environment.get("VGPU_RUNTIME_DIR") or default_runtime_dir(environment, root=root)
+        state = environment.get("VGPU_STATE_DIR") or (
+            "/var/lib/vgpu"
+            if root
+            else f"{environment.get('XDG_STATE_HOME') or environment.get('HOME', '/tmp') + '/.local/state'}/vgpu"
+        )
+        return cls(Path(runtime).absolute(), Path(state).absolute())
+
+    @property
+    def control_socket(self) -> Path:
+        return self.runtime / "control.sock"
+
+    def gpu_dir(self, index: int) -> Path:
+        return self.runtime / "gpus" / str(index)
+
+    def server_socket(self, index: int) -> Path:
+        return self.gpu_dir(index) / "server.sock"
+
+    def vgpu_dir(self, vgpu_id: str) -> Path:
+        return self.runtime / "vgpus" / vgpu_id
+
+    def broker_socket(self, vgpu_id: str) -> Path:
+        return self.vgpu_dir(vgpu_id) / "broker.sock"
+
+    def journal(self, gpu_uuid: str) -> Path:
+        return self.state / f"{gpu_uuid}.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+
+def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
+    if root:
+        return "/run/vgpu"
+    return f"{environment.get('XDG_RUNTIME_DIR') or f'/tmp/vgpu-{os.getuid()}'}/vgpu"

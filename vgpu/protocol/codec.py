@@ -1,0 +1,90 @@
+"""Length-framed msgpack, sans I/O: bytes in, messages out. Nothing here trusts the other end.
+
+A frame is a 4-byte little-endian length and that many bytes of one msgpack map with string keys. A decoder that has
+raised stays broken: after a malformed frame there is no telling where the next one would begin, so the link is closed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgpack
+
+from vgpu.errors import ErrorCode, VgpuError
+
+Message = dict[str, Any]
+
+MAX_HOOK_BYTES: Final = 64 << 10
+MAX_CONTROL_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ProtocolError(VgpuError):
+    """The peer broke the rules of the link; this link ends, no other."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.PROTOCOL, message)
+
+
+def encode(message: Message, max_bytes: int = MAX_CONTROL_BYTES) -> bytes:
+    """One frame. ``ValueError`` if the message is larger than the other end will take (our own fault)."""
+    body: bytes = msgpack.packb(message)
+    if len(body) > max_bytes:
+        raise ValueError(f"message of {len(body)} bytes exceeds the link's {max_bytes}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a byte stream into messages.
+
+    ``feed`` what arrived, then iterate: complete messages come out, the rest waits for more bytes. Memory is bounded by
+    ``max_bytes`` plus one read: the length is checked before its body is collected.
+    """
+
+    def __init__(self, max_bytes: int = MAX_CONTROL_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._broken: ProtocolError | None = None
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether part of a message is waiting for its rest: an end of stream here is a torn message."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def __iter__(self) -> Iterator[Message]:
+        while (message := self.next()) is not None:
+            yield message
+
+    def next(self) -> Message | None:
+        """The next complete message, or None; ``ProtocolError`` if what came is none."""
+        if self._broken is not None:
+            raise self._broken
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self._max_bytes:
+            raise self._break(f"the peer announced a message of {length} bytes; this link takes {self._max_bytes}")
+        if len(self._buffer) < _LENGTH.size + length:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+        del self._buffer[: _LENGTH.size + length]
+        return self._decoded(body)
+
+    def _decoded(self, body: bytes) -> Message:
+        try:
+            message = msgpack.unpackb(body, strict_map_key=True)
+        except (ValueError, TypeError, RecursionError) as error:  # msgpack's own errors are ValueErrors
+            raise self._break(f"the peer sent {len(body)} bytes that are not msgpack: {error}") from error
+        if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+            raise self._break(f"the peer sent a msgpack {type(message).__name__} where a map with text keys belongs")
+        return message
+
+    def _break(self, reason: str) -> ProtocolError:
+        self._broken = ProtocolError(reason)
+        self._buffer.clear()
+        return self._broken

@@ -1,0 +1,329 @@
+"""Messages of the control link: what ``vgpuctl`` may ask of a node, and what it is told. pydantic, msgpack on the wire.
+
+A link begins with ``Hello``/``Welcome``. Then every request carries an ``id``, and is answered by exactly one ``Reply``
+or ``Failure`` with the same ``id``; ``Watch`` is answered by ``Notice`` messages with its ``id`` until the link closes.
+Node and GPU Servers speak the same language, so the node passes a request on to the server that owns the vGPU.
+
+Units: ``_ns`` durations in nanoseconds, ``_unix_s`` seconds since 1970, ``_ratio`` 0–1 of one GPU, ``_percent`` 0–100,
+``_bytes``. Requests refuse fields they do not know (an ignored limit would be a lie); readings may grow fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from vgpu.errors import ErrorCode
+from vgpu.spec import DurationNs, VgpuChanges, VgpuSpec
+
+PROTOCOL_VERSION = 1
+OLDEST_VERSION = 1
+
+ModeName = Literal["temporal", "spatial"]
+ModeChoice = Literal["auto", "temporal", "spatial"]
+
+
+class Request(BaseModel):
+    """Base of all that is asked for: unknown fields are an error of the sender."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: int = 0
+
+
+class Reading(BaseModel):
+    """Base of all that is told: a newer node may tell more than this end knows."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# --- opening a link -----------------------------------------------------------------------------------------------
+
+
+class Hello(Request):
+    """First message of whoever connects. ``role``: what kind of conversation follows."""
+
+    op: Literal["hello"] = "hello"
+    version: int = PROTOCOL_VERSION
+    oldest_version: int = OLDEST_VERSION
+    role: Literal["control", "broker"] = "control"
+
+
+class Welcome(Reading):
+    """Answer to ``Hello``: ``version`` is what both understand. Identity comes from the kernel, so none is stated."""
+
+    version: int
+    software: str  # version of st-vgpu at the other end
+    pid: int
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+class Create(Request):
+    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix)."""
+
+    op: Literal["create"] = "create"
+    spec: VgpuSpec
+    gpu: str = "auto"
+
+
+class Set(Request):
+    """Resize a live vGPU, effective at its next token → ``VgpuReading``. ``vgpu``: id, prefix of one, or name."""
+
+    op: Literal["set"] = "set"
+    vgpu: str
+    changes: VgpuChanges
+
+
+class Remove(Request):
+    """Remove a vGPU → ``VgpuReading`` (its last). Refused (in-use) with processes attached, unless ``force``: then the
+    next gated call of each fails."""
+
+    op: Literal["remove"] = "remove"
+    vgpu: str
+    force: bool = False
+
+
+class List(Request):
+    """All vGPUs of the node → ``VgpuList``."""
+
+    op: Literal["list"] = "list"
+
+
+class Inspect(Request):
+    """One vGPU with its processes → ``VgpuDetail``."""
+
+    op: Literal["inspect"] = "inspect"
+    vgpu: str
+
+
+class Processes(Request):
+    """Processes attached to one vGPU, or to all ("") → ``ProcessList``."""
+
+    op: Literal["processes"] = "processes"
+    vgpu: str = ""
+
+
+class Gpus(Request):
+    """The GPUs of the node → ``GpuList``."""
+
+    op: Literal["gpus"] = "gpus"
+
+
+class SetGpu(Request):
+    """Change a GPU → ``GpuReading``. ``mode`` only while no process is attached; ``period_ns``: one round of turns."""
+
+    op: Literal["set-gpu"] = "set-gpu"
+    gpu: str
+    mode: ModeChoice | None = None
+    period_ns: DurationNs | None = None
+
+
+class Status(Request):
+    """The node itself → ``NodeStatus``."""
+
+    op: Literal["status"] = "status"
+
+
+class Watch(Request):
+    """``Notice`` messages until the link closes. ``snapshots``: a ``Snapshot`` every ``interval_ns`` (at least 50 ms).
+    ``events``: each ``EventReading`` as it happens. ``vgpus``: only these (empty: all)."""
+
+    op: Literal["watch"] = "watch"
+    snapshots: bool = True
+    events: bool = False
+    interval_ns: int = Field(default=500_000_000, ge=50_000_000)
+    vgpus: tuple[str, ...] = ()
+
+
+AnyRequest = Annotated[
+    Hello | Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Watch,
+    Field(discriminator="op"),
+]
+REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+
+
+# --- readings -----------------------------------------------------------------------------------------------------
+
+
+class VgpuReading(Reading):
+    """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
+
+    vgpu_id: str  # vgpu- and 8 hex digits: the value of VGPU_ID
+    name: str | None
+    gpu_index: int
+    gpu_uuid: str
+    simulated: bool
+    mode: ModeName
+    state: Literal["starting", "idle", "waiting", "running", "removing", "failed"]  # starting: not yet admitting
+    reason: str = ""  # of "failed", and of anything worth a remark
+    owner_uid: int
+    spec: VgpuSpec
+    created_unix_s: float
+    expires_unix_s: float | None
+
+    guarantee_ratio: float  # of the GPU's time (temporal), or of the time on its SM partition (spatial)
+    limit_ratio: float
+    sm_percent_granted: float  # spatial: what MPS grants for sm_percent; temporal: 100
+
+    tokens_per_second: float  # leases begun per second
+    held_ratio: float  # part of the time a usable lease was held, until drained or returned: what others could not use
+    busy_ratio: float  # part of the time with work on the GPU: what the limit caps
+    tokens: int
+    held_ns: int
+    busy_ns: int
+    overuse_ns: int  # Σ drained past lease end
+    lag_ns: int  # > 0: owed GPU time; < 0: has debt
+    throttled: bool  # at its limit, waiting for its bucket to fill
+    wants: bool  # a process waits for a token, or holds one and has work
+    holds: bool  # a lease is in force now
+
+    memory_limit_bytes: int
+    memory_used_bytes: int  # charged: reserved + committed + implicit
+    memory_reserved_bytes: int  # of allocations in progress
+    memory_implicit_bytes: int  # contexts, modules, stacks, as NVML reports them
+    memory_peak_bytes: int  # largest sum of the processes' own peaks
+    memory_refusals: int  # allocations refused at the limit
+    memory_refused_bytes: int  # size of the last one
+
+    processes: int  # attached now
+    launches: int
+    broker_pid: int | None
+    environment: dict[str, str]  # for processes, besides the hook: VGPU_ID, and where this node is
+
+
+class ProcessReading(Reading):
+    """One process attached to a vGPU. Everything but ``pid`` and ``alive`` is the process's own word."""
+
+    vgpu_id: str
+    gpu_index: int
+    slot: int
+    pid: int
+    command: str
+    alive: bool  # False: died, its memory not yet released by the driver
+    wants: bool
+    memory_bytes: int  # committed + reserved
+    memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, other
+    memory_implicit_bytes: int  # NVML's figure minus committed, if positive
+    memory_peak_bytes: int
+    memory_refusals: int
+    busy_ns: int
+    overrun_ns: int
+    launches: int
+    graph_launches: int
+    copies: int
+    gate_waits: int
+    gate_wait_ns: int
+    longest_kernel_ns: int
+
+
+class VgpuList(Reading):
+    vgpus: tuple[VgpuReading, ...]
+
+
+class ProcessList(Reading):
+    processes: tuple[ProcessReading, ...]
+
+
+class VgpuDetail(Reading):
+    """``vgpuctl inspect``: ``notes`` say in sentences what holds for this vGPU and might surprise."""
+
+    vgpu: VgpuReading
+    processes: tuple[ProcessReading, ...]
+    gpu: GpuReading
+    notes: tuple[str, ...]
+
+
+class GpuReading(Reading):
+    """One physical (or simulated) GPU and how it is shared."""
+
+    index: int
+    uuid: str
+    name: str
+    simulated: bool
+    state: Literal["serving", "restarting", "failed"]
+    reason: str = ""
+    mode: ModeName
+    mode_reason: str  # why this mode: asked for, or why auto chose it
+    period_ns: int  # temporal: one round of turns; spatial: length of a round
+    sm_count: int
+    total_memory_bytes: int
+    used_memory_bytes: int  # as NVML reports, everybody's
+    guaranteed_ratio: float  # temporal: Σ of guarantees; spatial: φ, the fullness of the best packing
+    guaranteed_memory_bytes: int  # Σ memory limits
+    vgpus: int
+    processes: int
+    held_ratio: float  # Σ over vGPUs, last second; spatial: may exceed 1
+    busy_ratio: float
+    tokens_per_second: float
+    server_pid: int | None
+    restarts: int
+
+
+class GpuList(Reading):
+    gpus: tuple[GpuReading, ...]
+
+
+class NodeStatus(Reading):
+    """The supervisor and its servers."""
+
+    software: str
+    pid: int
+    uptime_ns: int
+    simulated: bool
+    runtime_dir: str
+    state_dir: str
+    gpus: tuple[GpuReading, ...]
+    vgpus: int
+    processes: int
+
+
+class Snapshot(Reading):
+    """Everything that moves, at one instant."""
+
+    at_unix_s: float
+    gpus: tuple[GpuReading, ...]
+    vgpus: tuple[VgpuReading, ...]
+
+
+class EventReading(Reading):
+    """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
+    refused (memory), broker-restarted, server-restarted, link-closed, mode."""
+
+    at_unix_s: float
+    kind: str
+    gpu_index: int
+    vgpu_id: str = ""
+    text: str
+    fields: dict[str, int | float | str] = {}
+
+
+# --- envelopes ----------------------------------------------------------------------------------------------------
+
+
+class Reply(Reading):
+    """The answer to request ``id``; ``result`` is the model named at the request."""
+
+    id: int
+    ok: Literal[True] = True
+    result: dict[str, Any]
+
+
+class Failure(Reading):
+    """Request ``id`` was refused or failed; see ``vgpu.errors``."""
+
+    id: int
+    ok: Literal[False] = False
+    code: ErrorCode
+    error: str
+    hint: str = ""
+
+
+class Notice(Reading):
+    """One message of the stream that ``Watch`` number ``id`` asked for; exactly one of the two is set."""
+
+    id: int
+    snapshot: Snapshot | None = None
+    event: EventReading | None = None

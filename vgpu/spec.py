@@ -1,0 +1,206 @@
+"""What a person asks for: the specification of one vGPU, checked where it enters."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.units import MIB, check_percent, format_bytes, parse_bytes, parse_duration_ns, parse_fraction, parse_percent
+
+SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
+LARGEST_MEMORY_BYTES: Final = 1 << 50
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+
+
+class PriorityName(StrEnum):
+    """Order among vGPUs that are entitled to run; it adds nothing to a share."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class OnServerLoss(StrEnum):
+    """What a gate does once the GPU Server has been silent for the grace period."""
+
+    BLOCK = "block"
+    ERROR = "error"
+    RUN = "run"
+
+
+def _percent(value: Any) -> Any:
+    return parse_percent(value) if isinstance(value, str) else value
+
+
+def _bytes(value: Any) -> Any:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _duration(value: Any) -> Any:
+    return parse_duration_ns(value) if isinstance(value, str) else value
+
+
+def _fraction(value: Any) -> Any:
+    return float(parse_fraction(value)) if isinstance(value, str) else value
+
+
+def _checked_memory(value: int) -> int:
+    if value < SMALLEST_MEMORY_BYTES:
+        least = format_bytes(SMALLEST_MEMORY_BYTES)
+        raise ValueError(f"{format_bytes(value)} does not hold a CUDA context: the least is {least}")
+    if value > LARGEST_MEMORY_BYTES:
+        raise ValueError(f"{format_bytes(value)} is more than any GPU has")
+    return value
+
+
+def _checked_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
+    if value.startswith("vgpu-"):
+        raise ValueError(f"{value!r} looks like a vGPU id: choose a name that does not start with 'vgpu-'")
+    return value
+
+
+Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
+Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
+DurationNs = Annotated[int, BeforeValidator(_duration), Field(gt=0)]
+Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
+Name = Annotated[str, AfterValidator(_checked_name)]
+
+
+class VgpuSpec(BaseModel):
+    """One vGPU as asked for. Texts (``8G``, ``30%``, ``1/4``, ``8h``) and plain numbers are both understood.
+
+    ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
+    ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
+    ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
+    ``quota_request_percent``  guaranteed part of the time, on top of the SM share (default: the limit).
+    ``quota_limit_percent``    largest part of the time (default 100).
+    ``burst``           idle capacity may be used beyond the share.
+    ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
+    ``ttl_ns``          removed that long after creation (None: never).
+    ``share_group``     Unix group whose members may attach, besides the owner.
+
+    Errors: ``pydantic.ValidationError``; ``VgpuSpec.parse`` turns it into a ``VgpuError`` of one sentence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sm_percent: Percent | None = None
+    memory_bytes: Memory | None = None
+    fraction: Part | None = None
+    quota_request_percent: Percent | None = None
+    quota_limit_percent: Percent = 100.0
+    burst: bool = False
+    overcommit: bool = False
+    priority: PriorityName = PriorityName.NORMAL
+    on_server_loss: OnServerLoss = OnServerLoss.BLOCK
+    name: Name | None = None
+    ttl_ns: DurationNs | None = None
+    share_group: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> VgpuSpec:
+        if self.sm_percent is None and self.fraction is None:
+            raise ValueError("how much compute is missing: give --sm 30 (percent), or --fraction 1/4")
+        if self.fraction is not None and self.sm_percent is None and self.fraction < 0.01:
+            raise ValueError(f"a fraction of {self.fraction:g} is less than 1 percent of a GPU")
+        if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
+            asked, limit = self.quota_request_percent, self.quota_limit_percent
+            raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")
+        return self
+
+    @classmethod
+    def parse(cls, **fields: Any) -> VgpuSpec:
+        """The specification in ``fields`` (None counts as not given); ``VgpuError`` (invalid) says what is wrong."""
+        try:
+            return cls.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            raise VgpuError(ErrorCode.INVALID, explain(error)) from error
+
+    @property
+    def compute_ratio(self) -> float:
+        """``sm_percent`` as a ratio, 0–1."""
+        if self.sm_percent is not None:
+            return self.sm_percent / 100
+        assert self.fraction is not None
+        return self.fraction
+
+    @property
+    def quota_request_ratio(self) -> float:
+        """Guaranteed part of the time, 0–1."""
+        request = self.quota_limit_percent if self.quota_request_percent is None else self.quota_request_percent
+        return request / 100
+
+    def memory_on(self, total_memory_bytes: int) -> int:
+        """The memory limit in bytes on a card of ``total_memory_bytes``."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        part = self.compute_ratio if self.fraction is None else self.fraction
+        # Whole MiB, rounded down: n times 1/n of a card must fit it.
+        return int(total_memory_bytes * part) // MIB * MIB
+
+
+class VgpuChanges(BaseModel):
+    """``vgpuctl set``: the fields that are given replace those of the specification; None leaves one as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sm_percent: Percent | None = None
+    memory_bytes: Memory | None = None
+    quota_request_percent: Percent | None = None
+    quota_limit_percent: Percent | None = None
+    burst: bool | None = None
+    overcommit: bool | None = None
+    priority: PriorityName | None = None
+    on_server_loss: OnServerLoss | None = None
+    name: Name | None = None
+    ttl_ns: DurationNs | None = None
+
+    @classmethod
+    def parse(cls, **fields: Any) -> VgpuChanges:
+        """The changes in ``fields``; ``VgpuError`` (invalid) says what is wrong."""
+        try:
+            return cls.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            raise VgpuError(ErrorCode.INVALID, explain(error)) from error
+
+    def applied_to(self, spec: VgpuSpec) -> VgpuSpec:
+        """``spec`` with the changes; ``VgpuError`` (invalid) where the result contradicts itself."""
+        return VgpuSpec.parse(**(spec.model_dump() | self.model_dump(exclude_none=True)))
+
+
+_OPTION: Final = {
+    "sm_percent": "--sm",
+    "memory_bytes": "--mem",
+    "fraction": "--fraction",
+    "quota_request_percent": "--quota-request",
+    "quota_limit_percent": "--quota-limit",
+    "priority": "--priority",
+    "on_server_loss": "--on-server-loss",
+    "name": "--name",
+    "ttl_ns": "--ttl",
+}
+
+
+def explain(error: ValidationError) -> str:
+    """Every complaint of pydantic on one line, each under the option or field a person knows."""
+    complaints = []
+    for problem in error.errors(include_url=False, include_context=False):
+        field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
+        reason = problem["msg"].removeprefix("Value error, ")
+        complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)
+    return "; ".join(dict.fromkeys(complaints))

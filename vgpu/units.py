@@ -1,0 +1,113 @@
+"""Sizes, percentages, fractions and durations as people write them, both ways.
+
+Every parser raises ``ValueError`` with a sentence that says what was found and what would be understood.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+
+_BYTES: Final = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 10**3,
+    "m": MIB, "mib": MIB, "mb": 10**6,
+    "g": GIB, "gib": GIB, "gb": 10**9,
+    "t": TIB, "tib": TIB, "tb": 10**12,
+}  # fmt: skip
+_NANOSECONDS: Final = {
+    "ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9,
+    "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
+}  # fmt: skip
+_NUMBER: Final = r"(\d+(?:\.\d*)?|\.\d+)"
+_SIZE: Final = re.compile(rf"{_NUMBER}\s*([a-z]*)", re.IGNORECASE)
+_PERCENT: Final = re.compile(rf"{_NUMBER}\s*%?")
+_DURATION_PART: Final = re.compile(rf"{_NUMBER}\s*(ns|us|µs|ms|min|s|m|h|d)", re.IGNORECASE)
+_FRACTION: Final = re.compile(r"(\d+)\s*/\s*(\d+)")
+
+
+def parse_bytes(text: str) -> int:
+    """``8G``, ``8GiB``, ``512M`` are powers of 1024; ``8GB`` is the decimal 8·10⁹; a bare number is bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _BYTES:
+        raise ValueError(f"{text!r} is not a size: write 8G, 8GiB, 512M or a number of bytes")
+    size = Fraction(match[1]) * _BYTES[match[2].lower()]
+    if size.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(size)
+
+
+def format_bytes(size: int) -> str:
+    """Three significant digits in binary units: ``8 GiB``, ``1.5 GiB``, ``512 MiB``, ``0 B``."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size) >= factor:
+            return f"{size / factor:.3g} {unit}" if abs(size) < 1000 * factor else f"{size / factor:.0f} {unit}"
+    return f"{size} B"
+
+
+def parse_percent(text: str) -> float:
+    """``30``, ``30%`` or ``12.5``: percent in (0, 100]. Below 1 it is refused, since ``0.3`` mostly means 30 %."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a percentage: write 30 or 12.5")
+    return check_percent(float(match[1]), text)
+
+
+def check_percent(value: float, text: str | None = None) -> float:
+    """``value`` if it is a percentage a share can have: 1 ≤ value ≤ 100."""
+    shown = text if text is not None else f"{value:g}"
+    if 0 < value < 1:
+        raise ValueError(f"{shown} is less than 1 percent: for the fraction {value:g} of a GPU write {value * 100:g}")
+    if not 1 <= value <= 100:
+        raise ValueError(f"{shown} is not between 1 and 100 percent")
+    return value
+
+
+def parse_fraction(text: str) -> Fraction:
+    """``1/4``, ``0.25`` or ``25%``: a part of one GPU, in (0, 1]."""
+    stripped = text.strip()
+    part: Fraction | None = None
+    if match := _FRACTION.fullmatch(stripped):
+        part = Fraction(int(match[1]), int(match[2])) if int(match[2]) else None
+    elif stripped.endswith("%") and (match := _PERCENT.fullmatch(stripped)):
+        part = Fraction(match[1]) / 100
+    elif match := re.fullmatch(_NUMBER, stripped):
+        part = Fraction(match[1])
+    if part is None or not 0 < part <= 1:
+        raise ValueError(f"{text!r} is not a part of a GPU: write 1/4, 0.25 or 25%")
+    return part
+
+
+def parse_duration_ns(text: str) -> int:
+    """``10ms``, ``8h``, ``1h30m``: nanoseconds. A bare number is refused: nobody knows of what."""
+    stripped = text.strip()
+    total, at = Fraction(0), 0
+    while match := _DURATION_PART.match(stripped, at):
+        total += Fraction(match[1]) * _NANOSECONDS[match[2].lower()]
+        at = match.end()
+        while stripped[at : at + 1].isspace():
+            at += 1
+    if at != len(stripped) or at == 0:
+        raise ValueError(f"{text!r} is not a duration: write 10ms, 90s, 8h or 1h30m")
+    return int(total)
+
+
+def format_duration(duration_ns: int) -> str:
+    """The two largest units: ``1h30m``, ``2d3h``, ``90s`` as ``1m30s``, ``10ms``."""
+    if duration_ns < 0:
+        return "-" + format_duration(-duration_ns)
+    parts = []
+    left = duration_ns
+    for unit in ("d", "h", "m", "s", "ms", "µs", "ns"):
+        count, left = divmod(left, _NANOSECONDS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+        if len(parts) == 2 or (parts and unit in {"ms", "µs", "ns"}):
+            break
+    return "".join(parts) or "0s"
