@@ -156,10 +156,12 @@ cdef struct Slot:
     uint64_t peak_bytes
     uint64_t refusals
     uint64_t refused_bytes   # size of the last refused request
-    uint64_t intent_bytes    # what the ledger operation in progress adds (redo/undo by whoever finds the owner dead)
-    uint64_t intent_kind
+    uint64_t intent_bytes    # what the ledger operation under way sets committed_bytes and reserved_bytes to (redone by
+                             # whoever finds its owner dead)
+    uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
+    uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
-    uint8_t[144] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint8_t[136] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

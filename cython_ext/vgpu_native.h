@@ -51,6 +51,8 @@ static inline int vgpu_cas64(volatile uint64_t *p, uint64_t expected, uint64_t d
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 static inline void vgpu_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+/* Only the compiler may reorder what a thread does and its own death; the processor does not. */
+static inline void vgpu_compiler_fence(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 static inline void vgpu_pause(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -86,4 +88,27 @@ static inline void vgpu_futex_wake(volatile uint32_t *p, int count) {
     syscall(SYS_futex, p, FUTEX_WAKE, count, NULL, NULL, 0);
     errno = saved;
 }
+
+/* This thread's robust list, which the C library registers for every thread, and its TID: two system calls per thread, once.
+ * NULL where the kernel or a sandbox keeps no robust lists. */
+typedef struct {
+    struct robust_list_head *head;
+    struct robust_list *interrupted;
+    uint32_t tid;
+} vgpu_robust_thread;
+static __thread vgpu_robust_thread vgpu_robust_this __attribute__((unused));
+
+static inline vgpu_robust_thread *vgpu_robust_self(void) {
+    vgpu_robust_thread *self = &vgpu_robust_this;
+    if (__builtin_expect(self->tid == 0, 0)) {
+        int saved = errno;
+        size_t size;
+        if (syscall(SYS_get_robust_list, 0, &self->head, &size) != 0) self->head = NULL;
+        if (self->head != NULL) self->tid = (uint32_t)syscall(SYS_gettid);
+        errno = saved;
+        if (self->head == NULL) return NULL;
+    }
+    return self;
+}
+static inline void vgpu_robust_forget(void) { vgpu_robust_this.tid = 0; }
 #endif

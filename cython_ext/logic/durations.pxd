@@ -1,0 +1,152 @@
+"""Learned durations: how long a launch will take, by what is launched and how wide.
+
+An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full set
+gives up the entry that was launched longest ago. One key can hide durations a thousand times apart (the K of a GEMM), so an
+entry keeps its last eight samples and predicts the second largest of them: a decayed p87 that one outlier does not move.
+
+The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph destroyed,
+and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample under way then is dropped.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.logic.gate cimport UNKNOWN_NS
+
+cdef enum:
+    DURATION_WAYS = 8
+    DURATION_SAMPLES = 8
+    SAMPLE_ALWAYS = 3        # the first launches of a key are all timed
+    SAMPLE_EVERY = 64        # later ones now and then
+    SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
+    DURATION_MAX_NS = 0x0400000000000000
+
+
+cdef struct LaunchKey:
+    uint64_t handle          # CUfunction or CUgraphExec; never 0
+    uint32_t grid_x, grid_y, grid_z      # 0 for a graph
+    uint32_t block_x, block_y, block_z
+
+
+cdef struct Duration:
+    LaunchKey key
+    float[8] samples_ns      # the newest at [(learned - 1) % 8]
+    int64_t estimate_ns      # UNKNOWN_NS before the first sample
+    uint64_t used            # DurationTable.clock of the newest launch
+    uint32_t launches
+    uint32_t learned         # samples ever kept
+
+
+cdef struct DurationTable:
+    Duration* entries        # sets x DURATION_WAYS
+    uint32_t sets            # a power of two
+    uint32_t generation      # advanced by every forgetting
+    uint64_t clock           # launches ever
+
+
+cdef inline bint durations_init(DurationTable* table, void* memory, size_t size_bytes) noexcept nogil:
+    """Use ``memory`` (zeroed, aligned to 8): 1, or 0 if not even one set of entries fits."""
+    cdef size_t sets = 1
+    if memory == NULL or size_bytes < sizeof(Duration) * DURATION_WAYS:
+        return 0
+    while sets < (1 << 24) and 2 * sets * DURATION_WAYS * sizeof(Duration) <= size_bytes:
+        sets *= 2
+    table.entries = <Duration*>memory
+    table.sets = <uint32_t>sets
+    table.generation = 0
+    table.clock = 0
+    return 1
+
+
+cdef inline uint64_t mix64(uint64_t x) noexcept nogil:
+    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL
+    return x ^ (x >> 31)
+
+
+cdef inline Duration* durations_set(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    cdef uint64_t hashed = mix64(key.handle)
+    hashed = mix64(hashed ^ ((<uint64_t>key.grid_x << 32) | key.grid_y))
+    hashed = mix64(hashed ^ ((<uint64_t>key.grid_z << 32) | key.block_x))
+    hashed = mix64(hashed ^ ((<uint64_t>key.block_y << 32) | key.block_z))
+    return table.entries + (hashed & (table.sets - 1)) * DURATION_WAYS
+
+
+cdef inline bint same_key(const LaunchKey* a, const LaunchKey* b) noexcept nogil:
+    return (
+        a.handle == b.handle
+        and a.grid_x == b.grid_x and a.grid_y == b.grid_y and a.grid_z == b.grid_z
+        and a.block_x == b.block_x and a.block_y == b.block_y and a.block_z == b.block_z
+    )
+
+
+cdef inline Duration* durations_find(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    """The entry of ``key``, or NULL."""
+    cdef Duration* entry = durations_set(table, key)
+    cdef int way
+    for way in range(DURATION_WAYS):
+        if same_key(&entry[way].key, key):
+            return entry + way
+    return NULL
+
+
+cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    """Count a launch of ``key``; its entry, made if need be. Valid until the next call that takes the table."""
+    cdef Duration* entries = durations_set(table, key)
+    cdef Duration* entry = durations_find(table, key)
+    cdef int way
+    if entry == NULL:
+        entry = entries
+        for way in range(1, DURATION_WAYS):
+            if entries[way].used < entry.used:
+                entry = entries + way
+        memset(entry, 0, sizeof(Duration))
+        entry.key = key[0]
+        entry.estimate_ns = UNKNOWN_NS
+    table.clock += 1
+    entry.used = table.clock
+    entry.launches += 1
+    return entry
+
+
+cdef inline bint should_sample(const Duration* entry) noexcept nogil:
+    """Whether the launch just counted is worth timing."""
+    cdef uint32_t every = SAMPLE_EVERY if entry.learned >= SAMPLE_ALWAYS else SAMPLE_EVERY_YOUNG
+    return entry.launches <= SAMPLE_ALWAYS or entry.launches % every == 0
+
+
+cdef inline void durations_learn(
+    DurationTable* table, const LaunchKey* key, uint32_t generation, int64_t sample_ns
+) noexcept nogil:
+    """``key`` took ``sample_ns`` on the GPU. Dropped if the key is gone, or anything was forgotten since the launch."""
+    cdef Duration* entry
+    cdef float largest = 0, second = 0, sample
+    cdef uint32_t i, kept
+    if generation != table.generation or sample_ns < 0 or sample_ns > DURATION_MAX_NS:
+        return
+    entry = durations_find(table, key)
+    if entry == NULL:
+        return
+    entry.samples_ns[entry.learned % DURATION_SAMPLES] = <float>sample_ns
+    entry.learned += 1
+    if entry.learned == 0:               # wrapped: all eight samples are still there
+        entry.learned = DURATION_SAMPLES
+    kept = min(entry.learned, <uint32_t>DURATION_SAMPLES)
+    for i in range(kept):
+        sample = entry.samples_ns[i]
+        if sample > largest:
+            second = largest
+            largest = sample
+        elif sample > second:
+            second = sample
+    entry.estimate_ns = <int64_t>(largest if kept < 3 else second)
+
+
+cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:
+    """``handle`` is no longer what it was; 0 forgets everything."""
+    cdef size_t i
+    table.generation += 1
+    for i in range(<size_t>table.sets * DURATION_WAYS):
+        if handle == 0 or table.entries[i].key.handle == handle:
+            memset(table.entries + i, 0, sizeof(Duration))

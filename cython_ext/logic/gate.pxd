@@ -1,0 +1,116 @@
+"""The gate's decision, pure: may this launch go to the GPU now, and if not, when is it worth asking again?
+
+A lease is **usable** for a process when it has an epoch that neither the vGPU returned nor this process drained, it has
+begun (its start has come; with LEASE_ON_GO: GO was given, even before the start, or ``go_by_ns`` has passed) and it has
+not ended. Inside a usable lease two rules hold a launch back:
+
+* **end**: it starts only if at least half of it fits behind what is queued, or if it is the first of the lease (a kernel
+  longer than every quantum must run some time; its overuse is charged).
+* **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter of
+  the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other. A
+  kernel of unknown length counts as long as the window, queues only behind a small backlog, and alone of its kind.
+
+An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
+"""
+
+from libc.stdint cimport int64_t, uint32_t
+
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, Lease, Plan, epoch_reached
+
+cdef enum:
+    UNKNOWN_NS = -1          # a duration nobody has measured yet
+
+    GATE_SUBMIT = 1          # under Verdict.epoch
+    GATE_WAIT_BACKLOG = 2    # the lease is usable; enough of the queue should have run by until_ns
+    GATE_WAIT_LEASE = 3      # no usable lease; the next opens at until_ns unless the plan changes (FOREVER_NS: none known)
+
+    GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
+
+
+cdef struct GateState:
+    int64_t now_ns
+    int64_t window_ns
+    int64_t backlog_ns       # predicted GPU time queued, not below 0
+    int64_t predicted_ns     # of this launch, or UNKNOWN_NS
+    uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
+    uint32_t go_epoch        # GrantsPage
+    uint32_t returned_epoch  # ActivityPage
+    uint32_t drained_epoch   # own Slot
+    uint32_t last_epoch      # own Slot: the epoch of the newest submission; another one makes this launch the first of its lease
+    bint contended           # GRANTS_CONTENDED
+
+
+cdef struct Verdict:
+    int action               # GATE_*
+    uint32_t epoch           # the lease that GATE_SUBMIT and GATE_WAIT_BACKLOG speak of, else 0
+    int64_t until_ns         # when to look again; 0 with GATE_SUBMIT
+
+
+cdef inline bint lease_alive(const Lease* lease, const GateState* state) noexcept nogil:
+    """Whether the lease can still be, or become, usable."""
+    return (
+        lease.epoch != 0
+        and not epoch_reached(state.returned_epoch, lease.epoch)
+        and not epoch_reached(state.drained_epoch, lease.epoch)
+        and state.now_ns < lease.end_ns
+    )
+
+
+cdef inline bint lease_usable(const Lease* lease, const GateState* state) noexcept nogil:
+    if not lease_alive(lease, state):
+        return 0
+    if lease.flags & LEASE_ON_GO:
+        return epoch_reached(state.go_epoch, lease.epoch) or state.now_ns >= lease.go_by_ns
+    return state.now_ns >= lease.start_ns
+
+
+cdef inline int64_t lease_opens_ns(const Lease* lease, const GateState* state) noexcept nogil:
+    """When an unusable lease becomes usable by itself; FOREVER_NS if never."""
+    cdef int64_t opens_ns
+    if not lease_alive(lease, state):
+        return FOREVER_NS
+    opens_ns = lease.go_by_ns if lease.flags & LEASE_ON_GO else lease.start_ns
+    return opens_ns if opens_ns < lease.end_ns else FOREVER_NS
+
+
+cdef inline bint fits_end(const Lease* lease, const GateState* state) noexcept nogil:
+    cdef int64_t length_ns
+    if lease.flags & LEASE_OPEN or state.last_epoch != lease.epoch:
+        return 1
+    length_ns = state.window_ns if state.predicted_ns < 0 else state.predicted_ns
+    return length_ns / 2 <= (lease.end_ns - state.now_ns) - state.backlog_ns
+
+
+cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) noexcept nogil:
+    """The longest backlog behind which this launch may queue."""
+    cdef int64_t small_ns = state.window_ns / 4
+    if lease.flags & LEASE_OPEN and not state.contended:
+        return FOREVER_NS
+    if state.predicted_ns < 0:
+        return small_ns if state.unknown_in_flight == 0 else -1
+    return max(state.window_ns - state.predicted_ns, small_ns)
+
+
+cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* verdict) noexcept nogil:
+    cdef int64_t room_ns
+    cdef int64_t opens_ns = FOREVER_NS
+    cdef const Lease* lease
+    cdef int i
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if not lease_usable(lease, state):
+            opens_ns = min(opens_ns, lease_opens_ns(lease, state))
+        elif fits_end(lease, state):
+            room_ns = window_room_ns(lease, state)
+            verdict.epoch = lease.epoch
+            if state.backlog_ns <= room_ns:
+                verdict.action = GATE_SUBMIT
+                verdict.until_ns = 0
+            else:
+                verdict.action = GATE_WAIT_BACKLOG
+                verdict.until_ns = state.now_ns + max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
+                verdict.until_ns = min(verdict.until_ns, lease.end_ns)
+            return
+    verdict.action = GATE_WAIT_LEASE
+    verdict.epoch = 0
+    verdict.until_ns = opens_ns

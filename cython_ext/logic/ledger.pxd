@@ -1,0 +1,206 @@
+"""The limit ledger: what the processes of a vGPU own of its memory, in the activity page, exact across kill -9.
+
+The truth is two words per slot and kind: ``reserved_bytes`` (asked for, the driver has not answered yet) and
+``committed_bytes[kind]``. ``charged_bytes`` is their sum over all slots, kept so that a request needs no scan. Every
+operation sets one slot's two words to new values; so it is first written down as exactly that (``intent_*``, absolute
+values, hence safe to repeat), then carried out, then struck out. Whoever next gets the lock from a dead owner repeats
+what is written down and adds up the sum anew. ARIES (Mohan et al. 1992) calls it redo; this is its smallest form.
+
+Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are bounded.
+"""
+
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
+
+from cython_ext.layout cimport (
+    MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
+)
+from cython_ext.logic.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED, robust_lock, robust_unlock
+from cython_ext.native cimport load32, load64, now_ns, store32, store64
+
+cdef enum:
+    LEDGER_OK = 0
+    LEDGER_REFUSED = 1       # reserve: over the limit; others: the slot does not own that much
+    LEDGER_BROKEN = 2        # the lock could not be had in time: its holder is stopped, or the page was scribbled on
+    LEDGER_PATIENCE_NS = 3_000_000_000
+
+
+cdef inline uint64_t add_bytes(uint64_t a, uint64_t b) noexcept nogil:
+    return a + b if a <= UINT64_MAX - b else UINT64_MAX
+
+
+cdef inline uint32_t* ledger_word(ActivityPage* page) noexcept nogil:
+    return <uint32_t*>&page.ledger
+
+
+cdef inline void ledger_init(ActivityPage* page) noexcept nogil:
+    """By the broker, before any hook has the page."""
+    store32(ledger_word(page), 0)
+    store64(&page.charged_bytes, 0)
+
+
+cdef inline uint64_t slot_bytes(const Slot* slot) noexcept nogil:
+    """What the slot owns; meaningful while its intent is struck out."""
+    cdef uint64_t total = load64(&slot.reserved_bytes)
+    cdef int kind
+    for kind in range(MEMORY_KINDS):
+        total = add_bytes(total, load64(&slot.committed_bytes[kind]))
+    return total
+
+
+cdef inline uint64_t ledger_sum(const ActivityPage* page) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef int i
+    for i in range(MAX_PROCESSES):
+        total = add_bytes(total, slot_bytes(&page.slots[i]))
+    return total
+
+
+cdef inline void ledger_apply(
+    ActivityPage* page, Slot* slot, uint32_t kind, uint64_t reserved, uint64_t committed
+) noexcept nogil:
+    """Set the slot's two words as one: under the lock, whole even if its holder dies between any two instructions."""
+    cdef uint64_t before = add_bytes(slot.reserved_bytes, slot.committed_bytes[kind])
+    cdef uint64_t after = add_bytes(reserved, committed)
+    cdef uint64_t charged = page.charged_bytes
+    store64(&slot.intent_bytes, committed)
+    store64(&slot.intent_reserved_bytes, reserved)
+    store64(&slot.intent_kind, kind + 1)
+    store64(&slot.reserved_bytes, reserved)
+    store64(&slot.committed_bytes[kind], committed)
+    store64(&page.charged_bytes, add_bytes(charged - min(before, charged), after))
+    store64(&slot.intent_kind, 0)
+    store64(&page.ledger_epoch, page.ledger_epoch + 1)
+
+
+cdef inline void ledger_recover(ActivityPage* page) noexcept nogil:
+    """The lock's last owner died: carry out what it had written down, then add up. Safe to repeat from any point."""
+    cdef Slot* slot
+    cdef uint64_t intent
+    cdef int i
+    for i in range(MAX_PROCESSES):
+        slot = &page.slots[i]
+        intent = load64(&slot.intent_kind)
+        if 0 < intent <= MEMORY_KINDS:
+            store64(&slot.reserved_bytes, slot.intent_reserved_bytes)
+            store64(&slot.committed_bytes[intent - 1], slot.intent_bytes)
+        store64(&slot.intent_kind, 0)
+    store64(&page.charged_bytes, ledger_sum(page))
+    store64(&page.ledger_epoch, page.ledger_epoch + 1)
+
+
+cdef inline bint ledger_lock(ActivityPage* page) noexcept nogil:
+    cdef int result = robust_lock(ledger_word(page), 0)              # a free lock costs no look at the clock
+    if result != ROBUST_LOCKED and result != ROBUST_OWNER_DIED:
+        result = robust_lock(ledger_word(page), now_ns() + LEDGER_PATIENCE_NS)
+    if result == ROBUST_OWNER_DIED:
+        ledger_recover(page)
+        return 1
+    return result == ROBUST_LOCKED
+
+
+cdef inline int ledger_unlock(ActivityPage* page, int result) noexcept nogil:
+    robust_unlock(ledger_word(page))
+    return result
+
+
+cdef inline int ledger_reserve(
+    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes
+) noexcept nogil:
+    """Before the driver is asked. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly.
+
+    The kind counts only from the commit on, but is given here too so that one call site has one signature.
+    """
+    cdef Slot* slot
+    cdef uint64_t charged, owned
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    charged = load64(&page.charged_bytes)
+    if size_bytes > limit_bytes or charged > limit_bytes - size_bytes:
+        store64(&slot.refusals, slot.refusals + 1)
+        store64(&slot.refused_bytes, size_bytes)
+        return ledger_unlock(page, LEDGER_REFUSED)
+    ledger_apply(page, slot, kind, add_bytes(slot.reserved_bytes, size_bytes), slot.committed_bytes[kind])
+    owned = slot_bytes(slot)
+    if owned > slot.peak_bytes:
+        store64(&slot.peak_bytes, owned)
+    return ledger_unlock(page, LEDGER_OK)
+
+
+cdef inline int ledger_commit(
+    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+) noexcept nogil:
+    """The driver gave what was reserved."""
+    cdef Slot* slot
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    if slot.reserved_bytes < size_bytes:
+        return ledger_unlock(page, LEDGER_REFUSED)
+    ledger_apply(
+        page, slot, kind, slot.reserved_bytes - size_bytes, add_bytes(slot.committed_bytes[kind], size_bytes)
+    )
+    return ledger_unlock(page, LEDGER_OK)
+
+
+cdef inline int ledger_cancel(
+    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+) noexcept nogil:
+    """The driver refused what was reserved."""
+    cdef Slot* slot
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    if slot.reserved_bytes < size_bytes:
+        return ledger_unlock(page, LEDGER_REFUSED)
+    ledger_apply(page, slot, kind, slot.reserved_bytes - size_bytes, slot.committed_bytes[kind])
+    return ledger_unlock(page, LEDGER_OK)
+
+
+cdef inline int ledger_release(
+    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+) noexcept nogil:
+    """The driver took back what was committed."""
+    cdef Slot* slot
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    if slot.committed_bytes[kind] < size_bytes:
+        return ledger_unlock(page, LEDGER_REFUSED)
+    ledger_apply(page, slot, kind, slot.reserved_bytes, slot.committed_bytes[kind] - size_bytes)
+    return ledger_unlock(page, LEDGER_OK)
+
+
+cdef inline int ledger_reap(ActivityPage* page, uint32_t slot_index, uint64_t* freed_bytes) noexcept nogil:
+    """By the broker, once the driver shows the process no more: SLOT_DEAD → SLOT_FREE, its bytes into ``freed_bytes``.
+
+    LEDGER_REFUSED if the slot is not dead: so a second reaping gives nothing back twice.
+    """
+    cdef Slot* slot
+    cdef int kind
+    freed_bytes[0] = 0
+    if slot_index >= MAX_PROCESSES or not ledger_lock(page):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    if load32(&slot.state) != SLOT_DEAD:
+        return ledger_unlock(page, LEDGER_REFUSED)
+    freed_bytes[0] = slot_bytes(slot)
+    for kind in range(MEMORY_KINDS):
+        ledger_apply(page, slot, kind, 0, 0)
+    store64(&page.charged_bytes, ledger_sum(page))
+    store32(&slot.state, SLOT_FREE)
+    return ledger_unlock(page, LEDGER_OK)
+
+
+cdef inline int ledger_check(ActivityPage* page) noexcept nogil:
+    """LEDGER_OK if the sum is the sum and nothing is half done; LEDGER_REFUSED if not, and then it is put right."""
+    cdef bint right
+    cdef int i
+    if not ledger_lock(page):
+        return LEDGER_BROKEN
+    right = load64(&page.charged_bytes) == ledger_sum(page)
+    for i in range(MAX_PROCESSES):
+        right = right and load64(&page.slots[i].intent_kind) == 0
+    if not right:
+        ledger_recover(page)
+    return ledger_unlock(page, LEDGER_OK if right else LEDGER_REFUSED)

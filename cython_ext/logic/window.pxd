@@ -1,0 +1,298 @@
+"""The in-flight window: how much GPU time a process has queued, when it will be done, and for how long the GPU was busy.
+
+Theory of operation
+-------------------
+The GPU is taken for one FIFO per process. Launches are added with their predicted length (``backlog_submit``); now and then
+the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of launches. Markers are
+looked at oldest first: not yet complete (``backlog_seen_busy``) or complete (``backlog_completed``), then everything up to
+it is done. A process with several streams marks a stream before it turns to another; since a stretch is only retired after
+all older ones, the backlog then errs towards too much.
+
+When a completion is seen, it happened somewhere between the last look that found the GPU busy and now. The predicted
+completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls if the
+application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed interval
+contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy 7.5).
+
+Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it again;
+**idle** inside a lease otherwise. What was not observed counts as busy. The union over the streams, never their sum.
+
+All times are CLOCK_MONOTONIC ns. The caller serialises.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+cdef enum:
+    MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
+    LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
+    SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
+    WINDOW_LEAST_NS = 50_000             # a smaller window cannot hide the latency of a launch
+    PREDICTION_MAX_NS = 0x0400000000000000    # 9 years: sums stay far from overflow
+
+
+cdef struct Stretch:
+    int64_t work_ns          # predicted, scaled
+    int64_t first_ns         # first submission
+    int64_t last_ns          # last submission
+    uint32_t launches
+    uint32_t unknown         # of these of unknown length
+    bint tainted             # teaches the scale nothing: something else may have run beside it
+    uint64_t tag             # of the marker at its end: the caller's event
+
+
+cdef struct Backlog:
+    Stretch[128] marked      # a ring, the oldest at ``head``
+    Stretch unmarked         # what was submitted since the last marker
+    uint32_t head
+    uint32_t count
+    # --- prediction
+    double scale             # what a prediction is multiplied by
+    int64_t frontier_ns      # completion of what was last retired, or the submission that ended idleness
+    int64_t end_ns           # predicted completion of everything
+    int64_t work_ns          # predicted length of everything not retired
+    int64_t seen_busy_ns     # the newest look that found the queue's head unfinished
+    uint32_t unknown         # launches of unknown length not retired
+    bint discard             # set by the caller while a predecessor drains or another process runs beside
+    # --- books
+    bint busy                # work is queued or running, or nobody has seen it finish
+    bint leased
+    bint refilling           # leased, nothing submitted under the lease yet
+    int64_t lease_ns         # start of the lease
+    int64_t since_ns         # start of the busy interval or idle gap under way
+    int64_t drained_ns       # estimated instant of the last drain
+    uint64_t busy_ns         # closed busy intervals
+    uint64_t idle_ns         # closed idle gaps inside leases
+    int64_t refill_ns        # idle time at the start of the last lease
+    int64_t longest_ns       # longest prediction since longest_from_ns ...
+    int64_t longest_before_ns            # ... and in the stretch of time before
+    int64_t longest_from_ns
+
+
+cdef inline void backlog_init(Backlog* backlog) noexcept nogil:
+    memset(backlog, 0, sizeof(Backlog))
+    backlog.scale = 1.0
+
+
+cdef inline int64_t clip_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
+    return low if value < low else (high if value > high else value)
+
+
+# --- what is asked of it
+
+cdef inline int64_t backlog_ns(const Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """Predicted GPU time still queued at ``now_ns``."""
+    return backlog.end_ns - now_ns if backlog.busy and backlog.end_ns > now_ns else 0
+
+
+cdef inline int64_t backlog_end_ns(const Backlog* backlog) noexcept nogil:
+    """Predicted completion of everything submitted; the last drain if nothing is."""
+    return backlog.end_ns if backlog.busy else backlog.drained_ns
+
+
+cdef inline uint64_t backlog_busy_ns(const Backlog* backlog) noexcept nogil:
+    """Time with work on the GPU, as far as observed; never falls. For ``Slot.busy_ns``."""
+    cdef int64_t known_ns
+    if not backlog.busy:
+        return backlog.busy_ns
+    known_ns = max(backlog.seen_busy_ns, newest_submission_ns(backlog))
+    return backlog.busy_ns + <uint64_t>max(known_ns - backlog.since_ns, <int64_t>0)
+
+
+cdef inline int64_t backlog_longest_ns(const Backlog* backlog) noexcept nogil:
+    """The longest prediction of the last second or two. For ``Slot.longest_kernel_ns``."""
+    return max(backlog.longest_ns, backlog.longest_before_ns)
+
+
+cdef inline int64_t newest_submission_ns(const Backlog* backlog) noexcept nogil:
+    if backlog.unmarked.launches or backlog.count == 0:
+        return backlog.unmarked.last_ns
+    return backlog.marked[(backlog.head + backlog.count - 1) % MARKERS].last_ns
+
+
+# --- leases
+
+cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nogil:
+    """A lease has become usable (its start or its GO, whichever opened it). A running one goes on under the new one."""
+    if not backlog.leased and not backlog.busy:
+        backlog.since_ns = max(usable_ns, backlog.drained_ns)
+    backlog.leased = 1
+    backlog.refilling = 1
+    backlog.lease_ns = usable_ns
+
+
+cdef inline void backlog_finish(Backlog* backlog, int64_t returned_ns) noexcept nogil:
+    """The lease is over: drained at its end, or returned early. What still runs stays busy until it is seen to drain."""
+    if backlog.leased and not backlog.busy:
+        backlog.idle_ns += <uint64_t>max(returned_ns - backlog.since_ns, <int64_t>0)
+    backlog.leased = 0
+    backlog.refilling = 0
+
+
+# --- launches and markers
+
+cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicted_ns) noexcept nogil:
+    if now_ns - backlog.longest_from_ns > LONGEST_KEPT_NS:
+        backlog.longest_before_ns = (
+            backlog.longest_ns if now_ns - backlog.longest_from_ns <= 2 * <int64_t>LONGEST_KEPT_NS else 0
+        )
+        backlog.longest_ns = 0
+        backlog.longest_from_ns = now_ns
+    backlog.longest_ns = max(backlog.longest_ns, predicted_ns)
+
+
+cdef inline void backlog_submit(
+    Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
+) noexcept nogil:
+    """A launch went to the GPU. ``predicted_ns`` below 0 is unknown and counts as ``assumed_ns`` (the gate's: the window)."""
+    cdef bint unknown = predicted_ns < 0
+    cdef int64_t work_ns = clip_ns(assumed_ns if unknown else predicted_ns, 0, PREDICTION_MAX_NS)
+    cdef Stretch* stretch = &backlog.unmarked
+    if not unknown:
+        work_ns = <int64_t>(work_ns * backlog.scale)
+        note_longest(backlog, now_ns, work_ns)
+    if not backlog.busy:
+        if backlog.leased:
+            backlog.idle_ns += <uint64_t>max(now_ns - backlog.since_ns, <int64_t>0)
+        backlog.busy = 1
+        backlog.since_ns = backlog.frontier_ns = backlog.end_ns = now_ns
+        backlog.refill_ns = max(now_ns - backlog.lease_ns, <int64_t>0) if backlog.refilling else backlog.refill_ns
+    elif backlog.refilling:
+        backlog.refill_ns = 0
+    if stretch.launches == 0:
+        memset(stretch, 0, sizeof(Stretch))
+        stretch.first_ns = now_ns
+    stretch.tainted = stretch.tainted or backlog.discard or backlog.refilling
+    backlog.refilling = 0
+    stretch.last_ns = now_ns
+    stretch.launches += 1
+    stretch.work_ns = min(stretch.work_ns + work_ns, <int64_t>PREDICTION_MAX_NS)
+    stretch.unknown += unknown
+    backlog.unknown += unknown
+    backlog.work_ns = min(backlog.work_ns + work_ns, <int64_t>PREDICTION_MAX_NS)
+    backlog.end_ns = min(max(backlog.end_ns, now_ns), <int64_t>PREDICTION_MAX_NS) + work_ns
+
+
+cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
+    """A marker follows everything submitted: 1; 0 if there is nothing to mark or the ring is full (try again later)."""
+    if backlog.unmarked.launches == 0 or backlog.count == MARKERS:
+        return 0
+    backlog.unmarked.tag = tag
+    backlog.marked[(backlog.head + backlog.count) % MARKERS] = backlog.unmarked
+    backlog.count += 1
+    memset(&backlog.unmarked, 0, sizeof(Stretch))
+    return 1
+
+
+cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept nogil:
+    """The marker to look at next, into ``tag``: 1; 0 if there is none."""
+    if backlog.count == 0:
+        return 0
+    tag[0] = backlog.marked[backlog.head].tag
+    return 1
+
+
+# --- what is observed
+
+cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """The oldest marker (or, without one, the stream) was looked at and is not complete: all behind it is still to run."""
+    cdef int64_t behind_ns = 0
+    if not backlog.busy:
+        return
+    if backlog.count:
+        behind_ns = backlog.work_ns - backlog.marked[backlog.head].work_ns
+    backlog.seen_busy_ns = max(backlog.seen_busy_ns, now_ns)
+    backlog.end_ns = max(backlog.end_ns, now_ns + behind_ns)
+
+
+cdef inline void learn_scale(
+    Backlog* backlog, const Stretch* stretch, int64_t start_ns, int64_t low_ns, int64_t high_ns
+) noexcept nogil:
+    """The stretch began to run at ``start_ns`` at the earliest and ended in [low, high]; follow only what that disproves."""
+    cdef int64_t late_ns = max(start_ns, stretch.last_ns)
+    cdef double work = <double>stretch.work_ns, ratio, weight
+    if stretch.tainted or stretch.unknown or stretch.work_ns <= 0:
+        return
+    if high_ns < start_ns + stretch.work_ns:             # shorter than predicted, even without a gap
+        ratio = <double>(high_ns - start_ns) / work
+    elif low_ns > late_ns + stretch.work_ns:             # longer, even if it all began with the last launch
+        ratio = <double>(low_ns - late_ns) / work
+    else:
+        return
+    weight = work / (work + <double>SCALE_SETTLES_NS)
+    if weight > 0.25:
+        weight = 0.25
+    backlog.scale *= 1.0 + weight * (ratio - 1.0)
+    if backlog.scale < 0.25:
+        backlog.scale = 0.25
+    elif backlog.scale > 4.0:
+        backlog.scale = 4.0
+
+
+cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns) noexcept nogil:
+    """The oldest work was found complete at ``now_ns``; the caller has taken ``stretch`` off the queue."""
+    cdef int64_t low_ns = max(backlog.seen_busy_ns, stretch.last_ns)
+    cdef int64_t high_ns = max(now_ns, low_ns)
+    cdef int64_t start_ns = max(backlog.frontier_ns, stretch.first_ns)
+    cdef Stretch* rest
+    cdef uint32_t i
+    backlog.frontier_ns = clip_ns(start_ns + stretch.work_ns, low_ns, high_ns)
+    learn_scale(backlog, stretch, start_ns, low_ns, high_ns)
+    backlog.unknown -= stretch.unknown
+    backlog.work_ns = 0
+    backlog.end_ns = backlog.frontier_ns
+    for i in range(backlog.count + 1):
+        rest = &backlog.marked[(backlog.head + i) % MARKERS] if i < backlog.count else &backlog.unmarked
+        if rest.launches:
+            backlog.work_ns += rest.work_ns
+            backlog.end_ns = max(backlog.end_ns, rest.first_ns) + rest.work_ns
+    if backlog.count == 0 and backlog.unmarked.launches == 0:
+        backlog.busy_ns += <uint64_t>max(backlog.frontier_ns - backlog.since_ns, <int64_t>0)
+        backlog.busy = 0
+        backlog.since_ns = backlog.drained_ns = backlog.frontier_ns
+
+
+cdef inline bint backlog_completed(Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """The oldest marker is complete: it and its stretch go. Whether the queue is now drained."""
+    cdef Stretch stretch
+    if backlog.count == 0:
+        return not backlog.busy
+    stretch = backlog.marked[backlog.head]
+    backlog.head = (backlog.head + 1) % MARKERS
+    backlog.count -= 1
+    retire(backlog, &stretch, now_ns)
+    return not backlog.busy
+
+
+cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """Everything submitted is complete (a synchronisation returned). The tags of all markers are the caller's again.
+
+    If the call blocked until the GPU was done, say ``backlog_seen_busy`` with the same instant first.
+    """
+    cdef Stretch all
+    if not backlog.busy:
+        return
+    all = backlog.marked[backlog.head] if backlog.count else backlog.unmarked
+    all.last_ns = newest_submission_ns(backlog)
+    all.unknown = backlog.unknown
+    all.work_ns = max(backlog.end_ns - max(backlog.frontier_ns, all.first_ns), <int64_t>0)
+    all.tainted = all.tainted or backlog.count > 0      # its predicted end was corrected on the way
+    backlog.count = 0
+    memset(&backlog.unmarked, 0, sizeof(Stretch))
+    retire(backlog, &all, now_ns)
+
+
+# --- the window itself
+
+cdef inline int64_t window_adapt(
+    int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted
+) noexcept nogil:
+    """The window after a lease that ended ``overrun_ns`` after its end (below 0: before): additive increase, halving.
+
+    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated; ``mispredicted``: the drain came more
+    than half of the backlog away from its prediction, so that the durations behind the window are not to be believed.
+    Chiu and Jain 1989.
+    """
+    cdef int64_t least_ns = min(<int64_t>WINDOW_LEAST_NS, most_ns)
+    if overrun_ns > target_ns or mispredicted:
+        return clip_ns(window_ns / 2, least_ns, most_ns)
+    return clip_ns(window_ns + most_ns / 16, least_ns, most_ns)
