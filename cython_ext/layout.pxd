@@ -194,7 +194,8 @@ cdef struct RelayEntry:
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t want_since_ns
-    uint8_t[64] pad
+    int64_t predicted_end_ns # latest over processes of Slot.predicted_end_ns
+    uint8_t[56] pad
 
 
 cdef struct RelayPage:

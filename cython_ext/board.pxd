@@ -1,0 +1,513 @@
+"""The dispatcher's decisions, without its thread, pages and clock: which lease gets GO now, and when to look again.
+
+Theory of operation
+-------------------
+A ``Board`` has a ``Desk`` for each vGPU, a desk up to TURNS turns: published leases that are not over yet, oldest
+first. A turn waits, then it *went* (GO was given), then it is done and leaves the desk. Four things move it:
+
+* ``board_publish`` / ``board_withdraw``: the scheduler's commands;
+* ``board_report``: what the vGPU's relay says (wants, returned, drained);
+* ``board_step``: time has passed. It gives GO to every turn that is due, and takes back leases that nobody wants;
+* ``board_remove``: the vGPU is gone, which counts as drained.
+
+Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in two places: ``touched`` (desks whose page must be written anew from ``board_face``) and ``events`` (for the scheduler). A
+caller that steps at ``board_deadline`` gives every GO on time.
+
+A turn is due when its ``start_ns`` has come (any time, with ``early``), its predecessors are done and its vGPU's own older
+turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length. Predecessors
+are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of waiting turns.
+
+Reports are believed when they *change*: epochs live on a 32-bit circle, and a word from 2³¹ leases ago would otherwise
+seem to reach a lease that was only just made. They are clamped: no drain lies before GO or after now.
+
+A lease that nobody wants ends as well: a turn that went, of a vGPU that has wanted nothing for QUIET_NS, is done. So a
+process that dies while it waits does not keep the GPU idle for a whole lease, and a lease's end needs no process alive
+to be noticed. The pause is for wants on their way through the relay.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memmove, memset
+
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
+
+cdef enum:
+    TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
+    PREDECESSORS = 32        # of one lease; a GPU runs fewer vGPUs at once
+    RING = 4096              # events between two visits of the scheduler
+    LATENESS_BINS = 40
+    QUIET_NS = 200_000
+    OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
+    RECENT = 1 << 30         # epochs closer than this compare safely
+
+    BOARD_OK = 0
+    BOARD_OVER = 1           # the epoch is not live any more
+    BOARD_FULL = 2           # TURNS leases of the vGPU are live
+
+    EVENT_WANTS = 1
+    EVENT_IDLE = 2
+    EVENT_WENT = 3
+    EVENT_DRAINED = 4
+    EVENT_OBSERVED = 5
+
+
+cdef struct Predecessor:
+    uint32_t key
+    uint32_t epoch
+
+
+cdef struct Turn:
+    Lease lease              # as the page shows it
+    int64_t window_ns
+    bint early
+    bint on_want             # no GO before the vGPU wants (a standing lease)
+    bint went
+    int64_t ready_ns         # publication, or the last predecessor's drain
+    int64_t go_ns
+    uint64_t busy_at_go_ns
+    uint32_t waits
+    Predecessor[32] after
+
+
+cdef struct Report:
+    bint want
+    uint32_t returned_epoch
+    uint32_t drained_epoch
+    int64_t drained_ns
+    uint64_t busy_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef struct Desk:
+    bint present
+    bint want
+    int64_t want_changed_ns
+    uint32_t newest          # epoch last published here
+    uint32_t live
+    Turn[8] turns
+    Report report            # the last one
+    int64_t observed_ns
+
+
+cdef struct BoardEvent:
+    uint32_t kind
+    uint32_t key
+    uint32_t epoch
+    bint wants
+    int64_t at_ns
+    int64_t end_ns
+    int64_t idle_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef struct Face:
+    # what a vGPU's grants page must show
+    Plan plan
+    uint32_t go_epoch        # of the current lease, once it went
+    uint32_t open_epoch
+    int64_t window_ns        # 0: no lease, leave the page's value
+
+
+cdef struct Board:
+    uint64_t[4] waiting      # desks with a turn that has not gone
+    uint64_t[4] holding      # desks with a turn that has
+    uint64_t[4] touched
+    uint32_t newest          # epoch last published on the GPU
+    uint32_t events_count
+    uint64_t events_lost
+    BoardEvent* events       # RING of them
+    uint64_t events_total
+    uint64_t gos
+    uint64_t forced
+    uint64_t[40] lateness
+    Desk[256] desks
+
+
+cdef inline bint has(const uint64_t* bits, uint32_t key) noexcept nogil:
+    return (bits[key >> 6] >> (key & 63)) & 1
+
+
+cdef inline void put(uint64_t* bits, uint32_t key, bint value) noexcept nogil:
+    cdef uint64_t bit = (<uint64_t>1) << (key & 63)
+    if value:
+        bits[key >> 6] |= bit
+    else:
+        bits[key >> 6] &= ~bit
+
+
+cdef inline int next_key(const uint64_t* bits, int key) noexcept nogil:
+    """The first set bit at or after ``key``; −1 if there is none."""
+    while key < MAX_VGPUS:
+        if bits[key >> 6] >> (key & 63) == 0:
+            key = (key | 63) + 1
+        elif (bits[key >> 6] >> (key & 63)) & 1:
+            return key
+        else:
+            key += 1
+    return -1
+
+
+cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
+    return low if value < low else high if value > high else value
+
+
+cdef inline BoardEvent* board_emit(
+    Board* board, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
+) noexcept nogil:
+    """A cleared event at the end of the ring; on a full ring it is counted as lost and a spare one absorbs it."""
+    cdef BoardEvent* event = &board.events[board.events_count]
+    memset(event, 0, sizeof(BoardEvent))
+    event.kind = kind
+    event.key = key
+    event.epoch = epoch
+    event.at_ns = at_ns
+    board.events_total += 1
+    if board.events_count < RING - 1:
+        board.events_count += 1
+    else:
+        board.events_lost += 1
+    return event
+
+
+cdef inline void board_refile(Board* board, uint32_t key) noexcept nogil:
+    """The desk's turns changed: file it anew, and have its page written."""
+    cdef Desk* desk = &board.desks[key]
+    put(board.waiting, key, desk.live > 0 and not desk.turns[desk.live - 1].went)
+    put(board.holding, key, desk.live > 0 and desk.turns[0].went)
+    put(board.touched, key, 1)
+
+
+cdef inline Turn* board_find(Board* board, uint32_t key, uint32_t epoch) noexcept nogil:
+    cdef Desk* desk = &board.desks[key]
+    cdef uint32_t i
+    for i in range(desk.live):
+        if desk.turns[i].lease.epoch == epoch:
+            return &desk.turns[i]
+    return NULL
+
+
+cdef inline void board_strike(Board* board, uint32_t key, uint32_t epoch, int64_t at_ns) noexcept nogil:
+    """Nobody need wait for this lease any more."""
+    cdef Turn* turn
+    cdef uint32_t i, j
+    cdef int other = next_key(board.waiting, 0)
+    while other >= 0:
+        for i in range(board.desks[other].live):
+            turn = &board.desks[other].turns[i]
+            j = 0
+            while j < turn.waits:
+                if turn.after[j].key == key and turn.after[j].epoch == epoch:
+                    turn.waits -= 1
+                    turn.after[j] = turn.after[turn.waits]
+                    turn.ready_ns = max(turn.ready_ns, at_ns)
+                else:
+                    j += 1
+        other = next_key(board.waiting, other + 1)
+
+
+cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t at_ns) noexcept nogil:
+    cdef Desk* desk = &board.desks[key]
+    cdef uint32_t epoch = desk.turns[index].lease.epoch
+    desk.live -= 1
+    memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(Turn))
+    board_refile(board, key)
+    board_strike(board, key, epoch, at_ns)
+
+
+cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
+    """Held time in which nothing ran. A tenant's word: within 0 … held, and unknown (no reading came) is busy."""
+    cdef int64_t held = at_ns - turn.go_ns
+    cdef uint64_t busy = desk.report.busy_ns - turn.busy_at_go_ns
+    if desk.report.busy_ns <= turn.busy_at_go_ns or busy >= <uint64_t>held:
+        return 0
+    return held - <int64_t>busy
+
+
+cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:
+    cdef Desk* desk = &board.desks[key]
+    cdef Turn* turn = &desk.turns[index]
+    cdef BoardEvent* event = board_emit(board, EVENT_DRAINED, key, turn.lease.epoch, at_ns)
+    event.wants = wants
+    event.idle_ns = turn_idle_ns(desk, turn, at_ns)
+    event.longest_kernel_ns = desk.report.longest_kernel_ns
+    event.refill_ns = desk.report.refill_ns
+    board_drop(board, key, index, at_ns)
+
+
+cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
+    """From when on the turn may get GO, as things stand; FOREVER_NS if that takes an event."""
+    cdef const Turn* turn = &desk.turns[index]
+    cdef int64_t due = 0 if turn.early else turn.lease.start_ns
+    if turn.on_want and not desk.want:
+        return FOREVER_NS
+    if index > 0:
+        if not desk.turns[index - 1].went:
+            return FOREVER_NS
+        due = max(due, desk.turns[index - 1].lease.end_ns)
+    if turn.waits > 0:
+        due = FOREVER_NS
+    return min(due, turn.lease.go_by_ns)
+
+
+cdef inline uint32_t first_waiting(const Desk* desk) noexcept nogil:
+    cdef uint32_t i = 0
+    while i < desk.live and desk.turns[i].went:
+        i += 1
+    return i
+
+
+cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
+    cdef Desk* desk = &board.desks[key]
+    cdef Turn* turn = &desk.turns[index]
+    cdef int64_t due = max(turn.ready_ns, 0 if turn.early else turn.lease.start_ns)
+    cdef int64_t moved
+    cdef uint64_t late
+    cdef uint32_t i
+    if turn.on_want:
+        due = max(due, desk.want_changed_ns)
+    if index > 0:
+        due = max(due, min(desk.turns[index - 1].lease.end_ns, turn.lease.go_by_ns))
+    if turn.waits > 0:
+        board.forced += 1
+        due = turn.lease.go_by_ns
+        turn.waits = 0
+    # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
+    turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
+    moved = turn.go_ns - turn.lease.start_ns
+    turn.lease.start_ns = turn.go_ns
+    if not turn.lease.flags & LEASE_OPEN:
+        turn.lease.end_ns += moved
+    turn.went = 1
+    turn.busy_at_go_ns = desk.report.busy_ns
+    for i in range(index):
+        desk.turns[i].lease.end_ns = min(desk.turns[i].lease.end_ns, turn.go_ns)
+        desk.turns[i].lease.flags &= ~<uint32_t>LEASE_OPEN
+    board.gos += 1
+    late = <uint64_t>max(0, now_ns - due)
+    i = 0
+    while late and i < LATENESS_BINS - 1:
+        late >>= 1
+        i += 1
+    board.lateness[i] += 1
+    board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
+    board_refile(board, key)
+
+
+cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
+    """When the desk's oldest turn that went is over because nobody wants it."""
+    return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS
+
+
+cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
+    """Whatever is due at ``now_ns``."""
+    cdef bint again = 1
+    cdef int key
+    cdef uint32_t i
+    cdef Desk* desk
+    while again:
+        again = 0
+        key = next_key(board.waiting, 0)
+        while key >= 0:
+            desk = &board.desks[key]
+            i = first_waiting(desk)
+            while i < desk.live and turn_due_ns(desk, i) <= now_ns:
+                board_go(board, key, i, now_ns)
+                i += 1
+            key = next_key(board.waiting, key + 1)
+        key = next_key(board.holding, 0)
+        while key >= 0:
+            desk = &board.desks[key]
+            while not desk.want and desk.live > 0 and desk.turns[0].went and desk_quiet_ns(desk) <= now_ns:
+                board_done(board, key, 0, now_ns, 0)
+                again = 1
+            key = next_key(board.holding, key + 1)
+
+
+cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nogil:
+    """When to step next, FOREVER_NS if only an event can matter. ``sharp``: somebody waits for that very moment."""
+    cdef int64_t deadline = FOREVER_NS, due
+    cdef int key = next_key(board.waiting, 0)
+    cdef uint32_t i
+    sharp[0] = 0
+    while key >= 0:
+        i = first_waiting(&board.desks[key])
+        due = turn_due_ns(&board.desks[key], i)
+        if due < deadline:
+            deadline = due
+            sharp[0] = board.desks[key].turns[i].waits == 0 and board.desks[key].turns[i].lease.flags & LEASE_ON_GO != 0
+        key = next_key(board.waiting, key + 1)
+    key = next_key(board.holding, 0)
+    while key >= 0:
+        if not board.desks[key].want and desk_quiet_ns(&board.desks[key]) < deadline:
+            deadline = desk_quiet_ns(&board.desks[key])
+            sharp[0] = 0
+        key = next_key(board.holding, key + 1)
+    return deadline
+
+
+cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int64_t now_ns) noexcept nogil:
+    """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, waits and after.
+
+    BOARD_OK, BOARD_OVER or BOARD_FULL; without OK nothing changed. Steps are the caller's.
+    """
+    cdef Desk* desk = &board.desks[key]
+    cdef Turn* turn = board_find(board, key, asked.lease.epoch)
+    cdef uint32_t i
+    if turn != NULL and turn.went:
+        turn.lease.end_ns = asked.lease.end_ns
+        turn.lease.flags = (turn.lease.flags & ~<uint32_t>LEASE_OPEN) | (asked.lease.flags & LEASE_OPEN)
+        turn.window_ns = asked.window_ns
+        board_refile(board, key)
+        return BOARD_OK
+    if turn == NULL:
+        if epoch_reached(desk.newest, asked.lease.epoch) and board.newest - desk.newest < RECENT:
+            return BOARD_OVER
+        if desk.live == TURNS:
+            return BOARD_FULL
+        turn = &desk.turns[desk.live]
+        desk.live += 1
+        desk.newest = asked.lease.epoch
+        if board.newest == 0 or epoch_reached(asked.lease.epoch, board.newest):
+            board.newest = asked.lease.epoch
+    turn[0] = asked[0]
+    turn.went = 0
+    turn.ready_ns = now_ns
+    turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)
+    turn.lease.flags &= LEASE_OPEN
+    turn.waits = 0
+    for i in range(asked.waits):
+        if board_find(board, asked.after[i].key, asked.after[i].epoch) != NULL:
+            turn.after[turn.waits] = asked.after[i]
+            turn.waits += 1
+    if turn.waits > 0 or turn.early or turn.on_want:
+        turn.lease.flags |= LEASE_ON_GO
+    board_refile(board, key)
+    return BOARD_OK
+
+
+cdef inline bint board_withdraw(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
+    """1: taken back, as if it had never been. 0: it is over, or it went and ends now. Step to ``now_ns`` first."""
+    cdef Turn* turn = board_find(board, key, epoch)
+    if turn == NULL:
+        return 0
+    if turn.went:
+        turn.lease.end_ns = min(turn.lease.end_ns, now_ns)
+        turn.lease.flags &= ~<uint32_t>LEASE_OPEN
+        board_refile(board, key)
+        return 0
+    board_drop(board, key, <uint32_t>(turn - board.desks[key].turns), now_ns)
+    return 1
+
+
+cdef inline bint board_finish(
+    Board* board, uint32_t key, uint32_t reached, int64_t at_ns, int64_t now_ns, bint wants
+) noexcept nogil:
+    """Every turn that went and lies at or before epoch ``reached`` is done. Whether there was one."""
+    cdef Desk* desk = &board.desks[key]
+    cdef bint any_done = 0
+    while desk.live > 0 and desk.turns[0].went and epoch_reached(reached, desk.turns[0].lease.epoch):
+        board_done(board, key, 0, clamp_ns(at_ns, desk.turns[0].go_ns, now_ns), wants)
+        any_done = 1
+    return any_done
+
+
+cdef inline void board_report(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
+    """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
+    cdef Desk* desk = &board.desks[key]
+    cdef Report before = desk.report
+    cdef BoardEvent* event
+    cdef Turn* turn
+    if not desk.present:
+        return
+    desk.report = report[0]
+    if report.returned_epoch != before.returned_epoch:
+        # Who wants again after a return wants anew, even if the return and the wish came in one report.
+        if board_finish(board, key, report.returned_epoch, report.drained_ns, now_ns, 0) and desk.want:
+            desk.want = 0
+            desk.want_changed_ns = now_ns
+    if report.drained_epoch != before.drained_epoch:
+        if board_finish(board, key, report.drained_epoch, report.drained_ns, now_ns, report.want) and not report.want:
+            desk.want = 0
+            desk.want_changed_ns = now_ns
+    if report.want != desk.want:
+        desk.want = report.want
+        desk.want_changed_ns = now_ns
+        if report.want:
+            board_emit(board, EVENT_WANTS, key, 0, now_ns)
+        elif not has(board.holding, key):
+            board_emit(board, EVENT_IDLE, key, 0, now_ns)
+    if has(board.holding, key) and now_ns - desk.observed_ns >= OBSERVE_NS:
+        turn = &desk.turns[first_waiting(desk) - 1]
+        desk.observed_ns = now_ns
+        event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
+        board_reading(desk, turn, event)
+
+
+cdef inline void board_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
+    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
+    event.wants = desk.want
+    event.longest_kernel_ns = desk.report.longest_kernel_ns
+    event.refill_ns = desk.report.refill_ns
+    event.predicted_end_ns = desk.report.predicted_end_ns
+
+
+cdef inline void board_add(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
+    """A new vGPU. ``report``: what its entry says already; epochs in it are of another time, a want is news."""
+    cdef Desk* desk = &board.desks[key]
+    memset(desk, 0, sizeof(Desk))
+    desk.present = 1
+    desk.report = report[0]
+    desk.want_changed_ns = now_ns
+    board_refile(board, key)
+    board_report(board, key, report, now_ns)
+
+
+cdef inline void board_remove(Board* board, uint32_t key, int64_t now_ns) noexcept nogil:
+    """The vGPU is gone: its leases are over, its unread events are nobody's. Its page shows an empty plan."""
+    cdef Desk* desk = &board.desks[key]
+    cdef uint32_t i, kept = 0
+    while desk.live > 0:
+        board_drop(board, key, desk.live - 1, now_ns)
+    for i in range(board.events_count):
+        if board.events[i].key != key:
+            board.events[kept] = board.events[i]
+            kept += 1
+    board.events_count = kept
+    memset(desk, 0, sizeof(Desk))
+    put(board.touched, key, 1)
+
+
+cdef inline void board_face(const Board* board, uint32_t key, Face* face) noexcept nogil:
+    """What the vGPU's page must show: the newest lease that went, else the oldest that waits; and the one after it."""
+    cdef const Desk* desk = &board.desks[key]
+    cdef uint32_t current = first_waiting(desk)
+    cdef const Turn* turn
+    memset(face, 0, sizeof(Face))
+    if desk.live == 0:
+        return
+    current = current - 1 if current > 0 else 0
+    turn = &desk.turns[current]
+    face.plan.current = turn.lease
+    face.window_ns = turn.window_ns
+    if turn.went:
+        face.go_epoch = turn.lease.epoch
+        if turn.lease.flags & LEASE_OPEN:
+            face.open_epoch = turn.lease.epoch
+    elif turn.on_want:
+        face.plan.current.go_by_ns = FOREVER_NS
+    if current + 1 < desk.live:
+        face.plan.next = desk.turns[current + 1].lease
+        if desk.turns[current + 1].on_want:
+            face.plan.next.go_by_ns = FOREVER_NS
+
+
+cdef int read_turn(
+    Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
+    object window_ns,
+) except -1
+cdef object event_reading(const BoardEvent* event)
+cdef Board* board_new() except NULL
+cdef void board_free(Board* board) noexcept

@@ -1,0 +1,169 @@
+"""The board from Python: commands in, events out, and the decisions on a clock of the caller's (``PyBoard``)."""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS
+
+from cython_ext.readings import Event, EventKind, LeaseReading, PlanReading
+
+cdef tuple KINDS = (None, *EventKind)
+
+
+cdef int64_t moment(object value, str what) except? -1:
+    if not 0 <= value < INT64_MAX:
+        raise ValueError(f"{what} must lie within 0 … 2⁶³ − 2 ns on CLOCK_MONOTONIC, not {value}")
+    return value
+
+
+cdef uint32_t lease_epoch(object value) except 0:
+    if not 0 < value < 2**32:
+        raise ValueError(f"an epoch lies within 1 … 2³² − 1, not {value}")
+    return value
+
+
+cdef int read_turn(
+    Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
+    object window_ns,
+) except -1:
+    """A ``Lease`` as Python says it. Raises ``ValueError`` on what no lease can be."""
+    memset(turn, 0, sizeof(Turn))
+    turn.lease.epoch = lease_epoch(epoch)
+    turn.lease.start_ns = moment(start_ns, "start_ns")
+    turn.lease.go_by_ns = moment(go_by_ns, "go_by_ns")
+    turn.window_ns = moment(window_ns, "window_ns")
+    turn.early = early
+    turn.on_want = on_want
+    if end_ns is None:
+        turn.lease.flags = LEASE_OPEN
+        turn.lease.end_ns = FOREVER_NS
+    else:
+        turn.lease.end_ns = moment(end_ns, "end_ns")
+        if turn.lease.end_ns <= turn.lease.start_ns:
+            raise ValueError(f"lease {epoch} ends at {end_ns}, before it starts at {start_ns}")
+    for key, predecessor in after:
+        if turn.waits == PREDECESSORS:
+            raise ValueError(f"lease {epoch} waits for more than {PREDECESSORS} others")
+        if not 0 <= key < MAX_VGPUS:
+            raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {MAX_VGPUS - 1}")
+        turn.after[turn.waits].key = key
+        turn.after[turn.waits].epoch = lease_epoch(predecessor)
+        turn.waits += 1
+    return 0
+
+
+cdef object event_reading(const BoardEvent* event):
+    return Event(
+        KINDS[event.kind], event.key, event.epoch, event.at_ns, None if event.end_ns == FOREVER_NS else event.end_ns,
+        event.idle_ns, event.wants, event.longest_kernel_ns, event.refill_ns, event.predicted_end_ns,
+    )
+
+
+cdef Board* board_new() except NULL:
+    cdef Board* board = <Board*>calloc(1, sizeof(Board))
+    if board != NULL:
+        board.events = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
+    if board == NULL or board.events == NULL:
+        free(board)
+        raise MemoryError
+    return board
+
+
+cdef void board_free(Board* board) noexcept:
+    if board != NULL:
+        free(board.events)
+        free(board)
+
+
+cdef class PyBoard:
+    """The dispatcher's decisions, clock and pages being the caller's: what the property tests drive.
+
+    Arguments and results are those of ``Dispatcher``; times are whatever the caller says they are.
+    """
+
+    cdef Board* board
+
+    def __cinit__(self):
+        self.board = board_new()
+
+    def __dealloc__(self):
+        board_free(self.board)
+
+    def add(self, uint32_t key, int64_t now_ns):
+        cdef Report report
+        memset(&report, 0, sizeof(report))
+        board_add(self.board, key, &report, now_ns)
+
+    def remove(self, uint32_t key, int64_t now_ns):
+        board_remove(self.board, key, now_ns)
+        board_step(self.board, now_ns)
+
+    def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns):
+        """True: accepted; False: the epoch is over. Raises ``OverflowError`` with too many live leases."""
+        cdef Turn turn
+        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, 1_000_000)
+        board_step(self.board, now_ns)
+        result = board_publish(self.board, key, &turn, now_ns)
+        if result == BOARD_FULL:
+            raise OverflowError
+        board_step(self.board, now_ns)
+        return result == BOARD_OK
+
+    def withdraw(self, uint32_t key, epoch, int64_t now_ns):
+        board_step(self.board, now_ns)
+        result = board_withdraw(self.board, key, lease_epoch(epoch), now_ns)
+        board_step(self.board, now_ns)
+        return bool(result)
+
+    def report(self, uint32_t key, int64_t now_ns, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0,
+               int64_t drained_ns=0, busy_ns=0):
+        cdef Report report
+        memset(&report, 0, sizeof(report))
+        report.want = want
+        report.returned_epoch = returned_epoch
+        report.drained_epoch = drained_epoch
+        report.drained_ns = drained_ns
+        report.busy_ns = busy_ns
+        board_step(self.board, now_ns)
+        board_report(self.board, key, &report, now_ns)
+        board_step(self.board, now_ns)
+
+    def step(self, int64_t now_ns):
+        board_step(self.board, now_ns)
+
+    def deadline_ns(self):
+        """When to step next; None: only an event can matter."""
+        cdef bint sharp
+        deadline = board_deadline(self.board, &sharp)
+        return None if deadline == FOREVER_NS else deadline
+
+    def events(self):
+        """What happened since the last call, oldest first; and how many events did not fit."""
+        found = [event_reading(&self.board.events[i]) for i in range(self.board.events_count)]
+        lost = self.board.events_lost
+        self.board.events_count = 0
+        self.board.events_lost = 0
+        return found, lost
+
+    def outstanding(self, uint32_t key):
+        """Live leases of a vGPU, oldest first: (epoch, whether GO was given)."""
+        cdef Desk* desk = &self.board.desks[key]
+        return [(desk.turns[i].lease.epoch, bool(desk.turns[i].went)) for i in range(desk.live)]
+
+    def plan(self, uint32_t key):
+        """What the vGPU's page would show."""
+        cdef Face face
+        board_face(self.board, key, &face)
+        return PlanReading(
+            reading(&face.plan.current), reading(&face.plan.next), face.open_epoch, face.go_epoch, 0
+        )
+
+
+cdef object reading(const Lease* lease):
+    if lease.epoch == 0:
+        return None
+    return LeaseReading(
+        lease.epoch, lease.start_ns, None if lease.flags & LEASE_OPEN else lease.end_ns,
+        None if lease.go_by_ns == FOREVER_NS else lease.go_by_ns, bool(lease.flags & LEASE_ON_GO),
+    )

@@ -1,0 +1,568 @@
+"""The three shared pages: made, sealed, mapped and read from Python (layout: ``layout.pxd``).
+
+Theory of operation
+-------------------
+A page is a memfd. Its maker maps it writable, seals it, and hands out descriptors; who has mapped a page may close the
+descriptor at once. SHRINK is sealed on every page: a mapping of a file that another process can truncate dies of SIGBUS
+at its next access. The grants page is also sealed with F_SEAL_FUTURE_WRITE, so that its maker's mapping stays the only
+writable one for ever: a read-only descriptor by itself could be reopened for writing through /proc.
+
+The mutexes in an activity page are never locked through libc here. Unlocking a robust mutex makes glibc follow list
+pointers that lie *in the page*, where a tenant can put any address; a broker that did so could be made to write
+anywhere in itself. Servers look at the lock word alone (relay.pyx), or use the ledger's operations, which know this.
+
+A page that a native thread works on is pinned; closing it then is refused instead of pulling the mapping away.
+"""
+
+import fcntl
+import os
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport errno
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from cython_ext cimport layout, native
+
+from cython_ext.readings import (
+    GrantsFlag,
+    LeaseReading,
+    PageMode,
+    PlanReading,
+    RelayReading,
+    SlotReading,
+    SlotState,
+)
+
+
+cdef extern from "sys/mman.h" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int descriptor, long offset)
+    int munmap(void* address, size_t length)
+    const int PROT_READ, PROT_WRITE, MAP_SHARED
+    void* MAP_FAILED
+
+cdef extern from "pthread.h" nogil:
+    ctypedef struct pthread_mutexattr_t:
+        pass
+    int pthread_mutexattr_init(pthread_mutexattr_t* attributes)
+    int pthread_mutexattr_setpshared(pthread_mutexattr_t* attributes, int shared)
+    int pthread_mutexattr_setrobust(pthread_mutexattr_t* attributes, int robust)
+    int pthread_mutexattr_destroy(pthread_mutexattr_t* attributes)
+    int pthread_mutex_init(layout.pthread_mutex_t* mutex, pthread_mutexattr_t* attributes)
+    const int PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
+
+cdef extern from "limits.h":
+    const int INT_MAX
+
+cdef extern from "string.h" nogil:
+    size_t strnlen(const char* text, size_t size)
+
+# linux/fcntl.h and linux/memfd.h; Python names only some of them.
+cdef int F_ADD_SEALS = 1033
+cdef int F_GET_SEALS = 1034
+cdef int F_SEAL_SEAL = 1
+cdef int F_SEAL_SHRINK = 2
+cdef int F_SEAL_GROW = 4
+cdef int F_SEAL_FUTURE_WRITE = 16
+cdef int MFD_NOEXEC_SEAL = 8
+
+
+class PageError(ValueError):
+    """A descriptor does not lead to a page of this kind, or the page cannot be used as asked."""
+
+
+class SlotsFull(RuntimeError):
+    """Every process slot of the vGPU is taken."""
+
+
+cdef int make_memfd(str name, size_t size) except -1:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        descriptor = os.memfd_create(name, flags | MFD_NOEXEC_SEAL)
+    except OSError:  # before Linux 6.3
+        descriptor = os.memfd_create(name, flags)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+cdef size_t whole_pages(size_t size) noexcept:
+    cdef size_t page = 4096
+    return (size + page - 1) // page * page
+
+
+cdef int64_t bounded(uint64_t value) noexcept nogil:
+    """A tenant's unsigned word as one that fits everywhere (SQLite, msgpack): at most 2⁶³ − 1."""
+    return <int64_t>value if value <= <uint64_t>INT64_MAX else INT64_MAX
+
+
+cdef int64_t at_least_zero(int64_t value) noexcept nogil:
+    return value if value > 0 else 0
+
+
+cdef str text_of(const char* source, size_t size):
+    """At most ``size`` bytes up to NUL, as printable text: it ends up on an operator's terminal."""
+    raw = PyBytes_FromStringAndSize(source, strnlen(source, size))
+    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))
+
+
+cdef int put_text(char* target, size_t size, str value, str what) except -1:
+    raw = value.encode()
+    if len(raw) >= size:
+        raise ValueError(f"{what} is {len(raw)} bytes of UTF-8, at most {size - 1} fit: {value!r}")
+    memset(target, 0, size)
+    memcpy(target, <const char*>raw, len(raw))
+    return 0
+
+
+cdef uint64_t as_bytes(object value, str what) except? 1:
+    if not 0 <= value <= INT64_MAX:
+        raise ValueError(f"{what} must lie within 0 … 2⁶³ − 1, not {value}")
+    return value
+
+
+cdef int64_t as_ns(object value, str what) except? 1:
+    if not 0 <= value <= INT64_MAX:
+        raise ValueError(f"{what} must lie within 0 … 2⁶³ − 1 ns, not {value}")
+    return value
+
+
+cdef class Page:
+    """A shared page: a mapping, and a descriptor for as long as it is kept. Not made directly."""
+
+    def __cinit__(self):
+        self.base = NULL
+        self.descriptor = -1
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.mapped_bytes)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    cdef int map_descriptor(self, int descriptor, size_t size, bint writable) except -1:
+        cdef size_t length = whole_pages(size)
+        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
+        cdef void* base = mmap(NULL, length, protection, MAP_SHARED, descriptor, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, f"cannot map a {type(self).__name__}: {os.strerror(errno)}")
+        self.base = base
+        self.mapped_bytes = length
+        self.writable = writable
+        return 0
+
+    cdef int make(self, str name, size_t size, uint64_t magic, int more_seals) except -1:
+        self.descriptor = make_memfd(name, whole_pages(size))
+        self.map_descriptor(self.descriptor, size, True)
+        cdef layout.PageHeader* header = <layout.PageHeader*>self.base
+        header.size = size
+        header.version = layout.LAYOUT_VERSION
+        header.min_version = layout.LAYOUT_MIN_VERSION
+        native.store64(&header.magic, magic)
+        fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | more_seals)
+        return 0
+
+    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable) except -1:
+        """Map what another process made. The descriptor stays the caller's."""
+        name = type(self).__name__
+        try:
+            seals = fcntl.fcntl(descriptor, F_GET_SEALS)
+        except OSError as error:
+            raise PageError(f"descriptor {descriptor} is not a memfd, so it cannot be a {name}: {error}") from None
+        if not seals & F_SEAL_SHRINK:
+            raise PageError(f"the {name} at descriptor {descriptor} is not sealed against shrinking: no maker of ours")
+        found = os.fstat(descriptor).st_size
+        if found < <object>size:
+            raise PageError(f"the {name} at descriptor {descriptor} has {found} bytes, not {size}: another version?")
+        self.map_descriptor(descriptor, size, writable)
+        cdef layout.PageHeader* header = <layout.PageHeader*>self.base
+        if header.magic != magic or header.size < size:
+            raise PageError(f"descriptor {descriptor} leads to some other page than a {name}")
+        if header.min_version > layout.LAYOUT_VERSION:
+            raise PageError(
+                f"the {name} needs layout version {header.min_version}, this program knows {layout.LAYOUT_VERSION}:"
+                " update it"
+            )
+        return 0
+
+    cdef int pin(self) except -1:
+        self.check_open()
+        self.pins += 1
+        return 0
+
+    cdef int unpin(self) except -1:
+        self.pins -= 1
+        return 0
+
+    cdef int check_open(self) except -1:
+        if self.base == NULL:
+            raise PageError(f"this {type(self).__name__} is closed")
+        return 0
+
+    cdef int check_writable(self) except -1:
+        self.check_open()
+        if not self.writable:
+            raise PageError(f"this {type(self).__name__} is mapped read-only: only its maker writes it")
+        return 0
+
+    def fileno(self):
+        """The descriptor to hand out. Raises ``PageError`` once it was closed, or where it was never ours."""
+        if self.descriptor < 0:
+            raise PageError(f"this {type(self).__name__} keeps no descriptor")
+        return self.descriptor
+
+    def close_descriptor(self):
+        """Close the descriptor and keep the mapping. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self):
+        """Unmap, and close the descriptor. Idempotent. Raises ``PageError`` while a native thread uses the page."""
+        if self.pins:
+            raise PageError(f"this {type(self).__name__} is in use by a native thread: stop that first")
+        if self.base != NULL:
+            munmap(self.base, self.mapped_bytes)
+            self.base = NULL
+        self.close_descriptor()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    @property
+    def closed(self):
+        return self.base == NULL
+
+    @property
+    def version(self):
+        """Layout version of the page's maker."""
+        self.check_open()
+        return (<layout.PageHeader*>self.base).version
+
+
+cdef object lease_reading(layout.Lease* lease):
+    if lease.epoch == 0:
+        return None
+    endless = bool(lease.flags & layout.LEASE_OPEN)
+    return LeaseReading(
+        lease.epoch, lease.start_ns, None if endless else lease.end_ns,
+        None if lease.go_by_ns == INT64_MAX else lease.go_by_ns, bool(lease.flags & layout.LEASE_ON_GO),
+    )
+
+
+cdef class GrantsPage(Page):
+    """What a vGPU may do; written by its GPU Server alone. Amounts in bytes, times in CLOCK_MONOTONIC ns."""
+
+    cdef layout.GrantsPage* get(self) except NULL:
+        self.check_open()
+        return <layout.GrantsPage*>self.base
+
+    @staticmethod
+    def create(*, vgpu_id, gpu_uuid, mode, generation, memory_limit_bytes, total_memory_bytes,
+               implicit_bytes=0, window_ns=1_000_000, grace_ns=10_000_000_000, flags=0):
+        """Make and seal the page of one vGPU. ``fileno`` is a read-only descriptor, for broker and hooks."""
+        cdef GrantsPage self = GrantsPage.__new__(GrantsPage)
+        self.make("vgpu-grants", sizeof(layout.GrantsPage), layout.GRANTS_MAGIC, F_SEAL_FUTURE_WRITE)
+        cdef layout.GrantsPage* page = self.get()
+        page.generation = generation
+        page.mode = PageMode(mode)
+        page.total_memory_bytes = as_bytes(total_memory_bytes, "total_memory_bytes")
+        put_text(page.vgpu_id, sizeof(page.vgpu_id), vgpu_id, "the vGPU's id")
+        put_text(page.gpu_uuid, sizeof(page.gpu_uuid), gpu_uuid, "the GPU's UUID")
+        self.grace_ns = grace_ns
+        self.window_ns = window_ns
+        self.memory_limit_bytes = memory_limit_bytes
+        self.implicit_bytes = implicit_bytes
+        self.flags = flags
+        page.alive_ns = native.now_ns()
+        # The seal holds even for a writable descriptor; a read-only one says so in /proc/PID/fdinfo as well.
+        read_only = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(self.descriptor)
+        self.descriptor = read_only
+        return self
+
+    @staticmethod
+    def map_readonly(int descriptor):
+        """Map a page made elsewhere; the descriptor stays the caller's. Raises ``PageError``."""
+        cdef GrantsPage self = GrantsPage.__new__(GrantsPage)
+        self.adopt(descriptor, sizeof(layout.GrantsPage), layout.GRANTS_MAGIC, False)
+        return self
+
+    @property
+    def generation(self):
+        return self.get().generation
+
+    @property
+    def vgpu_id(self):
+        return text_of(self.get().vgpu_id, sizeof(self.get().vgpu_id))
+
+    @property
+    def gpu_uuid(self):
+        return text_of(self.get().gpu_uuid, sizeof(self.get().gpu_uuid))
+
+    @property
+    def total_memory_bytes(self):
+        return self.get().total_memory_bytes
+
+    @property
+    def mode(self):
+        return PageMode(self.get().mode)
+
+    @mode.setter
+    def mode(self, value):
+        self.check_writable()
+        native.store32(&self.get().mode, PageMode(value))
+
+    @property
+    def flags(self):
+        return GrantsFlag(native.load32(&self.get().flags))
+
+    @flags.setter
+    def flags(self, value):
+        """Sleepers are woken: a removed vGPU's gates must fail, not wait."""
+        self.check_writable()
+        native.store32(&self.get().flags, GrantsFlag(value))
+        native.add32(&self.get().change, 1)
+        self.wake()
+
+    @property
+    def memory_limit_bytes(self):
+        return native.load64(&self.get().memory_limit_bytes)
+
+    @memory_limit_bytes.setter
+    def memory_limit_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().memory_limit_bytes, as_bytes(value, "memory_limit_bytes"))
+
+    @property
+    def implicit_bytes(self):
+        return native.load64(&self.get().implicit_bytes)
+
+    @implicit_bytes.setter
+    def implicit_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().implicit_bytes, as_bytes(value, "implicit_bytes"))
+
+    @property
+    def window_ns(self):
+        return native.loadi64(&self.get().window_ns)
+
+    @window_ns.setter
+    def window_ns(self, value):
+        self.check_writable()
+        native.storei64(&self.get().window_ns, as_ns(value, "window_ns"))
+
+    @property
+    def grace_ns(self):
+        return native.loadi64(&self.get().grace_ns)
+
+    @grace_ns.setter
+    def grace_ns(self, value):
+        self.check_writable()
+        native.storei64(&self.get().grace_ns, as_ns(value, "grace_ns"))
+
+    @property
+    def alive_ns(self):
+        """When the server last showed life. Written by the dispatcher."""
+        return native.loadi64(&self.get().alive_ns)
+
+    def wake(self):
+        """Wake everybody who waits on the page; works on read-only mappings. Used when a page's server is no more."""
+        native.futex_wake(&self.get().change, INT_MAX)
+
+    def plan(self):
+        """The published plan. May be from a moment ago; never a mixture of two."""
+        cdef layout.GrantsPage* page = self.get()
+        cdef layout.Plan plan
+        cdef uint32_t published
+        while True:
+            published = native.load32(&page.published)
+            memcpy(&plan, &page.plans[published & 1], sizeof(plan))
+            native.fence()
+            if native.load32(&page.published) == published:
+                break
+        return PlanReading(
+            lease_reading(&plan.current), lease_reading(&plan.next), native.load32(&page.open_epoch),
+            native.load32(&page.go_epoch), native.load32(&page.change),
+        )
+
+
+cdef int init_robust_mutex(layout.pthread_mutex_t* mutex) except -1:
+    cdef pthread_mutexattr_t attributes
+    pthread_mutexattr_init(&attributes)
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED)
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST)
+    pthread_mutex_init(mutex, &attributes)
+    pthread_mutexattr_destroy(&attributes)
+    return 0
+
+
+cdef object slot_reading(int index, layout.Slot* slot):
+    state = native.load32(&slot.state)
+    return SlotReading(
+        index=index,
+        # A word that means nothing does not make a process disappear from the books.
+        state=SlotState(state) if state <= layout.SLOT_DEAD else SlotState.ACTIVE,
+        pid=slot.pid,
+        start_time=slot.start_time,
+        want=native.load32(&slot.want) != 0,
+        undrained=native.load32(&slot.undrained) != 0,
+        drained_epoch=slot.drained_epoch,
+        last_epoch=slot.last_epoch,
+        want_since_ns=at_least_zero(slot.want_since_ns),
+        drained_ns=at_least_zero(slot.drained_ns),
+        last_submit_ns=at_least_zero(slot.last_submit_ns),
+        busy_ns=bounded(slot.busy_ns),
+        overrun_ns=bounded(slot.overrun_ns),
+        launches=bounded(slot.launches),
+        graph_launches=bounded(slot.graph_launches),
+        copies=bounded(slot.copies),
+        gate_waits=bounded(slot.gate_waits),
+        gate_wait_ns=bounded(slot.gate_wait_ns),
+        longest_kernel_ns=at_least_zero(slot.longest_kernel_ns),
+        refill_ns=at_least_zero(slot.refill_ns),
+        reserved_bytes=bounded(slot.reserved_bytes),
+        committed_bytes=tuple([bounded(slot.committed_bytes[kind]) for kind in range(layout.MEMORY_KINDS)]),
+        peak_bytes=bounded(slot.peak_bytes),
+        refusals=bounded(slot.refusals),
+        refused_bytes=bounded(slot.refused_bytes),
+        command=text_of(slot.command, sizeof(slot.command)),
+    )
+
+
+cdef class ActivityPage(Page):
+    """What a vGPU's processes do; written by hooks and broker. Every value read here is a tenant's word."""
+
+    cdef layout.ActivityPage* get(self) except NULL:
+        self.check_open()
+        return <layout.ActivityPage*>self.base
+
+    cdef layout.Slot* slot(self, int index) except NULL:
+        if not 0 <= index < layout.MAX_PROCESSES:
+            raise IndexError(f"slot {index}: a vGPU has slots 0 … {layout.MAX_PROCESSES - 1}")
+        return &self.get().slots[index]
+
+    @staticmethod
+    def create(generation=0):
+        """Make and seal a page with all slots free and an empty ledger."""
+        cdef ActivityPage self = ActivityPage.__new__(ActivityPage)
+        self.make("vgpu-activity", sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, 0)
+        cdef layout.ActivityPage* page = self.get()
+        page.generation = generation
+        init_robust_mutex(&page.ledger)
+        for index in range(layout.MAX_PROCESSES):
+            init_robust_mutex(&page.slots[index].alive)
+        return self
+
+    @staticmethod
+    def map(int descriptor):
+        """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``."""
+        cdef ActivityPage self = ActivityPage.__new__(ActivityPage)
+        self.adopt(descriptor, sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, True)
+        return self
+
+    @property
+    def generation(self):
+        return native.load32(&self.get().generation)
+
+    @generation.setter
+    def generation(self, value):
+        """Of the server in charge. From here on no gate passes on a grants page of another generation."""
+        native.exchange32(&self.get().generation, value)
+
+    @property
+    def broker_epoch(self):
+        return native.load32(&self.get().broker_epoch)
+
+    def bump_broker_epoch(self):
+        """Say that a new broker has taken over. Returns the new epoch."""
+        return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
+
+    @property
+    def returned_epoch(self):
+        return native.load32(&self.get().returned_epoch)
+
+    @property
+    def processes(self):
+        """Slots that are not free, counted now."""
+        cdef layout.ActivityPage* page = self.get()
+        return sum(1 for i in range(layout.MAX_PROCESSES) if native.load32(&page.slots[i].state) != layout.SLOT_FREE)
+
+    def reserve_slot(self, uint32_t pid, uint64_t start_time, command=""):
+        """Take a free slot for a process; the vGPU's broker alone does. Its index. Raises ``SlotsFull``."""
+        cdef layout.ActivityPage* page = self.get()
+        cdef layout.Slot* slot
+        for index in range(layout.MAX_PROCESSES):
+            slot = &page.slots[index]
+            if native.load32(&slot.state) == layout.SLOT_FREE:
+                # A whole new slot: what a dead or hostile predecessor left in it must not be the newcomer's.
+                memset(slot, 0, sizeof(layout.Slot))
+                init_robust_mutex(&slot.alive)
+                slot.pid = pid
+                slot.start_time = start_time
+                raw = command.encode("utf-8", "replace")[:sizeof(slot.command) - 1]
+                memcpy(slot.command, <const char*>raw, len(raw))
+                native.store32(&slot.state, layout.SLOT_RESERVED)
+                native.add32(&page.processes, 1)
+                return index
+        raise SlotsFull(f"all {layout.MAX_PROCESSES} process slots of this vGPU are taken")
+
+    def slots(self):
+        """All slots that are not free, as ``SlotReading``."""
+        cdef layout.ActivityPage* page = self.get()
+        return [
+            slot_reading(index, &page.slots[index])
+            for index in range(layout.MAX_PROCESSES)
+            if native.load32(&page.slots[index].state) != layout.SLOT_FREE
+        ]
+
+    def read_slot(self, int index):
+        """One slot as ``SlotReading``, free ones too."""
+        return slot_reading(index, self.slot(index))
+
+    def ring(self):
+        """Ring the doorbell, as a hook does."""
+        native.add32(&self.get().doorbell, 1)
+        native.futex_wake(&self.get().doorbell, INT_MAX)
+
+
+cdef class RelayPage(Page):
+    """A GPU Server's vGPUs, each as its relay sees it."""
+
+    cdef layout.RelayPage* get(self) except NULL:
+        self.check_open()
+        return <layout.RelayPage*>self.base
+
+    @staticmethod
+    def create():
+        """Make and seal a page with all entries empty."""
+        cdef RelayPage self = RelayPage.__new__(RelayPage)
+        self.make("vgpu-relay", sizeof(layout.RelayPage), layout.RELAY_MAGIC, 0)
+        return self
+
+    @staticmethod
+    def map(int descriptor):
+        """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``."""
+        cdef RelayPage self = RelayPage.__new__(RelayPage)
+        self.adopt(descriptor, sizeof(layout.RelayPage), layout.RELAY_MAGIC, True)
+        return self
+
+    def entry(self, int key):
+        """What the relay of vGPU ``key`` (0 … 255) last said."""
+        if not 0 <= key < layout.MAX_VGPUS:
+            raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {layout.MAX_VGPUS - 1}")
+        cdef layout.RelayEntry* entry = &self.get().entries[key]
+        return RelayReading(
+            want=native.load32(&entry.want) != 0,
+            returned_epoch=native.load32(&entry.returned_epoch),
+            drained_epoch=native.load32(&entry.drained_epoch),
+            processes=entry.processes,
+            drained_ns=at_least_zero(entry.drained_ns),
+            busy_ns=bounded(entry.busy_ns),
+            launches=bounded(entry.launches),
+            longest_kernel_ns=at_least_zero(entry.longest_kernel_ns),
+            refill_ns=at_least_zero(entry.refill_ns),
+            want_since_ns=at_least_zero(entry.want_since_ns),
+        )

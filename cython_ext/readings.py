@@ -1,0 +1,189 @@
+"""What the native modules hand to Python: readings of shared pages, and what the dispatcher saw.
+
+Everything that comes from an activity page is a tenant's word. Readings are range-checked: times and amounts lie within
+0 … 2⁶³ − 1, states are known ones, commands are printable. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+
+class PageMode(IntEnum):
+    """``GrantsPage.mode``."""
+
+    TEMPORAL = 1
+    SPATIAL = 2
+
+
+class GrantsFlag(IntFlag):
+    """``GrantsPage.flags``."""
+
+    CONTENDED = 1
+    """Another vGPU of the GPU wants: returning early is worth something."""
+    REMOVED = 2
+    """The vGPU is gone: every gate fails."""
+    LOSS_ERROR = 4
+    """A lost server makes gates fail after the grace period."""
+    LOSS_RUN = 8
+    """A lost server opens the gates after the grace period."""
+
+
+class SlotState(IntEnum):
+    """``Slot.state``."""
+
+    FREE = 0
+    RESERVED = 1
+    ACTIVE = 2
+    DEAD = 3
+
+
+class EventKind(IntEnum):
+    """What a dispatcher reports (see ``Event``)."""
+
+    WANTS = 1
+    """A vGPU that was idle wants a token."""
+    IDLE = 2
+    """A vGPU that waited without a lease in force wants nothing any more."""
+    WENT = 3
+    """GO was given: the lease is usable and charged from ``at_ns`` to ``end_ns``."""
+    DRAINED = 4
+    """The lease is over: drained, or returned early (``wants`` false)."""
+    OBSERVED = 5
+    """A reading of a lease in force."""
+    LOST = 6
+    """``epoch`` events did not fit the ring. Ask ``Dispatcher.outstanding`` and ``Dispatcher.wants`` for the truth."""
+
+
+class Event(NamedTuple):
+    """Something the dispatcher saw. Fields without a meaning for ``kind`` are 0.
+
+    ``end_ns`` (WENT): end of the lease as it went, None while open-ended. ``idle_ns`` (DRAINED, OBSERVED): held time in
+    which nothing ran, 0 ≤ idle ≤ held. ``wants`` (DRAINED, OBSERVED): whether the vGPU still wants a token.
+    ``drains_by_ns`` (OBSERVED): when everything submitted is predicted to be done.
+    """
+
+    kind: EventKind
+    vgpu: int
+    epoch: int
+    at_ns: int
+    end_ns: int | None
+    idle_ns: int
+    wants: bool
+    longest_kernel_ns: int
+    handover_cost_ns: int
+    drains_by_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReading:
+    """One lease as a grants page shows it. ``end_ns`` None: open-ended."""
+
+    epoch: int
+    start_ns: int
+    end_ns: int | None
+    go_by_ns: int | None
+    on_go: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReading:
+    """The published plan of a vGPU, and how far it has come."""
+
+    current: LeaseReading | None
+    next: LeaseReading | None
+    open_epoch: int
+    go_epoch: int
+    change: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
+
+    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other.
+    """
+
+    index: int
+    state: SlotState
+    pid: int
+    start_time: int
+    want: bool
+    undrained: bool
+    drained_epoch: int
+    last_epoch: int
+    want_since_ns: int
+    drained_ns: int
+    last_submit_ns: int
+    busy_ns: int
+    overrun_ns: int
+    launches: int
+    graph_launches: int
+    copies: int
+    gate_waits: int
+    gate_wait_ns: int
+    longest_kernel_ns: int
+    refill_ns: int
+    reserved_bytes: int
+    committed_bytes: tuple[int, ...]
+    peak_bytes: int
+    refusals: int
+    refused_bytes: int
+    command: str
+
+    @property
+    def charged_bytes(self) -> int:
+        """What the limit ledger charges this process with."""
+        return self.reserved_bytes + sum(self.committed_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayReading:
+    """A vGPU's processes, merged by its relay."""
+
+    want: bool
+    returned_epoch: int
+    drained_epoch: int
+    processes: int
+    drained_ns: int
+    busy_ns: int
+    launches: int
+    longest_kernel_ns: int
+    refill_ns: int
+    want_since_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process whose hook thread let go of its slot. ``clean``: it unlocked (normal exit), else it was killed."""
+
+    slot: int
+    at_ns: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherStats:
+    """Counters since the start. ``lateness_log2_ns[i]``: GOs that came 2ⁱ⁻¹ … 2ⁱ − 1 ns after they were due."""
+
+    wakes: int
+    reports: int
+    gos: int
+    forced: int
+    """GOs that came by ``go_by_ns`` while a predecessor had not drained."""
+    events: int
+    lost: int
+    lateness_log2_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStats:
+    """Counters since the start. ``throttled``: times a storm of doorbells was made to wait."""
+
+    wakes: int
+    rings: int
+    returns: int
+    undone_returns: int
+    throttled: int
