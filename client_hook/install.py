@@ -1,0 +1,274 @@
+"""Putting the hook where a plain ``export VGPU_ID=…`` finds it, and taking it away again.
+
+Per user: a copy under ``~/.local/lib/vgpu`` and one line in the start-up files of the shells, beside an environment.d
+file for desktop sessions. System-wide: a copy under ``/usr/local/lib/vgpu`` and a line in ``/etc/ld.so.preload``.
+
+A broken entry in ``ld.so.preload`` is loaded by everything including the rescue shell, so the copy is tried on
+``/bin/true`` first, the file appears by one rename, and is tried again; what was there before comes back if that fails.
+Copies lie outside any virtual environment: deleting an environment must not leave every process of a user with a
+dangling preload.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from client_hook.environment import HOOK_NAME, is_hook, joined_preload, preload_file_entries
+from client_hook.errors import HookError
+
+MARK: Final = "# st-vgpu hook, see vgpuctl hook"
+_PROBE: Final = "/bin/true"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an installation consists of: the library, and every file that was written or changed."""
+
+    library: Path
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserInstallation:
+    """The hook for one user. ``home`` and ``config`` are that user's home and XDG configuration directories."""
+
+    home: Path
+    config: Path
+
+    @property
+    def library(self) -> Path:
+        return self.home / ".local/lib/vgpu" / HOOK_NAME
+
+    @property
+    def snippet(self) -> Path:
+        """Read by shells; it checks for the library, since ld.so complains at every command about one that is gone."""
+        return self.library.with_name("env.sh")
+
+    @property
+    def environment_file(self) -> Path:
+        return self.config / "environment.d/60-vgpu.conf"
+
+    def start_up_files(self) -> list[Path]:
+        """The login file this user's shells read (``~/.profile`` if there is none), and the others that exist."""
+        login = next((f for f in self._existing(".bash_profile", ".bash_login", ".profile")), self.home / ".profile")
+        return [login, *self._existing(".bashrc", ".zshenv")]
+
+    def _existing(self, *names: str) -> Iterator[Path]:
+        return (self.home / name for name in names if (self.home / name).exists())
+
+    def install(self, built: Path) -> Installed:
+        """Copies ``built`` and makes new shells preload it. Doing it again changes nothing.
+
+        Raises :class:`HookError` if the hook does not load, or nothing can be written there.
+        """
+        joined_preload("", self.library)
+        preflight(built)
+        with _explained(self.home):
+            _copy_library(built, self.library)
+            _write(self.snippet, _snippet(self.library))
+            _write(self.environment_file, f"{MARK}\nLD_PRELOAD=${{LD_PRELOAD:+$LD_PRELOAD:}}{self.library}\n")
+            snippet = shlex.quote(str(self.snippet))
+            line = f"if [ -r {snippet} ]; then . {snippet}; fi {MARK}"
+            files = self.start_up_files()
+            for file in files:
+                _replace_line(file, line)
+        return Installed(self.library, (self.snippet, self.environment_file, *files))
+
+    def uninstall(self) -> Installed | None:
+        """Undoes ``install``; None if there was nothing. First what points at the library goes, then the library."""
+        candidates = [self.home / name for name in (".bash_profile", ".bash_login", ".profile", ".bashrc", ".zshenv")]
+        with _explained(self.home):
+            changed = [file for file in candidates if _replace_line(file, None)]
+            changed += [file for file in (self.environment_file, self.snippet) if _unlink(file)]
+            removed = _unlink(self.library)
+            _remove_empty(self.library.parent)
+        return Installed(self.library, tuple(changed)) if removed or changed else None
+
+
+@dataclass(frozen=True, slots=True)
+class SystemInstallation:
+    """The hook for every process of the machine whose root directory is ``root``."""
+
+    root: Path = Path("/")
+
+    @property
+    def library(self) -> Path:
+        return self.root / "usr/local/lib/vgpu" / HOOK_NAME
+
+    @property
+    def preload_file(self) -> Path:
+        return self.root / "etc/ld.so.preload"
+
+    def install(self, built: Path) -> Installed:
+        """Copies ``built`` and adds it to ``ld.so.preload``. Doing it again changes nothing.
+
+        Raises :class:`HookError`, with everything as it was, if a process does not survive the hook.
+        """
+        preflight(built)
+        with _explained(self.library.parent, "sudo vgpuctl hook install --system"):
+            _copy_library(built, self.library)
+            preflight(self.library)
+            before = self._read()
+            self._put(preload_file_with(before, self.library))
+            try:
+                preflight(None)
+            except HookError:
+                self._put(before)
+                raise
+        return Installed(self.library, (self.preload_file,))
+
+    def uninstall(self) -> Installed | None:
+        """Removes our entry, and the file if nothing else is in it; None if there was nothing."""
+        with _explained(self.preload_file, "sudo vgpuctl hook uninstall --system"):
+            before = self._read()
+            found = any(map(is_hook, preload_file_entries(before)))
+            if found:
+                self._put(preload_file_with(before, None))
+            removed = _unlink(self.library)
+            _remove_empty(self.library.parent)
+        if not found and not removed:
+            return None
+        return Installed(self.library, (self.preload_file,) if found else ())
+
+    def _read(self) -> str:
+        try:
+            return self.preload_file.read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _put(self, content: str) -> None:
+        if content.strip():
+            _write(self.preload_file, content)
+        else:
+            _unlink(self.preload_file)
+
+
+def preload_file_with(text: str, library: Path | None) -> str:
+    """The content of an ``ld.so.preload`` with ``library`` as its only copy of the hook (None: without any), last.
+
+    Other libraries and comments stay as they are.
+    """
+    lines = []
+    for line in text.splitlines():
+        named, sign, comment = line.partition("#")
+        entries = preload_file_entries(named)
+        if any(map(is_hook, entries)):
+            line = " ".join(e for e in entries if not is_hook(e)) + (f" {sign}{comment}" if sign else "")
+            if not line:
+                continue
+        lines.append(line)
+    if library is not None:
+        lines.append(str(library))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def preflight(library: Path | None) -> None:
+    """Runs ``/bin/true`` with ``library`` preloaded (None: with what the machine preloads by itself).
+
+    Raises :class:`HookError` if it dies, or if ld.so says a word: it reports what it cannot load, and goes on without.
+    """
+    environment = {"PATH": os.defpath} | ({"LD_PRELOAD": str(library)} if library else {})
+    try:
+        probe = subprocess.run([_PROBE], env=environment, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HookError(f"{_PROBE} does not run with the hook: {error}", _REPORT) from error
+    if probe.returncode != 0 or probe.stderr:
+        said = probe.stderr.decode(errors="replace").strip().splitlines()
+        reason = said[0] if said else f"exit code {probe.returncode}"
+        raise HookError(f"{_PROBE} does not run with {library or 'the preloaded libraries'}: {reason}", _REPORT)
+
+
+_REPORT: Final = "vgpuctl doctor"
+
+
+def _snippet(library: Path) -> str:
+    path = shlex.quote(str(library))
+    return f"""{MARK}
+case ":${{LD_PRELOAD:-}}:" in
+    *"/{HOOK_NAME}:"*) ;;
+    *) if [ -r {path} ]; then export LD_PRELOAD="${{LD_PRELOAD:+$LD_PRELOAD:}}"{path}; fi ;;
+esac
+"""
+
+
+def _copy_library(built: Path, target: Path) -> None:
+    """By rename: running processes keep the copy they have mapped."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and target.read_bytes() == built.read_bytes():
+        return
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".hook-", delete=False) as copy:
+        try:
+            shutil.copyfileobj(built.open("rb"), copy)
+            _publish(copy.name, copy.fileno(), target, 0o755)
+        except BaseException:
+            Path(copy.name).unlink(missing_ok=True)
+            raise
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A start-up file is often a link into a dotfiles repository: write what it points at, keep the link.
+    path = path.resolve()
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as copy:
+        try:
+            copy.write(content)
+            copy.flush()
+            _publish(copy.name, copy.fileno(), path, mode)
+        except BaseException:
+            Path(copy.name).unlink(missing_ok=True)
+            raise
+
+
+def _publish(temporary: str, descriptor: int, target: Path, mode: int) -> None:
+    os.fchmod(descriptor, mode)
+    os.fsync(descriptor)
+    Path(temporary).replace(target)
+
+
+def _replace_line(file: Path, line: str | None) -> bool:
+    """Makes ``line`` the only marked line of ``file`` (None: no marked line). True if the file changed."""
+    before = file.read_text() if file.exists() else ""
+    kept = [text for text in before.splitlines(keepends=True) if not text.rstrip().endswith(MARK)]
+    if line is not None:
+        if kept and not kept[-1].endswith("\n"):
+            kept[-1] += "\n"
+        kept.append(line + "\n")
+    after = "".join(kept)
+    if after == before:
+        return False
+    if after:
+        _write(file, after)
+    else:
+        file.unlink()
+    return True
+
+
+def _unlink(path: Path) -> bool:
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
+
+
+def _remove_empty(directory: Path) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+
+
+@contextmanager
+def _explained(where: Path, hint: str = "") -> Iterator[None]:
+    """Turns an OSError below ``where`` into a HookError."""
+    try:
+        yield
+    except OSError as error:
+        raise HookError(f"cannot change {error.filename or where}: {error.strerror}", hint) from error
