@@ -1,0 +1,9 @@
+"""``python -m vgpu.ctl`` is ``vgpuctl``."""
+
+from __future__ import annotations
+
+import sys
+
+from vgpu.ctl.main import main
+
+sys.exit(main())

@@ -1,0 +1,80 @@
+"""vgpuctl doctor: what is missing on this machine, and what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from vgpu.ctl.exits import Exit
+from vgpu.ctl.options import Output, OutputOption
+
+if TYPE_CHECKING:
+    from client_hook.doctor import Finding
+
+_SIGNS: Final = {"ok": "[green]ok[/]     ", "note": "[yellow]note[/]   ", "missing": "[bold red]missing[/]"}
+
+
+def doctor(form: OutputOption = Output.TABLE) -> int:
+    """What is missing on this machine, and what to type. Exits with 1 if something is."""
+    from client_hook import doctor as machine
+    from vgpu.ctl import output
+    from vgpu.ctl.hook import user_installation
+    from vgpu.paths import NodePaths
+
+    paths = NodePaths.from_environment()
+    facts = machine.probe(paths.runtime, paths.state, user_installation())
+    findings = [*machine.diagnose(facts), *_node_findings()]
+    missing = [finding for finding in findings if finding.verdict is machine.Verdict.MISSING]
+    if form is Output.JSON:
+        output.print_json({"ok": not missing, "findings": [_as_dict(finding) for finding in findings]})
+    else:
+        _print(findings)
+        print()
+        print(f"{len(missing)} to put right." if missing else "Nothing is missing.")
+    return Exit.FAILURE if missing else Exit.OK
+
+
+def _node_findings() -> Iterator[Finding]:
+    from client_hook.doctor import Finding, Verdict
+    from vgpu.ctl.node import software_version
+    from vgpu.errors import VgpuError
+    from vgpu.node.link import ControlLink
+
+    try:
+        with ControlLink(timeout_s=3) as node:
+            status = node.status()
+    except VgpuError as error:
+        yield Finding("node", Verdict.NOTE, error.message, error.hint)
+        return
+    kind = "simulated GPU(s)" if status.simulated else "GPU(s)"
+    yield Finding("node", Verdict.OK, f"running, pid {status.pid}, {len(status.gpus)} {kind}, {status.vgpus} vGPU(s)")
+    if status.software != software_version():
+        found = f"the node runs {status.software}, vgpuctl is {software_version()}"
+        yield Finding("version", Verdict.NOTE, found, "vgpuctl stop && vgpuctl serve --detach")
+    for gpu in status.gpus:
+        if gpu.state != "serving":
+            yield Finding(
+                f"GPU {gpu.index}", Verdict.MISSING, f"{gpu.state}: {gpu.reason}", f"see {status.state_dir}/logs"
+            )
+
+
+def _as_dict(finding: Finding) -> dict[str, str]:
+    return {"check": finding.check, "verdict": finding.verdict, "found": finding.found, "fix": finding.fix}
+
+
+def _print(findings: list[Finding]) -> None:
+    from vgpu.ctl import output
+    from vgpu.ctl.tables import text
+
+    out = output.console()
+    widest = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        out.print(f"{_SIGNS[finding.verdict]}  {finding.check:<{widest}}  {text(finding.found)}", soft_wrap=True)
+        if finding.fix:
+            out.print(f"{'':<{widest + 11}}[dim]→ {text(finding.fix)}[/]", soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor", rich_help_panel="This machine")(doctor)

@@ -1,0 +1,64 @@
+"""vgpuctl gpu ls and gpu set: the GPUs and how they are shared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vgpu.ctl.options import Mode, Output, OutputOption
+
+gpu_app = typer.Typer(help="The GPUs of this node, and how they are shared.")
+
+
+@gpu_app.command("ls")
+def ls(form: OutputOption = Output.TABLE) -> None:
+    """List the GPUs of this node, and why each is in its mode."""
+    from vgpu.ctl import output, tables
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        gpus = node.gpus()
+    if form is Output.JSON:
+        output.print_json(gpus)
+        return
+    output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
+    out = output.console()
+    for gpu in gpus:
+        remarks = "; ".join(remark for remark in (gpu.mode_reason, gpu.reason) if remark)
+        out.print(f"[dim]GPU {gpu.index}: {gpu.mode}, {tables.text(remarks)}[/]", soft_wrap=True)
+
+
+@gpu_app.command("set")
+def set_(
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Index or UUID.")],
+    mode: Annotated[
+        Mode | None, typer.Option(help="How vGPUs share it; only while no program is attached.", show_default=False)
+    ] = None,
+    quantum: Annotated[
+        str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms: long for throughput.")
+    ] = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Change how a GPU is shared."""
+    from vgpu.ctl import output, tables
+    from vgpu.errors import ErrorCode, VgpuError
+    from vgpu.node.link import ControlLink
+    from vgpu.units import parse_duration_ns
+
+    if mode is None and quantum is None:
+        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
+    try:
+        period_ns = parse_duration_ns(quantum) if quantum else None
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"--quantum: {error}") from error
+    with ControlLink() as node:
+        changed = node.set_gpu(gpu, mode=mode.value if mode else None, period_ns=period_ns)
+    if form is Output.JSON:
+        output.print_json(changed)
+    else:
+        output.print_table(tables.GPUS, [tables.gpu_row(changed)])
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(gpu_app, name="gpu", rich_help_panel="The node")

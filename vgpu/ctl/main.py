@@ -1,0 +1,63 @@
+"""The commands of ``vgpuctl``, and the one place where an error becomes a line on stderr and an exit code.
+
+Modules that are slow to import (pydantic models, rich, the demo) are imported inside the commands that need them: the
+answer to ``vgpuctl ls`` or a shell's completion must not wait for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from client_hook.errors import CannotStart, HookError
+from vgpu.ctl import doctor, gpus, hook, node, programs, vgpus
+from vgpu.ctl.exits import Exit, report, say
+from vgpu.errors import VgpuError
+
+app = typer.Typer(
+    name="vgpuctl",
+    help="Shares of a GPU: compute, time and memory, held by tokens.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (vgpus, programs, gpus, node, hook, doctor):
+    module.register(app)
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""The base of everything that can be wrong with a command line; typer names only this one of its subclasses."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Executes one command line. Returns the exit code; errors are told on stderr, never raised."""
+    launches = bool(arguments) and arguments[0] in programs.LAUNCHING
+    try:
+        result = app(list(arguments) or ["--help"], prog_name="vgpuctl", standalone_mode=False)
+    except _UsageError as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "vgpuctl")
+        message = error.format_message()  # type: ignore[attr-defined]
+        say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help", command)
+        return Exit.LAUNCH if launches else Exit.USAGE
+    except typer.Abort:
+        return Exit.FAILURE
+    except VgpuError as error:
+        code = report(error)
+        return Exit.LAUNCH if launches else code
+    except CannotStart as error:
+        say(error.message, error.hint)
+        return error.exit_code
+    except HookError as error:
+        say(error.message, error.hint)
+        return Exit.LAUNCH if launches else Exit.FAILURE
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILURE
+    return int(result or 0)
+
+
+def main() -> int:
+    return run(sys.argv[1:])

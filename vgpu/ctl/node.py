@@ -1,0 +1,170 @@
+"""vgpuctl serve, stop, status, version: the node itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from vgpu.protocol.messages import NodeStatus
+
+START_UP_S: Final = 30.0
+"""Creating a context on a cold driver takes seconds; a node that has not answered by then never will."""
+STOP_S: Final = 15.0
+
+
+def software_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("st-vgpu")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def node_command(simulate: int, mode: Mode) -> list[str]:
+    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones)."""
+    return [sys.executable, "-m", "vgpu.node", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]
+
+
+def serve(
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
+    simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=64)] = 0,
+    mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.AUTO,
+) -> None:
+    """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
+    command = node_command(simulate, mode)
+    if not detach:
+        sys.stdout.flush()
+        os.execv(command[0], command)
+    import subprocess
+
+    from vgpu.paths import NodePaths
+
+    paths = NodePaths.from_environment()
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    log = paths.logs / "node.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    status = wait_until_serving(process, log)
+    print(f"node {process.pid} serves {_described(status)}; log: {log}")
+
+
+def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_socket: Path | None = None) -> NodeStatus:
+    """The status of the node that ``process`` has become. ``VgpuError`` if it ends or is silent for ``START_UP_S``."""
+    import time
+
+    from vgpu.node.link import ControlLink
+
+    deadline = time.monotonic() + START_UP_S
+    while True:
+        if process.poll() is not None:
+            raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {_last_line(log)}", f"less {log}")
+        try:
+            with ControlLink(control_socket) as node:
+                if node.welcome.pid == process.pid:
+                    return node.status()
+        except VgpuError as error:
+            if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
+                raise
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s", f"less {log}")
+        time.sleep(0.02)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def stop() -> None:
+    """Stop the node. Its vGPUs are remembered and come back with the next serve."""
+    import signal
+
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        pid = node.welcome.pid
+        watched = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(watched, signal.SIGTERM)
+        if not _ended(watched, STOP_S):
+            raise VgpuError(ErrorCode.TIMEOUT, f"node {pid} is still there after {STOP_S:g} s", f"kill -9 {pid}")
+    except PermissionError as error:
+        raise VgpuError(ErrorCode.NOT_YOURS, f"node {pid} belongs to another user", "sudo vgpuctl stop") from error
+    finally:
+        os.close(watched)
+    print(f"node {pid} stopped")
+
+
+def _ended(pidfd: int, within_s: float) -> bool:
+    import select
+
+    readable, _, _ = select.select([pidfd], [], [], within_s)
+    return bool(readable)
+
+
+def status(form: OutputOption = Output.TABLE) -> None:
+    """Whether the node runs, and what it serves. Exits with 5 if it does not run."""
+    from vgpu.ctl import output
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        told = node.status()
+    if form is Output.JSON:
+        output.print_json(told)
+        return
+    from vgpu.ctl import tables
+    from vgpu.units import format_duration
+
+    out = output.console()
+    up = format_duration(tables.whole_seconds_ns(told.uptime_ns / 1e9))
+    for word, said in {
+        "node": f"pid {told.pid}, st-vgpu {told.software}, up {up}",
+        "serves": f"{_described(told)}, {told.vgpus} vGPU(s), {told.processes} process(es)",
+        "sockets": told.runtime_dir,
+        "state": told.state_dir,
+    }.items():
+        out.print(f"[bold]{word:<10}[/]{tables.text(said)}", soft_wrap=True)
+    out.print()
+    out.print(output.table(tables.GPUS, map(tables.gpu_row, told.gpus), out.width))
+
+
+def _described(status: NodeStatus) -> str:
+    count = len(status.gpus)
+    return f"{count} {'simulated ' if status.simulated else ''}GPU{'' if count == 1 else 's'}"
+
+
+def version(form: OutputOption = Output.TABLE) -> None:
+    """Print the versions of vgpuctl, and of the node if one runs."""
+    from vgpu.ctl import output
+    from vgpu.node.link import ControlLink
+
+    node_version = ""
+    try:
+        with ControlLink(timeout_s=3) as node:
+            node_version = node.welcome.software
+    except VgpuError:
+        pass  # no node is no reason not to tell one's own version
+    if form is Output.JSON:
+        output.print_json({"vgpuctl": software_version(), "node": node_version or None})
+    else:
+        print(f"vgpuctl {software_version()}")
+        print(f"node {node_version}" if node_version else "no node is running")
+
+
+def register(app: typer.Typer) -> None:
+    for name, command in {"serve": serve, "stop": stop, "status": status, "version": version}.items():
+        app.command(name, rich_help_panel="The node")(command)

@@ -1,0 +1,138 @@
+"""Options that several commands take, each declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from vgpu.spec import VgpuSpec
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+class Created(StrEnum):
+    ID = "id"
+    ENV = "env"
+    JSON = "json"
+
+
+class Priority(StrEnum):
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class OnServerLoss(StrEnum):
+    BLOCK = "block"
+    ERROR = "error"
+    RUN = "run"
+
+
+class Mode(StrEnum):
+    AUTO = "auto"
+    SPATIAL = "spatial"
+    TEMPORAL = "temporal"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="A table for people, JSON for programs.")]
+VgpuArgument = Annotated[str, typer.Argument(metavar="VGPU", help="Id, unambiguous prefix of one, or name.")]
+
+Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Part of the GPU's compute, as in 30.")]
+Mem = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M; else the same part as --sm.")
+]
+QuotaRequest = Annotated[
+    str | None, typer.Option(metavar="PERCENT", help="Part of the time that is guaranteed; else the limit.")
+]
+QuotaLimit = Annotated[str | None, typer.Option(metavar="PERCENT", help="Largest part of the time; else 100.")]
+BURST = "May use what is idle beyond its share."
+OVERCOMMIT = "Admit it even if shares no longer fit; they become weights."
+PriorityOption = Annotated[Priority | None, typer.Option(help="Who goes first among the entitled; else normal.")]
+Fraction = Annotated[str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")]
+ShareGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]
+Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
+LossOption = Annotated[
+    OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server; else block.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A vGPU as described by options: ``spec``, and the GPU it should be on (``auto``, an index or a UUID)."""
+
+    spec: VgpuSpec
+    gpu: str
+
+
+def _wanted(
+    sm: Sm = None,
+    mem: Mem = None,
+    fraction: Annotated[
+        str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")
+    ] = None,
+    quota_request: QuotaRequest = None,
+    quota_limit: QuotaLimit = None,
+    burst: Annotated[bool, typer.Option("--burst", help=BURST)] = False,
+    priority: PriorityOption = None,
+    gpu: Annotated[str, typer.Option(metavar="GPU", help="auto, an index or a UUID.")] = "auto",
+    name: Name = None,
+    ttl: Ttl = None,
+    overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
+    on_server_loss: LossOption = None,
+    share_group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")
+    ] = None,
+) -> Wanted:
+    from vgpu.spec import VgpuSpec
+
+    spec = VgpuSpec.parse(
+        sm_percent=sm,
+        memory_bytes=mem,
+        fraction=fraction,
+        quota_request_percent=quota_request,
+        quota_limit_percent=quota_limit,
+        burst=burst,
+        priority=priority,
+        name=name,
+        ttl_ns=ttl,
+        overcommit=overcommit,
+        on_server_loss=on_server_loss,
+        share_group=share_group,
+    )
+    return Wanted(spec, gpu)
+
+
+def describes_vgpu(command: Callable[Concatenate[Wanted, P], R]) -> Callable[..., R]:
+    """Gives ``command`` the options that describe a vGPU; it receives them as its first argument, one ``Wanted``."""
+    described = inspect.signature(_wanted, eval_str=True)
+    own = inspect.signature(command, eval_str=True)
+    # Keyword-only, so that options with and without a default may come in any order.
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in (*described.parameters.values(), *list(own.parameters.values())[1:])
+    ]
+
+    @wraps(command)
+    def with_options(**options: Any) -> R:
+        wanted = _wanted(**{name: options.pop(name) for name in described.parameters})
+        return command(wanted, **options)  # type: ignore[call-arg]
+
+    # typer reads a command's options from its signature and annotations.
+    with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options

@@ -1,0 +1,110 @@
+"""vgpuctl exec and run: programs in a vGPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from vgpu.ctl import options
+from vgpu.ctl.exits import report
+from vgpu.ctl.options import Wanted
+from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from client_hook.environment import Attachment
+    from vgpu.protocol.messages import VgpuReading
+
+LAUNCHING: Final = frozenset({"exec", "run"})
+"""Commands that end with the exit code of a program; their own failures are 125."""
+_COMMAND: Final = "vgpu.ctl.command"
+
+
+class LaunchingCommand(TyperCommand):
+    """A command line whose part after ``--`` belongs to somebody else and is not looked at."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        own, command = args[:end], args[end + 1 :]
+        if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(own):
+            raise VgpuError(
+                ErrorCode.INVALID,
+                "which program? It is missing after --",
+                f"vgpuctl {ctx.info_name} ... -- python train.py",
+            )
+        ctx.meta[_COMMAND] = command
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
+
+
+def exec_(
+    ctx: typer.Context,
+    vgpu: Annotated[
+        str, typer.Argument(metavar="VGPU", envvar="VGPU_ID", help="Id, unambiguous prefix of one, or name.")
+    ] = "",
+) -> None:
+    """Become a program inside an existing vGPU. Exit code and signals are the program's own."""
+    from client_hook.launcher import replace_process
+    from vgpu.node.link import ControlLink
+
+    if not vgpu:
+        raise VgpuError(
+            ErrorCode.INVALID, "no vGPU named and VGPU_ID is not set", "vgpuctl exec VGPU -- COMMAND, or vgpuctl ls"
+        )
+    with ControlLink() as node:
+        vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
+    replace_process(ctx.meta[_COMMAND], attachment(vgpus).environment(os.environ))
+
+
+@options.describes_vgpu
+def run(wanted: Wanted, ctx: typer.Context) -> int:
+    """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own."""
+    from client_hook.launcher import Supervision
+    from vgpu.node.link import ControlLink
+
+    with Supervision() as supervision:
+        with ControlLink() as node:
+            vgpu = node.create(wanted.spec, wanted.gpu)
+        try:
+            return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
+        finally:
+            _remove(vgpu.vgpu_id)
+
+
+def _remove(vgpu_id: str) -> None:
+    """The program may have run for days: a fresh link, and a node that is gone took the vGPU along."""
+    from vgpu.node.link import ControlLink
+
+    try:
+        with ControlLink() as node:
+            node.remove(vgpu_id, force=True)
+    except VgpuError as error:
+        if error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first
+            report(error)
+
+
+def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:
+    """What makes a process one of these vGPUs, which all belong to one node."""
+    from client_hook.environment import Attachment, Simulation, hook_to_preload, simulation_libraries
+
+    told = vgpus[0].environment
+    simulation = None
+    if vgpus[0].simulated:
+        simulation = Simulation(Path(told["VGPU_SIM_DIR"]), simulation_libraries())
+    return Attachment(
+        vgpu_ids=tuple(vgpu.vgpu_id for vgpu in vgpus),
+        runtime_dir=Path(told["VGPU_RUNTIME_DIR"]),
+        hook=hook_to_preload(),
+        simulation=simulation,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command("exec", cls=LaunchingCommand, rich_help_panel="Programs")(exec_)
+    app.command("run", cls=LaunchingCommand, rich_help_panel="Programs")(run)

@@ -1,0 +1,203 @@
+"""vgpuctl create, ls, inspect, ps, set, rm: vGPUs, from first to last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vgpu.ctl import options, output, tables
+from vgpu.ctl.exits import report
+from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vgpu.protocol.messages import VgpuDetail, VgpuReading
+
+
+@options.describes_vgpu
+def create(
+    wanted: Wanted,
+    form: Annotated[
+        Created, typer.Option("-o", "--output", help="The id, lines for eval, or everything.")
+    ] = Created.ID,
+) -> None:
+    """Make a vGPU and print its VGPU_ID."""
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        vgpu = node.create(wanted.spec, wanted.gpu)
+    if form is Created.JSON:
+        output.print_json(vgpu)
+    elif form is Created.ENV:
+        from client_hook.environment import shell_lines
+        from vgpu.ctl.programs import attachment
+
+        print(shell_lines(attachment([vgpu]).changes(os.environ)))
+    else:
+        print(vgpu.vgpu_id)
+
+
+def ls(
+    form: OutputOption = Output.TABLE,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Ids only.")] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table current until Ctrl-C.")] = False,
+) -> None:
+    """List the vGPUs of this node."""
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        if watch and form is Output.TABLE and not quiet:
+            _watch(notice.snapshot.vgpus for notice in node.watch() if notice.snapshot is not None)
+            return
+        vgpus = node.list()
+    if form is Output.JSON:
+        output.print_json(vgpus)
+    elif quiet:
+        for vgpu in vgpus:
+            print(vgpu.vgpu_id)
+    else:
+        output.print_table(tables.VGPUS, map(tables.vgpu_row, vgpus))
+
+
+def _watch(states: Iterable[tuple[VgpuReading, ...]]) -> None:
+    from rich.live import Live
+
+    out = output.console()
+    with Live(console=out, auto_refresh=False) as live:
+        for vgpus in states:
+            live.update(output.table(tables.VGPUS, map(tables.vgpu_row, vgpus), out.width), refresh=True)
+
+
+def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
+    """Everything about one vGPU: promised, used, and by whom."""
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        detail = node.inspect(vgpu)
+    if form is Output.JSON:
+        output.print_json(detail)
+    else:
+        _print_detail(detail)
+
+
+def _print_detail(detail: VgpuDetail) -> None:
+    from vgpu.units import format_bytes, format_duration
+
+    vgpu, gpu = detail.vgpu, detail.gpu
+    spent = tables.rounded_ns
+    lines = {
+        "vGPU": vgpu.vgpu_id + (f" ({tables.text(vgpu.name)})" if vgpu.name else ""),
+        "state": tables.state(vgpu.state) + (f": {tables.text(vgpu.reason)}" if vgpu.reason else ""),
+        "GPU": f"{gpu.index}, {tables.text(gpu.name)}, {tables.mode(gpu.mode, gpu.simulated)}",
+        "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time"
+        + (f", on {vgpu.sm_percent_granted:g} % of the SMs" if vgpu.sm_percent_granted < 100 else ""),
+        "priority": vgpu.spec.priority,
+        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s (last second)",
+        "in all": f"{vgpu.tokens} tokens, {format_duration(spent(vgpu.busy_ns))} of GPU time, {vgpu.launches} launches",
+        "memory": f"{format_bytes(vgpu.memory_used_bytes)} of {format_bytes(vgpu.memory_limit_bytes)}, "
+        f"peak {format_bytes(vgpu.memory_peak_bytes)}",
+        "refused": f"{vgpu.memory_refusals} allocations"
+        + (f", the last of {format_bytes(vgpu.memory_refused_bytes)}" if vgpu.memory_refusals else ""),
+        "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
+    }
+    out = output.console()
+    for word, said in lines.items():
+        out.print(f"[bold]{word:<10}[/]{said}", soft_wrap=True)
+    for note in detail.notes:
+        out.print(f"[bold]{'note':<10}[/]{tables.text(note)}", soft_wrap=True)
+    if detail.processes:
+        out.print()
+        out.print(output.table(tables.PROCESSES, map(tables.process_row, detail.processes), out.width))
+
+
+def ps(
+    vgpu: Annotated[str, typer.Argument(metavar="VGPU", help="Only this vGPU's.", show_default=False)] = "",
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """List the processes that run in vGPUs."""
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node:
+        processes = node.processes(vgpu).processes
+    if form is Output.JSON:
+        output.print_json(processes)
+    else:
+        output.print_table(tables.PROCESSES, map(tables.process_row, processes))
+
+
+def set_(
+    vgpu: VgpuArgument,
+    sm: options.Sm = None,
+    mem: options.Mem = None,
+    quota_request: options.QuotaRequest = None,
+    quota_limit: options.QuotaLimit = None,
+    burst: Annotated[bool | None, typer.Option(help=options.BURST, show_default=False)] = None,
+    overcommit: Annotated[bool | None, typer.Option(help=options.OVERCOMMIT, show_default=False)] = None,
+    priority: options.PriorityOption = None,
+    name: options.Name = None,
+    ttl: options.Ttl = None,
+    on_server_loss: options.LossOption = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Resize a vGPU, also while programs run in it. Takes effect with the next token."""
+    from vgpu.errors import ErrorCode, VgpuError
+    from vgpu.node.link import ControlLink
+    from vgpu.spec import VgpuChanges
+
+    changes = VgpuChanges.parse(
+        sm_percent=sm,
+        memory_bytes=mem,
+        quota_request_percent=quota_request,
+        quota_limit_percent=quota_limit,
+        burst=burst,
+        overcommit=overcommit,
+        priority=priority,
+        name=name,
+        ttl_ns=ttl,
+        on_server_loss=on_server_loss,
+    )
+    if not changes.model_fields_set:
+        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")
+    with ControlLink() as node:
+        changed = node.set(vgpu, changes)
+    if form is Output.JSON:
+        output.print_json(changed)
+    else:
+        output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
+
+
+def rm(
+    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU...", help="Ids, unambiguous prefixes, or names.")],
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="Even with programs in it; their next call fails.")
+    ] = False,
+) -> int:
+    """Remove vGPUs; prints the id of each one removed."""
+    from vgpu.errors import VgpuError
+    from vgpu.node.link import ControlLink
+
+    worst = 0
+    with ControlLink() as node:
+        for vgpu in vgpus:
+            try:
+                print(node.remove(vgpu, force=force).vgpu_id)
+            except VgpuError as error:
+                worst = max(worst, report(error))
+    return worst
+
+
+def register(app: typer.Typer) -> None:
+    commands: dict[str, Callable[..., object]] = {
+        "create": create,
+        "ls": ls,
+        "inspect": inspect,
+        "ps": ps,
+        "set": set_,
+        "rm": rm,
+    }
+    for name, command in commands.items():
+        app.command(name, rich_help_panel="vGPUs")(command)
