@@ -23,6 +23,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from cython_ext cimport layout, native
+from cython_ext.logic.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
 
 from cython_ext.readings import (
     GrantsFlag,
@@ -490,24 +491,46 @@ cdef class ActivityPage(Page):
         cdef layout.ActivityPage* page = self.get()
         return sum(1 for i in range(layout.MAX_PROCESSES) if native.load32(&page.slots[i].state) != layout.SLOT_FREE)
 
-    def reserve_slot(self, uint32_t pid, uint64_t start_time, command=""):
-        """Take a free slot for a process; the vGPU's broker alone does. Its index. Raises ``SlotsFull``."""
+    def reserve_slot(self, uint32_t pid, uint64_t start_time, command="", int index=-1):
+        """Take a slot for a process; the vGPU's broker alone does. Its index. Raises ``SlotsFull``.
+
+        ``index``: this very slot, free by the broker's own books whatever the page says; −1: the first that looks free.
+        """
         cdef layout.ActivityPage* page = self.get()
         cdef layout.Slot* slot
-        for index in range(layout.MAX_PROCESSES):
-            slot = &page.slots[index]
-            if native.load32(&slot.state) == layout.SLOT_FREE:
-                # A whole new slot: what a dead or hostile predecessor left in it must not be the newcomer's.
-                memset(slot, 0, sizeof(layout.Slot))
-                init_robust_mutex(&slot.alive)
-                slot.pid = pid
-                slot.start_time = start_time
-                raw = command.encode("utf-8", "replace")[:sizeof(slot.command) - 1]
-                memcpy(slot.command, <const char*>raw, len(raw))
-                native.store32(&slot.state, layout.SLOT_RESERVED)
-                native.add32(&page.processes, 1)
-                return index
-        raise SlotsFull(f"all {layout.MAX_PROCESSES} process slots of this vGPU are taken")
+        if index < 0:
+            free = (i for i in range(layout.MAX_PROCESSES) if native.load32(&page.slots[i].state) == layout.SLOT_FREE)
+            index = next(free, -1)
+        if index < 0:
+            raise SlotsFull(f"all {layout.MAX_PROCESSES} process slots of this vGPU are taken")
+        slot = self.slot(index)
+        # A whole new slot: what a dead or hostile predecessor left in it must not be the newcomer's.
+        memset(slot, 0, sizeof(layout.Slot))
+        init_robust_mutex(&slot.alive)
+        slot.pid = pid
+        slot.start_time = start_time
+        raw = command.encode("utf-8", "replace")[:sizeof(slot.command) - 1]
+        memcpy(slot.command, <const char*>raw, len(raw))
+        native.store32(&slot.state, layout.SLOT_RESERVED)
+        native.add32(&page.processes, 1)
+        return index
+
+    def reap_slot(self, int index):
+        """Free a dead slot: the driver shows its process no more. The bytes it was charged with; 0 if it was not dead.
+
+        Waits some seconds at most for the ledger, whose lock a stopped process may hold. Raises ``TimeoutError``.
+        """
+        cdef layout.ActivityPage* page = self.get()
+        cdef uint64_t freed = 0
+        cdef int result
+        self.slot(index)
+        with nogil:
+            result = ledger_reap(page, index, &freed)
+        if result == LEDGER_BROKEN:
+            raise TimeoutError("a process of the vGPU holds the lock of its memory ledger and does not run")
+        if result == LEDGER_OK:
+            native.add32(&page.processes, 0xFFFFFFFF)
+        return freed
 
     def slots(self):
         """All slots that are not free, as ``SlotReading``."""

@@ -159,6 +159,23 @@ def test_slots_are_reserved_until_none_is_left() -> None:
         activity.read_slot(64)
 
 
+def test_the_broker_may_name_the_slot_that_its_own_books_call_free() -> None:
+    with ActivityPage.create() as activity:
+        assert activity.reserve_slot(1, 10, "first", 5) == 5
+        assert activity.reserve_slot(2, 20, "second", 5) == 5  # the page may say what it likes
+        assert activity.read_slot(5).pid == 2
+        assert activity.reserve_slot(3, 30) == 0
+
+
+def test_only_a_dead_slot_is_reaped() -> None:
+    with ActivityPage.create() as activity:
+        slot = activity.reserve_slot(1, 10)
+        assert activity.reap_slot(slot) == 0
+        assert activity.read_slot(slot).state is SlotState.RESERVED
+        with pytest.raises(IndexError):
+            activity.reap_slot(64)
+
+
 def test_whatever_a_tenant_writes_slots_stay_within_their_ranges() -> None:
     with ActivityPage.create() as activity:
         for pid in range(1, 65):
