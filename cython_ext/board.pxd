@@ -10,12 +10,14 @@ first. A turn waits, then it *went* (GO was given), then it is done and leaves t
 * ``board_step``: time has passed. It gives GO to every turn that is due, and takes back leases that nobody wants;
 * ``board_remove``: the vGPU is gone, which counts as drained.
 
-Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in two places: ``touched`` (desks whose page must be written anew from ``board_face``) and ``events`` (for the scheduler). A
+Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in two
+places: ``touched`` (desks whose page must be written anew from ``board_face``) and ``events`` (for the scheduler). A
 caller that steps at ``board_deadline`` gives every GO on time.
 
-A turn is due when its ``start_ns`` has come (any time, with ``early``), its predecessors are done and its vGPU's own older
-turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length. Predecessors
-are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of waiting turns.
+A turn is due when its ``start_ns`` has come (any time, with ``early``), its predecessors are done and its vGPU's own
+older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length.
+Predecessors are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of
+waiting turns.
 
 Reports are believed when they *change*: epochs live on a 32-bit circle, and a word from 2³¹ leases ago would otherwise
 seem to reach a lease that was only just made. They are clamped: no drain lies before GO or after now.
@@ -42,6 +44,7 @@ cdef enum:
     BOARD_OK = 0
     BOARD_OVER = 1           # the epoch is not live any more
     BOARD_FULL = 2           # TURNS leases of the vGPU are live
+    BOARD_EMPTY = 3          # ends before it starts
 
     EVENT_WANTS = 1
     EVENT_IDLE = 2
@@ -117,7 +120,8 @@ cdef struct Board:
     uint64_t[4] touched
     uint32_t newest          # epoch last published on the GPU
     uint32_t events_count
-    uint64_t events_lost
+    uint64_t events_lost     # since the scheduler's last visit
+    uint64_t lost_total
     BoardEvent* events       # RING of them
     uint64_t events_total
     uint64_t gos
@@ -169,6 +173,7 @@ cdef inline BoardEvent* board_emit(
         board.events_count += 1
     else:
         board.events_lost += 1
+        board.lost_total += 1
     return event
 
 
@@ -351,7 +356,7 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
 cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int64_t now_ns) noexcept nogil:
     """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, waits and after.
 
-    BOARD_OK, BOARD_OVER or BOARD_FULL; without OK nothing changed. Steps are the caller's.
+    One of BOARD_*; without OK nothing changed. Steps are the caller's.
     """
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = board_find(board, key, asked.lease.epoch)
@@ -362,6 +367,8 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         turn.window_ns = asked.window_ns
         board_refile(board, key)
         return BOARD_OK
+    if asked.lease.end_ns <= asked.lease.start_ns:
+        return BOARD_EMPTY
     if turn == NULL:
         if epoch_reached(desk.newest, asked.lease.epoch) and board.newest - desk.newest < RECENT:
             return BOARD_OVER

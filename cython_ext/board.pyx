@@ -40,8 +40,6 @@ cdef int read_turn(
         turn.lease.end_ns = FOREVER_NS
     else:
         turn.lease.end_ns = moment(end_ns, "end_ns")
-        if turn.lease.end_ns <= turn.lease.start_ns:
-            raise ValueError(f"lease {epoch} ends at {end_ns}, before it starts at {start_ns}")
     for key, predecessor in after:
         if turn.waits == PREDECESSORS:
             raise ValueError(f"lease {epoch} waits for more than {PREDECESSORS} others")
@@ -100,11 +98,13 @@ cdef class PyBoard:
         board_step(self.board, now_ns)
 
     def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns):
-        """True: accepted; False: the epoch is over. Raises ``OverflowError`` with too many live leases."""
+        """True: accepted; False: the epoch is over. Raises ``ValueError`` (empty) and ``OverflowError`` (too many)."""
         cdef Turn turn
         read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, 1_000_000)
         board_step(self.board, now_ns)
         result = board_publish(self.board, key, &turn, now_ns)
+        if result == BOARD_EMPTY:
+            raise ValueError
         if result == BOARD_FULL:
             raise OverflowError
         board_step(self.board, now_ns)

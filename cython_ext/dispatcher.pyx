@@ -1,0 +1,482 @@
+"""The dispatcher: one native thread of the GPU Server that gives GO within microseconds, whatever Python is doing.
+
+Theory of operation
+-------------------
+Decisions are made by the board (``board.pxd``), which knows no clock and no page. This module is the shell around it:
+the thread, the clock, the relay page that it hears from and the grants pages that it writes.
+
+The thread sleeps on the relay page's doorbell until the next deadline. Awake, it takes the dirty bits, reports those
+entries to the board, steps it, and writes the pages of the desks that were touched. Python's commands do the same
+from Python's thread, so that a lease that is due goes within the call; the thread is woken only if it would sleep too
+long.
+
+Deadlines that somebody waits for to the microsecond (``sharp``: a lease whose predecessors are done and whose start
+lies ahead) are approached by sleeping to SPIN_NS before and spinning: absolute futex time-outs overshoot by tens of
+µs.
+
+Locks and order
+---------------
+``lock`` protects the board and every page's plan; it is held for microseconds, by the thread or by one Python caller,
+who takes it without the GIL. No other lock is taken under it. Futex wakes and the eventfd are written after it is let
+go.
+
+Doorbell: its value is read before the dirty bits are taken; relays set their bit before they ring. So a bit set too
+late for this pass finds the doorbell moved, and the wait returns at once.
+
+A relay's entry: the relay writes ``want`` and the figures before the two epochs, we read them after: a drain or a
+return is never paired with a want from before it. A want that is seen gone too early is explained by the next report.
+
+A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
+gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset, strerror
+
+from cython_ext.board cimport (
+    BOARD_EMPTY, BOARD_FULL, BOARD_OK, EVENT_OBSERVED, LATENESS_BINS, RING, TURNS,
+    Board, BoardEvent, Desk, Face, Report, Turn,
+    board_add, board_deadline, board_face, board_free, board_new, board_publish, board_reading, board_remove,
+    board_report, board_step, board_withdraw, event_reading, first_waiting, next_key, put, read_turn,
+)
+from cython_ext.layout cimport (
+    MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
+)
+from cython_ext.logic.plan cimport publish_plan
+from cython_ext.native cimport (
+    add32, exchange32, exchange64, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, storei64,
+)
+from cython_ext.pages cimport GrantsPage, RelayPage
+from cython_ext.threads cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, prctl,
+    pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
+    pthread_setname_np, pthread_t, start_thread,
+)
+
+from cython_ext.readings import DispatcherStats, Event, EventKind
+
+cdef extern from "limits.h":
+    const int INT_MAX
+
+cdef enum:
+    SPIN_NS = 100_000
+    BEAT_NS = 50_000_000     # twice as often as the pages promise
+
+
+ctypedef Grants* GrantsAt
+
+
+cdef struct Engine:
+    pthread_mutex_t lock
+    Board* board
+    BoardEvent* spare        # the other event buffer: Python reads one while the thread fills the other
+    Relays* relays
+    GrantsAt[256] pages       # NULL: no such vGPU
+    uint64_t[4] wake         # pages whose sleepers must be woken once the lock is free
+    bint signalled           # the eventfd says that there are events
+    bint stopping
+    int events_descriptor
+    int64_t sleeps_until_ns  # 0: the thread is awake
+    int64_t beat_ns
+    uint64_t wakes
+    uint64_t reports
+    pthread_t thread
+
+
+cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept nogil:
+    report.returned_epoch = load32(&entry.returned_epoch)
+    report.drained_epoch = load32(&entry.drained_epoch)
+    report.want = load32(&entry.want) != 0
+    report.drained_ns = loadi64(&entry.drained_ns)
+    report.busy_ns = load64(&entry.busy_ns)
+    report.longest_kernel_ns = max(0, loadi64(&entry.longest_kernel_ns))
+    report.refill_ns = max(0, loadi64(&entry.refill_ns))
+    report.predicted_end_ns = max(0, loadi64(&entry.predicted_end_ns))
+
+
+cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
+    if page.open_epoch != face.open_epoch and page.open_epoch != 0:
+        exchange32(&page.open_epoch, 0)
+    if page.go_epoch != face.go_epoch and page.go_epoch != 0:
+        store32(&page.go_epoch, 0)       # or an epoch from long ago would seem to reach the new lease
+    if face.window_ns:
+        storei64(&page.window_ns, face.window_ns)
+    if memcmp(&page.plans[page.published & 1], &face.plan, sizeof(Plan)) != 0:
+        publish_plan(page, &face.plan)
+    store32(&page.go_epoch, face.go_epoch)
+    store32(&page.open_epoch, face.open_epoch)
+    add32(&page.change, 1)
+
+
+cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
+    """Step the board and let the pages follow. Under the lock."""
+    cdef Face face
+    cdef int key
+    board_step(engine.board, at_ns)
+    key = next_key(engine.board.touched, 0)
+    while key >= 0:
+        if engine.pages[key] != NULL:
+            board_face(engine.board, key, &face)
+            write_page(engine.pages[key], &face)
+            put(engine.wake, key, 1)
+        put(engine.board.touched, key, 0)
+        key = next_key(engine.board.touched, key + 1)
+
+
+cdef inline void hear(Engine* engine) noexcept nogil:
+    """Report the dirty entries to the board. Under the lock."""
+    cdef uint64_t[4] dirty
+    cdef Report report
+    cdef int64_t at_ns
+    cdef int key, i
+    for i in range(4):
+        dirty[i] = exchange64(&engine.relays.dirty[i], 0)
+    at_ns = now_ns()                     # after the bits: no report can be from later
+    board_step(engine.board, at_ns)
+    key = next_key(dirty, 0)
+    while key >= 0:
+        engine.reports += 1
+        read_report(&engine.relays.entries[key], &report)
+        board_report(engine.board, key, &report, at_ns)
+        key = next_key(dirty, key + 1)
+
+
+cdef inline void beat(Engine* engine, int64_t at_ns) noexcept nogil:
+    cdef int key
+    for key in range(MAX_VGPUS):
+        if engine.pages[key] != NULL:
+            storei64(&engine.pages[key].alive_ns, at_ns)
+    engine.beat_ns = at_ns + BEAT_NS
+
+
+cdef inline void let_go(Engine* engine) noexcept nogil:
+    """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
+    cdef uint64_t[4] wake
+    cdef GrantsAt[256] pages
+    cdef bint signal = engine.board.events_count > 0 and not engine.signalled
+    cdef bint thread_oversleeps
+    cdef bint sharp
+    cdef int key, i
+    for i in range(4):
+        wake[i] = engine.wake[i]
+        engine.wake[i] = 0
+    key = next_key(wake, 0)
+    while key >= 0:
+        pages[key] = engine.pages[key]
+        key = next_key(wake, key + 1)
+    engine.signalled = engine.signalled or signal
+    thread_oversleeps = board_deadline(engine.board, &sharp) < engine.sleeps_until_ns
+    if thread_oversleeps:
+        engine.sleeps_until_ns = 0
+    pthread_mutex_unlock(&engine.lock)
+    key = next_key(wake, 0)
+    while key >= 0:
+        futex_wake(&pages[key].change, INT_MAX)
+        key = next_key(wake, key + 1)
+    if signal:
+        eventfd_write(engine.events_descriptor, 1)
+    if thread_oversleeps:
+        ring(engine)
+
+
+cdef inline void ring(Engine* engine) noexcept nogil:
+    add32(&engine.relays.doorbell, 1)
+    futex_wake(&engine.relays.doorbell, 1)
+
+
+cdef void* engine_main(void* argument) noexcept nogil:
+    cdef Engine* engine = <Engine*>argument
+    cdef uint32_t heard
+    cdef int64_t at_ns, deadline_ns, until_ns
+    cdef bint sharp
+    pthread_setname_np(pthread_self(), "vgpu-dispatch")
+    prctl(PR_SET_TIMERSLACK, 1)
+    while True:
+        heard = load32(&engine.relays.doorbell)
+        pthread_mutex_lock(&engine.lock)
+        if engine.stopping:
+            pthread_mutex_unlock(&engine.lock)
+            return NULL
+        engine.wakes += 1
+        engine.sleeps_until_ns = 0
+        hear(engine)
+        at_ns = now_ns()
+        settle(engine, at_ns)
+        if at_ns >= engine.beat_ns:
+            beat(engine, at_ns)
+        deadline_ns = board_deadline(engine.board, &sharp)
+        until_ns = min(deadline_ns, engine.beat_ns)
+        engine.sleeps_until_ns = until_ns
+        let_go(engine)
+        if not sharp or deadline_ns - SPIN_NS > at_ns:
+            futex_wait(&engine.relays.doorbell, heard, min(until_ns, deadline_ns - SPIN_NS) if sharp else until_ns)
+        else:
+            while load32(&engine.relays.doorbell) == heard and now_ns() < deadline_ns:
+                pause()
+
+
+cdef int engine_publish(Engine* engine, uint32_t key, const Turn* turn) noexcept nogil:
+    cdef int64_t at_ns
+    cdef int result
+    pthread_mutex_lock(&engine.lock)
+    at_ns = now_ns()
+    board_step(engine.board, at_ns)
+    result = board_publish(engine.board, key, turn, at_ns)
+    settle(engine, at_ns)
+    let_go(engine)
+    return result
+
+
+cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept nogil:
+    cdef int64_t at_ns
+    cdef bint result
+    pthread_mutex_lock(&engine.lock)
+    at_ns = now_ns()
+    board_step(engine.board, at_ns)
+    result = board_withdraw(engine.board, key, epoch, at_ns)
+    settle(engine, at_ns)
+    let_go(engine)
+    return result
+
+
+cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
+    cdef Report report
+    cdef int64_t at_ns
+    pthread_mutex_lock(&engine.lock)
+    at_ns = now_ns()
+    engine.pages[key] = page
+    storei64(&page.alive_ns, at_ns)
+    read_report(&engine.relays.entries[key], &report)
+    board_add(engine.board, key, &report, at_ns)
+    settle(engine, at_ns)
+    let_go(engine)
+
+
+cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
+    cdef int64_t at_ns
+    pthread_mutex_lock(&engine.lock)
+    at_ns = now_ns()
+    board_remove(engine.board, key, at_ns)
+    settle(engine, at_ns)
+    futex_wake(&engine.pages[key].change, INT_MAX)       # now: its maker unmaps it next
+    put(engine.wake, key, 0)
+    engine.pages[key] = NULL
+    memset(&engine.relays.entries[key], 0, sizeof(RelayEntry))
+    let_go(engine)
+
+
+cdef class Dispatcher:
+    """Executes the scheduler's leases. Times are CLOCK_MONOTONIC ns, keys 0 … 255; any thread may call.
+
+    Pages stay mapped (their ``close`` is refused) until ``remove`` or ``close``.
+    """
+
+    cdef Engine* engine
+    cdef RelayPage relay_page
+    cdef list grants_pages
+
+    def __cinit__(self, RelayPage relay_page not None):
+        cdef Engine* engine
+        relay_page.pin()
+        self.relay_page = relay_page
+        self.grants_pages = [None] * MAX_VGPUS
+        engine = <Engine*>calloc(1, sizeof(Engine))
+        if engine == NULL:
+            raise MemoryError
+        self.engine = engine
+        pthread_mutex_init(&engine.lock, NULL)
+        engine.relays = relay_page.get()
+        engine.events_descriptor = -1
+        engine.board = board_new()
+        engine.spare = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
+        if engine.spare == NULL:
+            raise MemoryError
+        engine.events_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        if engine.events_descriptor < 0:
+            raise OSError(errno, f"cannot make the dispatcher's eventfd: {strerror(errno).decode()}")
+        error = start_thread(&engine.thread, engine_main, engine)
+        if error:
+            engine.thread = 0
+            raise OSError(error, f"cannot start the dispatcher's thread: {strerror(error).decode()}")
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef Engine* running(self) except NULL:
+        if self.engine == NULL:
+            raise RuntimeError("this dispatcher is closed")
+        return self.engine
+
+    cdef uint32_t known(self, object key) except? 0xFFFFFFFF:
+        if not 0 <= key < MAX_VGPUS:
+            raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {MAX_VGPUS - 1}")
+        self.running()
+        if self.grants_pages[key] is None:
+            raise KeyError(f"the dispatcher has no vGPU {key}: add it first")
+        return key
+
+    def fileno(self):
+        """Readable when ``events`` has something. The descriptor is the dispatcher's: do not close it."""
+        return self.running().events_descriptor
+
+    def add(self, key, GrantsPage grants_page not None):
+        """Take charge of a vGPU's grants page. Its relay may have spoken already: a want then shows up as an event."""
+        engine = self.running()
+        if not 0 <= key < MAX_VGPUS:
+            raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {MAX_VGPUS - 1}")
+        if self.grants_pages[key] is not None:
+            raise ValueError(f"vGPU key {key} is taken: remove it first")
+        grants_page.check_writable()
+        grants_page.pin()
+        self.grants_pages[key] = grants_page
+        cdef uint32_t index = key
+        cdef Grants* page = grants_page.get()
+        with nogil:
+            engine_add(engine, index, page)
+
+    def remove(self, key):
+        """The vGPU is gone: its leases count as drained, without events. The key is free once its broker is gone."""
+        cdef uint32_t index = self.known(key)
+        cdef GrantsPage page = self.grants_pages[key]
+        with nogil:
+            engine_remove(self.engine, index)
+        self.grants_pages[key] = None
+        page.unpin()
+
+    def publish(self, key, epoch, start_ns, end_ns, after=(), go_by_ns=0, early=True, on_want=False,
+                window_ns=1_000_000):
+        """Execute ``Publish`` (meaning of the arguments: ``gpuserver.core.leases.Lease``).
+
+        ``on_want``: a standing lease, no GO before the vGPU wants, and then at once. True: accepted. False: the epoch
+        has drained or was withdrawn, nothing changed. Raises ``ValueError`` for what no lease can be,
+        ``OverflowError`` with eight leases of the vGPU undrained.
+        """
+        cdef uint32_t index = self.known(key)
+        cdef Turn turn
+        cdef int result
+        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, window_ns)
+        with nogil:
+            result = engine_publish(self.engine, index, &turn)
+        if result == BOARD_EMPTY:
+            raise ValueError(f"lease {epoch} ends at {end_ns}, which is not after its start at {start_ns}")
+        if result == BOARD_FULL:
+            raise OverflowError(f"lease {epoch}: vGPU {key} has {TURNS} leases that have not drained already")
+        return result == BOARD_OK
+
+    def withdraw(self, key, epoch):
+        """Execute ``Withdraw``. True: taken back. False: it is over, or it went and ends now (events follow)."""
+        cdef uint32_t index = self.known(key)
+        cdef uint32_t asked = epoch
+        cdef bint result
+        with nogil:
+            result = engine_withdraw(self.engine, index, asked)
+        return bool(result)
+
+    def events(self):
+        """What happened since the last call, oldest first. Ends with a LOST event if the ring was too small."""
+        cdef Engine* engine = self.running()
+        cdef BoardEvent* filled
+        cdef uint32_t count
+        cdef uint64_t lost
+        cdef unsigned long ignored
+        with nogil:
+            eventfd_read(engine.events_descriptor, &ignored)
+            pthread_mutex_lock(&engine.lock)
+            filled = engine.board.events
+            count = engine.board.events_count
+            lost = engine.board.events_lost
+            engine.board.events = engine.spare
+            engine.spare = filled
+            engine.board.events_count = 0
+            engine.board.events_lost = 0
+            engine.signalled = 0
+            pthread_mutex_unlock(&engine.lock)
+        found = [event_reading(&filled[i]) for i in range(count)]
+        if lost:
+            found.append(Event(EventKind.LOST, 0, lost, now_ns(), 0, 0, False, 0, 0, 0))
+        return found
+
+    def observe(self, key):
+        """The vGPU's newest lease in force, read now, as an OBSERVED event; None if it holds none."""
+        cdef uint32_t index = self.known(key)
+        cdef Engine* engine = self.engine
+        cdef BoardEvent event
+        cdef Desk desk
+        cdef Turn* turn
+        memset(&event, 0, sizeof(event))
+        with nogil:
+            pthread_mutex_lock(&engine.lock)
+            desk = engine.board.desks[index]
+            pthread_mutex_unlock(&engine.lock)
+        if first_waiting(&desk) == 0:
+            return None
+        read_report(&engine.relays.entries[index], &desk.report)
+        turn = &desk.turns[first_waiting(&desk) - 1]
+        event.kind = EVENT_OBSERVED
+        event.key = index
+        event.epoch = turn.lease.epoch
+        event.at_ns = now_ns()
+        board_reading(&desk, turn, &event)
+        return event_reading(&event)
+
+    def outstanding(self, key):
+        """The vGPU's live leases, oldest first: (epoch, whether GO was given)."""
+        cdef uint32_t index = self.known(key)
+        cdef Desk desk
+        with nogil:
+            pthread_mutex_lock(&self.engine.lock)
+            desk = self.engine.board.desks[index]
+            pthread_mutex_unlock(&self.engine.lock)
+        return [(desk.turns[i].lease.epoch, bool(desk.turns[i].went)) for i in range(desk.live)]
+
+    def wants(self, key):
+        """Whether the vGPU wants a token, as last reported."""
+        cdef uint32_t index = self.known(key)
+        return bool(self.engine.board.desks[index].want)
+
+    def stats(self):
+        """Counters since the start, as ``DispatcherStats``."""
+        cdef Engine* engine = self.running()
+        cdef Board* board = engine.board
+        return DispatcherStats(
+            engine.wakes, engine.reports, board.gos, board.forced, board.events_total, board.lost_total,
+            tuple([board.lateness[i] for i in range(LATENESS_BINS)]),
+        )
+
+    def close(self):
+        """Stop the thread and let go of all pages. They keep their last plans; nobody gives GO any more. Idempotent."""
+        cdef Engine* engine = self.engine
+        cdef GrantsPage page
+        if engine == NULL:
+            return
+        self.engine = NULL
+        if engine.thread:
+            with nogil:
+                pthread_mutex_lock(&engine.lock)
+                engine.stopping = 1
+                pthread_mutex_unlock(&engine.lock)
+                ring(engine)
+                pthread_join(engine.thread, NULL)
+        if engine.events_descriptor >= 0:
+            close_descriptor(engine.events_descriptor)
+        pthread_mutex_destroy(&engine.lock)
+        board_free(engine.board)
+        free(engine.spare)
+        free(engine)
+        for page in self.grants_pages:
+            if page is not None:
+                page.unpin()
+        self.grants_pages = [None] * MAX_VGPUS
+        self.relay_page.unpin()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    @property
+    def closed(self):
+        return self.engine == NULL
