@@ -1,0 +1,1 @@
+"""The simulated GPU: its engine (``*.pxd``), and the two driver libraries built from ``cuda/`` and ``nvml/``."""

@@ -1,0 +1,257 @@
+"""What the parts of the simulated driver share: result codes, the objects behind handles, and each other's services.
+
+Handles are pointers to these objects. An object that is destroyed loses its mark and its memory is kept for the next
+of its kind, so that a stale handle is refused instead of followed into somebody else's memory.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from cython_ext.sim.state cimport SimGpu
+
+
+cdef extern from "sim/cuda/sim_native.h" nogil:
+    cdef struct SimOwnStream "sim_own":
+        void* context
+        void* stream
+        uint32_t id
+    ctypedef struct SimThread:
+        void* stack[64]
+        int depth
+        int capture_mode
+        SimOwnStream own[8]
+        uint32_t own_next
+        uint32_t id
+    SimThread sim_thread
+    void sim_sleep_until(int64_t at_ns) noexcept
+    int sim_start_thread(void* (*run)(void*) noexcept nogil) noexcept
+
+
+ctypedef public int CUresult
+
+cdef enum CUresultValue:
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    NO_DEVICE = 100
+    INVALID_DEVICE = 101
+    INVALID_IMAGE = 200
+    INVALID_CONTEXT = 201
+    PEER_ACCESS_UNSUPPORTED = 217
+    INVALID_PTX = 218
+    FILE_NOT_FOUND = 301
+    INVALID_HANDLE = 400
+    ILLEGAL_STATE = 401
+    NOT_FOUND = 500
+    NOT_READY = 600
+    ILLEGAL_ADDRESS = 700
+    LAUNCH_OUT_OF_RESOURCES = 701
+    PEER_ACCESS_ALREADY_ENABLED = 704
+    PEER_ACCESS_NOT_ENABLED = 705
+    PRIMARY_CONTEXT_ACTIVE = 708
+    CONTEXT_IS_DESTROYED = 709
+    HOST_MEMORY_ALREADY_REGISTERED = 712
+    HOST_MEMORY_NOT_REGISTERED = 713
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    CAPTURE_UNSUPPORTED = 900
+    CAPTURE_INVALIDATED = 901
+    CAPTURE_MERGE = 902
+    CAPTURE_UNMATCHED = 903
+    CAPTURE_UNJOINED = 904
+    CAPTURE_ISOLATION = 905
+    CAPTURE_IMPLICIT = 906
+    CAPTURED_EVENT = 907
+    CAPTURE_WRONG_THREAD = 908
+    UNKNOWN = 999
+
+cdef enum:
+    MARK_CONTEXT = 0x43545831
+    MARK_STREAM = 0x53545231
+    MARK_EVENT = 0x45564e31
+    MARK_MODULE = 0x4d4f4431
+    MARK_FUNCTION = 0x46554e31
+    MARK_GRAPH = 0x47525031
+    MARK_EXEC = 0x47524531
+    MARK_POOL = 0x504f4f31
+
+# What its process has to do about an operation that the GPU has reached or finished.
+cdef enum EffectKind:
+    EFFECT_NONE = 0
+    EFFECT_EVENT = 1        # note when an event happened
+    EFFECT_INTERVAL = 2     # store a kernel's start and end
+    EFFECT_WRITE = 3        # store a word
+    EFFECT_WAIT = 4         # release the stream when a word satisfies a condition
+    EFFECT_HOST = 5         # call a function, then release the stream
+    EFFECT_REMOTE = 6       # release the stream when a stream of another GPU has come far enough
+
+cdef enum:
+    TOUCHES = 6
+
+
+# The process's own side of one operation in a stream's queue; dies with it.
+cdef public struct Effect:
+    uint32_t kind
+    uint32_t flags          # of a wait or write: 64-bit wide is WIDE_WORD
+    void* event
+    uint64_t address
+    uint64_t value
+    void* function
+    uint64_t touched[6]     # device addresses the operation will use
+    uint32_t touches
+
+cdef enum:
+    WIDE_WORD = 0x100
+
+cdef enum DataKind:
+    DATA_NONE = 0
+    DATA_COPY = 1
+    DATA_FILL = 2
+
+
+# One operation as the program asked for it: to be queued now, or kept as a node of a graph.
+cdef public struct Work:
+    uint32_t kind           # SimOpKind
+    double ns               # duration at full rate
+    uint32_t sms
+    uint32_t wait_slot      # OP_WAIT
+    uint32_t wait_generation
+    uint64_t wait_count
+    Effect effect
+    uint32_t data           # DataKind: what happens to memory, at submission
+    uint64_t target
+    uint64_t source
+    uint64_t width          # bytes of a row
+    uint64_t height
+    uint64_t target_pitch
+    uint64_t source_pitch
+    uint32_t fill
+    uint32_t fill_bytes     # 1, 2 or 4
+    Function* function      # of a kernel
+    unsigned int grid[3]
+    unsigned int block[3]
+    unsigned int shared_bytes
+
+
+cdef public struct Device:
+    SimGpu* gpu
+    Context* primary
+    uint32_t retained
+    uint32_t primary_flags
+    void* pool              # current memory pool
+    void* default_pool
+    uint32_t peers          # bit per device that may be accessed
+
+
+cdef public struct Context:
+    uint32_t mark
+    uint32_t id
+    int device
+    uint32_t slot
+    uint32_t flags
+    bint is_primary
+    SimGpu* gpu
+    Stream* legacy
+    uint64_t small_bytes    # sum of allocations below 1 MiB; the driver carves those from 2 MiB blocks
+    uint32_t captures       # captures open on blocking streams
+    uint64_t limits[16]
+    Context* next
+
+
+cdef public struct Stream:
+    uint32_t mark
+    uint32_t id
+    Context* context
+    SimGpu* gpu
+    uint32_t slot
+    uint32_t generation
+    uint32_t flags          # SimStreamFlags
+    int priority
+    void* capture           # Capture this stream takes part in
+    uint32_t lane           # its number there
+    bint closing            # destroyed, but not yet drained
+    Effect* effects         # ring parallel to the shared one
+    Stream* next
+
+
+cdef public struct Event:
+    uint32_t mark
+    uint32_t id
+    Context* context
+    uint32_t flags
+    bint recorded
+    SimGpu* gpu             # where it was recorded last
+    uint32_t slot
+    uint32_t generation
+    uint64_t count          # operations of that stream that must be done
+    int64_t time_ns         # 0 until seen
+    uint32_t pending        # records on their way; the memory is kept for them
+    void* capture           # recorded within this capture
+    uint64_t capture_id
+    uint32_t clock[32]      # how far each lane of the capture had come
+    Event* next
+
+
+cdef public struct Function:
+    uint32_t mark
+    Module* module
+    char name[256]
+    int parameters
+    uint32_t size[64]
+    uint32_t offset[64]
+    const char* ns          # expressions of the annotation, or NULL
+    const char* sms
+    const char* interval
+    int attributes[32]
+    Function* next
+
+
+cdef public struct Module:
+    uint32_t mark
+    bint is_library
+    char* text              # PTX; NULL for an image of another kind
+    Function* functions
+    Module* next
+
+
+# process.pyx
+cdef extern int drv_devices() noexcept nogil
+cdef extern Device* drv_device(int index) noexcept nogil
+cdef extern CUresult drv_ready() noexcept nogil
+cdef extern void drv_lock() noexcept nogil
+cdef extern void drv_unlock() noexcept nogil
+cdef extern CUresult drv_begin(Context* context) noexcept nogil
+cdef extern void drv_end(Context* context) noexcept nogil
+cdef extern CUresult drv_wait(Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation, uint64_t count) noexcept nogil
+cdef extern CUresult drv_wait_room(Stream* stream) noexcept nogil
+cdef extern void drv_wake_agent() noexcept nogil
+cdef extern Stream* drv_streams() noexcept nogil
+cdef extern Stream* drv_new_stream() noexcept nogil
+cdef extern void drv_drop_stream(Stream* stream) noexcept nogil
+cdef extern uint32_t drv_next_id() noexcept nogil
+
+# contexts.pyx
+cdef extern Context* drv_current() noexcept nogil
+cdef extern CUresult drv_current_context(Context** context) noexcept nogil
+cdef extern bint drv_is_context(Context* context) noexcept nogil
+
+# streams.pyx
+cdef extern CUresult drv_open_stream(Context* context, uint32_t flags, int priority, Stream** stream) noexcept nogil
+cdef extern CUresult drv_stream(void* handle, Stream** stream) noexcept nogil
+cdef extern CUresult drv_submit(Stream* stream, Work* work) noexcept nogil
+cdef extern CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil
+cdef extern CUresult drv_synchronize(Stream* stream) noexcept nogil
+cdef extern CUresult drv_synchronize_context(Context* context) noexcept nogil
+
+# capture.pyx
+cdef extern CUresult drv_check_unsafe() noexcept nogil
+cdef extern CUresult drv_capture_work(Stream* stream, Work* work) noexcept nogil
+cdef extern CUresult drv_capture_event(Stream* stream, Event* event) noexcept nogil
+cdef extern CUresult drv_capture_wait(Stream* stream, Event* event) noexcept nogil
+cdef extern CUresult drv_break_captures(Context* context) noexcept nogil
+
+# memory.pyx
+cdef extern void drv_touch(Effect* effect, uint64_t address) noexcept nogil
+cdef extern void drv_move_data(Work* work) noexcept nogil
+cdef extern void drv_forget_context(Context* context) noexcept nogil

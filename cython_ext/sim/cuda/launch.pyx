@@ -1,0 +1,164 @@
+"""Launching kernels: parameters are read as the driver reads them, the cost model makes of them a duration."""
+
+from libc.math cimport ceil
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from cython_ext.sim.cost cimport SimTerms, sim_evaluate
+from cython_ext.sim.cuda.driver cimport (
+    COOPERATIVE_LAUNCH_TOO_LARGE, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE, INVALID_VALUE,
+    MARK_FUNCTION, NOT_SUPPORTED, SUCCESS, Stream, Work, drv_stream, drv_submit, drv_touch,
+)
+from cython_ext.sim.state cimport OP_EXTERNAL, OP_KERNEL
+
+cdef enum:
+    LAUNCH_BUFFER = 1
+    LAUNCH_BUFFER_SIZE = 2
+    LAUNCH_ATTRIBUTE_COOPERATIVE = 2
+    KERNEL_NS = 2000            # the least a kernel takes
+    WAVE_NS = 5000              # one wave of blocks of a kernel that says nothing of itself
+    BLOCKS_PER_SM = 8
+
+cdef public struct LaunchAttribute:
+    int name
+    int padding
+    unsigned char value[64]
+
+cdef public struct LaunchConfig:
+    unsigned int grid[3]
+    unsigned int block[3]
+    unsigned int shared_bytes
+    void* stream
+    LaunchAttribute* attributes
+    unsigned int count
+
+
+cdef void read_parameters(Function* function, void** parameters, void** extra, SimTerms* terms,
+                          Work* work) noexcept nogil:
+    """Integer values of up to 16 parameters, from an array of pointers or from one packed buffer."""
+    cdef const char* buffer = NULL
+    cdef const char* at
+    cdef int i
+    if parameters == NULL and extra != NULL:
+        i = 0
+        while extra[i] != NULL:
+            if <uint64_t>extra[i] == LAUNCH_BUFFER:
+                buffer = <const char*>extra[i + 1]
+            i += 2
+    terms.parameters = 0
+    for i in range(min(function.parameters, 16)):
+        if parameters != NULL:
+            at = <const char*>parameters[i]
+        elif buffer != NULL:
+            at = buffer + function.offset[i]
+        else:
+            return
+        terms.parameter[i] = 0
+        memcpy(&terms.parameter[i], at, min(function.size[i], <uint32_t>8))
+        terms.parameters = i + 1
+        if function.size[i] == 8:
+            drv_touch(&work.effect, terms.parameter[i])
+
+
+cdef CUresult describe(Function* function, unsigned int* grid, unsigned int* block, unsigned int shared_bytes,
+                       void** parameters, void** extra, Stream* stream, Work* work) noexcept nogil:
+    """Make a launch into a piece of work, or say what is wrong with it."""
+    cdef SimTerms terms
+    cdef double value
+    cdef uint64_t blocks = <uint64_t>grid[0] * grid[1] * grid[2]
+    cdef uint64_t threads = <uint64_t>block[0] * block[1] * block[2]
+    if function == NULL or function.mark != MARK_FUNCTION:
+        return INVALID_HANDLE
+    if blocks == 0 or not 0 < threads <= 1024 or (parameters != NULL and extra != NULL):
+        return INVALID_VALUE
+    if grid[1] > 65535 or grid[2] > 65535 or shared_bytes > <unsigned int>function.attributes[8]:
+        return INVALID_VALUE
+    memset(work, 0, sizeof(Work))
+    work.kind = OP_KERNEL
+    work.function = function
+    memcpy(work.grid, grid, 12)
+    memcpy(work.block, block, 12)
+    work.shared_bytes = shared_bytes
+    terms.blocks = blocks
+    terms.threads = threads
+    terms.sms = stream.gpu.sms
+    read_parameters(function, parameters, extra, &terms, work)
+    work.sms = <uint32_t>min(terms.sms, terms.blocks)
+    work.ns = KERNEL_NS + WAVE_NS * ceil(terms.blocks / (terms.sms * BLOCKS_PER_SM))
+    if function.sms != NULL and sim_evaluate(function.sms, &terms, &value):
+        work.sms = <uint32_t>min(terms.sms, max(1., value))
+    if function.ns != NULL and sim_evaluate(function.ns, &terms, &value):
+        work.ns = max(0., value)
+    if function.interval != NULL and sim_evaluate(function.interval, &terms, &value) and value > 0:
+        work.effect.kind = EFFECT_INTERVAL
+        work.effect.address = <uint64_t>value
+    return SUCCESS
+
+
+cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block, unsigned int shared_bytes,
+                     void* handle, void** parameters, void** extra) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = describe(function, grid, block, shared_bytes, parameters, extra, stream, &work)
+    return drv_submit(stream, &work) if result == SUCCESS else result
+
+
+cdef public CUresult cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsigned int gz,
+                                    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared_bytes,
+                                    void* stream, void** parameters, void** extra) noexcept nogil:
+    cdef unsigned int[3] grid
+    cdef unsigned int[3] block
+    grid[0] = gx
+    grid[1] = gy
+    grid[2] = gz
+    block[0] = bx
+    block[1] = by
+    block[2] = bz
+    return launch(function, grid, block, shared_bytes, stream, parameters, extra)
+
+
+cdef public CUresult cuLaunchCooperativeKernel(Function* function, unsigned int gx, unsigned int gy,
+                                               unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+                                               unsigned int shared_bytes, void* handle,
+                                               void** parameters) noexcept nogil:
+    cdef Stream* stream
+    cdef uint64_t threads = <uint64_t>bx * by * bz
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    # All blocks of a cooperative grid are resident at once.
+    if 0 < threads <= 1024 and <uint64_t>gx * gy * gz > <uint64_t>stream.gpu.sms * (2048 / threads):
+        return COOPERATIVE_LAUNCH_TOO_LARGE
+    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared_bytes, handle, parameters, NULL)
+
+
+cdef public CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters,
+                                      void** extra) noexcept nogil:
+    cdef unsigned int i
+    cdef LaunchConfig c
+    if config == NULL:
+        return INVALID_VALUE
+    c = config[0]
+    for i in range(c.count):
+        if c.attributes[i].name == LAUNCH_ATTRIBUTE_COOPERATIVE and c.attributes[i].value[0]:
+            return cuLaunchCooperativeKernel(function, c.grid[0], c.grid[1], c.grid[2], c.block[0], c.block[1],
+                                             c.block[2], c.shared_bytes, c.stream, parameters)
+    return launch(function, c.grid, c.block, c.shared_bytes, c.stream, parameters, extra)
+
+
+cdef public CUresult cuLaunchHostFunc(void* handle, void* function, void* user) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if function == NULL:
+        return INVALID_VALUE
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_EXTERNAL
+    work.effect.kind = EFFECT_HOST
+    work.effect.function = function
+    work.effect.address = <uint64_t>user
+    return drv_submit(stream, &work)

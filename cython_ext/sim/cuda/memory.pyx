@@ -1,0 +1,419 @@
+"""Device and host memory: capacity is charged on the GPU, contents live in this process at the same address.
+
+A device pointer can be followed by the program: what is allocated is memory of the process, reserved and filled
+only where touched. That lets copies really copy.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport realloc
+from libc.string cimport memmove, memset
+
+from cython_ext.sim.cuda.driver cimport (
+    CAPTURE_UNSUPPORTED, Context, CUresult, Device, EFFECT_EVENT, Effect, Event, HOST_MEMORY_ALREADY_REGISTERED,
+    HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE, MARK_CONTEXT, NOT_FOUND, OUT_OF_MEMORY, SUCCESS,
+    Stream, TOUCHES, drv_begin, drv_check_unsafe, drv_current_context, drv_end, drv_lock, drv_next_id, drv_streams,
+    drv_synchronize_context, drv_unlock, drv_drop_stream,
+)
+from cython_ext.sim.cuda.allocations cimport (
+    Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_MAPPED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
+    mem_forget_physical, mem_forget_pools, mem_free_pooled,
+)
+from cython_ext.sim.engine cimport sim_memory_used, sim_take_memory
+from cython_ext.sim.share cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, sim_reap,
+)
+from cython_ext.sim.state cimport SIM_QUEUE
+
+cdef enum:
+    PAGE = 4096
+    SMALL = 1 << 20         # below this an allocation is carved from a shared block
+    BLOCK = 2 << 20         # the driver takes memory from the GPU in blocks of this size
+    PITCH = 512
+
+cdef Allocation* table
+cdef uint32_t entries
+cdef uint32_t capacity
+
+
+# -- the table (under the process's lock)
+
+cdef uint32_t position(uint64_t address) noexcept nogil:
+    """Index of the first allocation that begins after `address`."""
+    cdef uint32_t low = 0, high = entries, middle
+    while low < high:
+        middle = (low + high) / 2
+        if table[middle].address <= address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef public Allocation* mem_find(uint64_t address) noexcept nogil:
+    """The allocation that contains `address`, or NULL."""
+    cdef uint32_t at = position(address)
+    if at == 0 or address - table[at - 1].address >= max(table[at - 1].size, <uint64_t>1):
+        return NULL
+    return &table[at - 1]
+
+
+cdef public Allocation* mem_at(uint32_t index) noexcept nogil:
+    return &table[index] if index < entries else NULL
+
+
+cdef public bint mem_add(Allocation* allocation) noexcept nogil:
+    global table, capacity, entries
+    cdef uint32_t at
+    cdef Allocation* larger
+    if entries == capacity:
+        larger = <Allocation*>realloc(table, (2 * capacity + 64) * sizeof(Allocation))
+        if larger == NULL:
+            return False
+        table = larger
+        capacity = 2 * capacity + 64
+    at = position(allocation.address)
+    memmove(&table[at + 1], &table[at], (entries - at) * sizeof(Allocation))
+    allocation.id = drv_next_id()
+    table[at] = allocation[0]
+    entries += 1
+    return True
+
+
+cdef public void mem_remove(Allocation* allocation) noexcept nogil:
+    global entries
+    cdef uint32_t at = <uint32_t>(allocation - table)
+    entries -= 1
+    memmove(&table[at], &table[at + 1], (entries - at) * sizeof(Allocation))
+
+
+# -- charging
+
+cdef uint64_t rounded(uint64_t size, uint64_t unit) noexcept nogil:
+    return (size + unit - 1) / unit * unit
+
+
+cdef public bint mem_charge(Context* context, uint64_t size) noexcept nogil:
+    """Take memory from the GPU; the dead are asked to give theirs back before it is refused."""
+    if sim_take_memory(context.gpu, context.slot, size):
+        return True
+    sim_reap(context.gpu)
+    return sim_take_memory(context.gpu, context.slot, size)
+
+
+cdef public void mem_discharge(Context* context, uint64_t size) noexcept nogil:
+    context.gpu.contexts[context.slot].memory_bytes -= size
+
+
+cdef uint64_t charged_bytes(Context* context, uint64_t size, bint adding) noexcept nogil:
+    """What the GPU gives for (takes back with) an allocation: whole blocks, shared by the small ones."""
+    cdef uint64_t before = rounded(context.small_bytes, BLOCK)
+    if size >= SMALL:
+        return rounded(size, BLOCK)
+    size = rounded(size, PITCH)
+    if adding:
+        return rounded(context.small_bytes + size, BLOCK) - before
+    return before - rounded(context.small_bytes - size, BLOCK)
+
+
+cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexcept nogil:
+    cdef Context* context
+    cdef Allocation allocation
+    cdef uint64_t charge
+    cdef void* memory
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    if address == NULL or size == 0:
+        return INVALID_VALUE
+    result = drv_check_unsafe()
+    if result != SUCCESS:
+        return result
+    result = drv_begin(context)
+    charge = charged_bytes(context, size, True)
+    if result == SUCCESS and not mem_charge(context, charge):
+        result = OUT_OF_MEMORY
+    if result == SUCCESS:
+        memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if memory == MAP_FAILED:
+            mem_discharge(context, charge)
+            result = OUT_OF_MEMORY
+    if result == SUCCESS:
+        memset(&allocation, 0, sizeof(Allocation))
+        allocation.address = <uint64_t>memory
+        allocation.size = size
+        allocation.mapped = rounded(size, PAGE)
+        allocation.context = context
+        allocation.backing = backing
+        allocation.accessible = True
+        mem_add(&allocation)
+        if size < SMALL:
+            context.small_bytes += rounded(size, PITCH)
+        address[0] = allocation.address
+    drv_end(context)
+    return result
+
+
+cdef public void mem_release(Allocation* allocation) noexcept nogil:
+    """Give back what `allocate` took. Under the locks of its context."""
+    mem_discharge(allocation.context, charged_bytes(allocation.context, allocation.size, False))
+    if allocation.size < SMALL:
+        allocation.context.small_bytes -= rounded(allocation.size, PITCH)
+    munmap(<void*>allocation.address, allocation.mapped)
+    mem_remove(allocation)
+
+
+# -- device memory
+
+cdef public CUresult cuMemAlloc_v2(uint64_t* address, size_t size) noexcept nogil:
+    return allocate(address, size, BACKING_PRIVATE)
+
+
+cdef public CUresult cuMemAllocPitch_v2(uint64_t* address, size_t* pitch, size_t width, size_t height,
+                                        unsigned int element_bytes) noexcept nogil:
+    if element_bytes not in (4, 8, 16) or width == 0 or height == 0:
+        return INVALID_VALUE
+    pitch[0] = rounded(width, PITCH)
+    return allocate(address, pitch[0] * height, BACKING_PRIVATE)
+
+
+cdef public CUresult cuMemAllocManaged(uint64_t* address, size_t size, unsigned int flags) noexcept nogil:
+    if flags not in (1, 2):
+        return INVALID_VALUE
+    return allocate(address, size, BACKING_MANAGED)
+
+
+cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
+    """Waits for the work of the context, as the real one does in effect."""
+    cdef Allocation* allocation
+    cdef Context* context
+    cdef uint32_t backing = 0
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS or address == 0:
+        return result
+    drv_lock()
+    allocation = mem_find(address)
+    if allocation != NULL and allocation.address == address:
+        context = allocation.context
+        backing = allocation.backing
+    drv_unlock()
+    if backing not in (BACKING_PRIVATE, BACKING_MANAGED, BACKING_POOL):
+        return INVALID_VALUE
+    result = drv_synchronize_context(context)
+    if result != SUCCESS:
+        return result
+    result = drv_begin(context)
+    allocation = mem_find(address)
+    if allocation == NULL or allocation.address != address:
+        result = INVALID_VALUE
+    elif backing == BACKING_POOL:
+        result = mem_free_pooled(allocation)
+    else:
+        mem_release(allocation)
+    drv_end(context)
+    return result
+
+
+cdef public CUresult cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+    cdef Context* context
+    cdef uint64_t limit, used
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    result = drv_begin(context)
+    used = sim_memory_used(context.gpu)
+    total[0] = context.gpu.memory_bytes
+    free[0] = total[0] - min(used, <uint64_t>total[0])
+    limit = context.gpu.contexts[context.slot].memory_limit
+    used = context.gpu.contexts[context.slot].memory_bytes
+    if limit:
+        free[0] = min(<uint64_t>free[0], limit - min(used, limit))
+    drv_end(context)
+    return result
+
+
+cdef public CUresult cuMemGetAddressRange_v2(uint64_t* base, size_t* size, uint64_t address) noexcept nogil:
+    cdef Allocation* allocation
+    cdef CUresult result = INVALID_VALUE
+    drv_lock()
+    allocation = mem_find(address)
+    if allocation == NULL:
+        result = NOT_FOUND
+    else:
+        if base != NULL:
+            base[0] = allocation.address
+        if size != NULL:
+            size[0] = allocation.size
+        result = SUCCESS
+    drv_unlock()
+    return result
+
+
+# -- host memory
+
+cdef CUresult host_memory(void** out, size_t size, unsigned int flags) noexcept nogil:
+    cdef Context* context
+    cdef Allocation allocation
+    cdef void* memory
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    if size == 0:
+        return INVALID_VALUE
+    memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if memory == MAP_FAILED:
+        return OUT_OF_MEMORY
+    memset(&allocation, 0, sizeof(Allocation))
+    allocation.address = <uint64_t>memory
+    allocation.size = size
+    allocation.mapped = rounded(size, PAGE)
+    allocation.context = context
+    allocation.backing = BACKING_HOST
+    allocation.flags = flags
+    allocation.accessible = True
+    drv_lock()
+    mem_add(&allocation)
+    drv_unlock()
+    out[0] = memory
+    return SUCCESS
+
+
+cdef public CUresult cuMemHostAlloc(void** out, size_t size, unsigned int flags) noexcept nogil:
+    return host_memory(out, size, flags)
+
+
+cdef public CUresult cuMemAllocHost_v2(void** out, size_t size) noexcept nogil:
+    return host_memory(out, size, 0)
+
+
+cdef CUresult drop_host(void* memory, uint32_t backing) noexcept nogil:
+    cdef Allocation* allocation
+    cdef CUresult result = INVALID_VALUE
+    drv_lock()
+    allocation = mem_find(<uint64_t>memory)
+    if allocation != NULL and allocation.address == <uint64_t>memory and allocation.backing == backing:
+        if backing == BACKING_HOST:
+            munmap(memory, allocation.mapped)
+        mem_remove(allocation)
+        result = SUCCESS
+    drv_unlock()
+    return result
+
+
+cdef public CUresult cuMemFreeHost(void* memory) noexcept nogil:
+    cdef Context* context
+    cdef CUresult result = drv_current_context(&context)
+    if result == SUCCESS:
+        result = drv_synchronize_context(context)
+    return drop_host(memory, BACKING_HOST) if result == SUCCESS else result
+
+
+cdef public CUresult cuMemHostRegister_v2(void* memory, size_t size, unsigned int flags) noexcept nogil:
+    cdef Context* context
+    cdef Allocation allocation
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    if memory == NULL or size == 0:
+        return INVALID_VALUE
+    memset(&allocation, 0, sizeof(Allocation))
+    allocation.address = <uint64_t>memory
+    allocation.size = size
+    allocation.context = context
+    allocation.backing = BACKING_REGISTERED
+    allocation.flags = flags
+    allocation.accessible = True
+    drv_lock()
+    if mem_find(<uint64_t>memory) != NULL:
+        result = HOST_MEMORY_ALREADY_REGISTERED
+    else:
+        mem_add(&allocation)
+    drv_unlock()
+    return result
+
+
+cdef public CUresult cuMemHostUnregister(void* memory) noexcept nogil:
+    cdef CUresult result = drop_host(memory, BACKING_REGISTERED)
+    return HOST_MEMORY_NOT_REGISTERED if result == INVALID_VALUE else result
+
+
+cdef public CUresult cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned int flags) noexcept nogil:
+    cdef Allocation* allocation
+    drv_lock()
+    allocation = mem_find(<uint64_t>memory)
+    drv_unlock()
+    if allocation == NULL or allocation.backing not in (BACKING_HOST, BACKING_REGISTERED):
+        return INVALID_VALUE
+    address[0] = <uint64_t>memory
+    return SUCCESS
+
+
+cdef public CUresult cuMemHostGetFlags(unsigned int* flags, void* memory) noexcept nogil:
+    cdef Allocation* allocation
+    drv_lock()
+    allocation = mem_find(<uint64_t>memory)
+    if allocation != NULL:
+        flags[0] = allocation.flags
+    drv_unlock()
+    return SUCCESS if allocation != NULL else INVALID_VALUE
+
+
+# -- what other parts need
+
+cdef public void drv_touch(Effect* effect, uint64_t address) noexcept nogil:
+    """Note that an operation will use the allocation at `address`, if it is one."""
+    cdef Allocation* allocation
+    if effect.touches == TOUCHES:
+        return
+    drv_lock()
+    allocation = mem_find(address)
+    if allocation != NULL and allocation.backing < BACKING_HOST:
+        effect.touched[effect.touches] = address
+        effect.touches += 1
+    drv_unlock()
+
+
+cdef public CUresult mem_check_range(uint64_t address, uint64_t size) noexcept nogil:
+    """Whether an address range of the device is there; several mapped pieces in a row are one."""
+    cdef Allocation* allocation
+    cdef uint64_t end = address + size
+    cdef CUresult result = SUCCESS
+    drv_lock()
+    while result == SUCCESS and address < end:
+        allocation = mem_find(address)
+        if allocation == NULL or not allocation.accessible:
+            result = INVALID_VALUE
+        else:
+            address = allocation.address + allocation.size
+    drv_unlock()
+    return result
+
+
+cdef public void drv_forget_context(Context* context) noexcept nogil:
+    """Everything a context owns in this process goes with it."""
+    cdef uint32_t i = 0, k
+    cdef Stream* stream
+    cdef Stream* following
+    cdef Effect* effect
+    drv_begin(context)
+    mem_forget_pools(context)
+    mem_forget_physical(context)
+    while i < entries:
+        if table[i].context != context:
+            i += 1
+            continue
+        if table[i].backing in (BACKING_PRIVATE, BACKING_MANAGED, BACKING_HOST):
+            munmap(<void*>table[i].address, table[i].mapped)
+        mem_remove(&table[i])
+    stream = drv_streams()
+    while stream != NULL:
+        following = stream.next
+        if stream.context == context:
+            for k in range(SIM_QUEUE):
+                effect = &stream.effects[k]
+                if effect.kind == EFFECT_EVENT:
+                    (<Event*>effect.event).pending -= 1
+                effect.kind = 0
+            drv_drop_stream(stream)
+        stream = following
+    drv_end(context)

@@ -1,0 +1,423 @@
+"""One process and its simulated GPUs: start-up, locks, waiting, and the thread that stands in for the GPU's own hand.
+
+A GPU works on when nobody calls the driver. Its state does so by itself, being computed when somebody looks; but
+words in this process's memory can only be written, watched and called from here. So a process that uses such
+operations gets an *agent*, a thread that looks whenever the next of them can be due.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, getenv, strtoul
+from libc.string cimport memset, strlen, strncasecmp
+
+from cython_ext.native cimport add32, fence, futex_wait, futex_wake, load32, now_ns, storei64
+from cython_ext.sim.cuda.driver cimport (
+    Context, CUresult, Device, EFFECT_EVENT, EFFECT_HOST, EFFECT_INTERVAL, EFFECT_NONE,
+    EFFECT_REMOTE, EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, Stream, WIDE_WORD,
+    sim_sleep_until, sim_start_thread,
+)
+from cython_ext.sim.engine cimport sim_close_stream, sim_earliest, sim_has_room, sim_held_back, sim_reached, sim_settle
+from cython_ext.sim.share cimport (
+    SIM_MAX_GPUS, pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock,
+)
+from cython_ext.sim.state cimport OP_EXTERNAL, SIM_QUEUE, SimGpu, SimOp, SimStream, pthread_mutex_t, sim_op
+
+
+cdef extern from *:
+    """
+    #include "sim/cuda/sim_native.h"
+    __thread SimThread sim_thread;
+    static pthread_mutex_t sim_process_mutex = PTHREAD_MUTEX_INITIALIZER;
+    """
+    pthread_mutex_t sim_process_mutex
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil) noexcept
+
+cdef extern from "<stdio.h>" nogil:
+    int snprintf(char* text, size_t size, const char* form, ...) noexcept
+
+
+cdef enum:
+    POLL_NS = 50000             # how often a host word is looked at by the agent
+    SPIN_NS = 5000              # a sleep shorter than this is not worth the system call
+    HOST_BATCH = 16
+
+ctypedef volatile uint64_t volatile_u64
+ctypedef void (*HostFunction)(void* user) noexcept nogil
+
+cdef struct HostCall:
+    HostFunction function
+    void* user
+    Stream* stream
+    uint32_t generation
+    uint64_t ordinal
+
+cdef SimGpu* gpus[16]           # all of the node
+cdef Device devices[16]         # what CUDA_VISIBLE_DEVICES leaves, in its order
+cdef int device_count
+cdef CUresult init_result
+cdef uint32_t initialised
+cdef uint32_t forked
+cdef Stream* streams
+cdef Stream* unused
+cdef uint32_t ids
+cdef uint32_t agent_started
+cdef uint32_t agent_word
+
+
+# -- start
+
+cdef void in_child() noexcept nogil:
+    """CUDA does not survive fork: the child is refused, as by the real driver."""
+    global forked
+    forked = 1
+
+
+cdef bint names_uuid(const char* text, size_t length, SimGpu* gpu) noexcept nogil:
+    """Whether text is GPU-… and a prefix of this GPU's UUID."""
+    cdef char uuid[64]
+    cdef unsigned char* u = gpu.uuid
+    snprintf(uuid, sizeof(uuid),
+             b"GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             <int>u[0], <int>u[1], <int>u[2], <int>u[3], <int>u[4], <int>u[5], <int>u[6], <int>u[7], <int>u[8],
+             <int>u[9], <int>u[10], <int>u[11], <int>u[12], <int>u[13], <int>u[14], <int>u[15])
+    return length > 4 and length <= strlen(uuid) and strncasecmp(text, uuid, length) == 0
+
+
+cdef int choose_devices(int count) noexcept nogil:
+    """CUDA_VISIBLE_DEVICES: indices or UUID prefixes; the first that names nothing, or repeats, ends the list."""
+    cdef const char* at = getenv(b"CUDA_VISIBLE_DEVICES")
+    cdef char* end
+    cdef size_t length
+    cdef uint32_t taken = 0
+    cdef int chosen = 0, i
+    if at == NULL:
+        for i in range(count):
+            devices[i].gpu = gpus[i]
+        return count
+    while at[0] != 0 and chosen < count:
+        while at[0] == 32:
+            at += 1
+        length = 0
+        while at[length] != 0 and at[length] != 44:
+            length += 1
+        i = <int>strtoul(at, &end, 10)
+        if end == at or at[0] == 45 or (end[0] != 0 and end[0] != 44 and end[0] != 32):
+            i = 0
+            while i < count and not names_uuid(at, length, gpus[i]):
+                i += 1
+        if i >= count or taken >> i & 1:
+            break
+        taken |= <uint32_t>1 << i
+        devices[chosen].gpu = gpus[i]
+        chosen += 1
+        at += length
+        if at[0] == 44:
+            at += 1
+    return chosen
+
+
+cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
+    global initialised, init_result, device_count
+    if forked:
+        return NOT_INITIALIZED
+    if flags:
+        return INVALID_VALUE
+    pthread_mutex_lock(&sim_process_mutex)
+    if not initialised:
+        device_count = choose_devices(sim_map_all(gpus))
+        init_result = SUCCESS if device_count > 0 else NO_DEVICE
+        pthread_atfork(NULL, NULL, in_child)
+        initialised = 1
+    pthread_mutex_unlock(&sim_process_mutex)
+    return init_result
+
+
+cdef public CUresult drv_ready() noexcept nogil:
+    if not initialised or forked:
+        return NOT_INITIALIZED
+    return init_result
+
+
+cdef public int drv_devices() noexcept nogil:
+    return device_count
+
+
+cdef public Device* drv_device(int index) noexcept nogil:
+    return &devices[index] if 0 <= index < device_count else NULL
+
+
+cdef public uint32_t drv_next_id() noexcept nogil:
+    return add32(&ids, 1) + 1
+
+
+# -- locks
+
+cdef public void drv_lock() noexcept nogil:
+    pthread_mutex_lock(&sim_process_mutex)
+
+
+cdef public void drv_unlock() noexcept nogil:
+    pthread_mutex_unlock(&sim_process_mutex)
+
+
+cdef void enter(SimGpu* gpu) noexcept nogil:
+    pthread_mutex_lock(&sim_process_mutex)
+    sim_enter(gpu)
+    serve(gpu, NULL, NULL)
+
+
+cdef void leave(SimGpu* gpu) noexcept nogil:
+    sim_unlock(gpu)
+    pthread_mutex_unlock(&sim_process_mutex)
+
+
+cdef public CUresult drv_begin(Context* context) noexcept nogil:
+    """Lock the process and the context's GPU, which is then at the present. drv_end follows in any case."""
+    enter(context.gpu)
+    return <CUresult>context.gpu.contexts[context.slot].error
+
+
+cdef public void drv_end(Context* context) noexcept nogil:
+    leave(context.gpu)
+
+
+# -- the process's own side of operations
+
+cdef public Stream* drv_streams() noexcept nogil:
+    return streams
+
+
+cdef public Stream* drv_new_stream() noexcept nogil:
+    """An empty one, in the list of this process's streams."""
+    global streams, unused
+    cdef Stream* stream = unused
+    cdef Effect* effects
+    if stream != NULL:
+        unused = stream.next
+        effects = stream.effects
+        memset(stream, 0, sizeof(Stream))
+        stream.effects = effects
+    else:
+        stream = <Stream*>calloc(1, sizeof(Stream))
+        stream.effects = <Effect*>calloc(SIM_QUEUE, sizeof(Effect))
+    stream.next = streams
+    streams = stream
+    return stream
+
+
+cdef public void drv_drop_stream(Stream* stream) noexcept nogil:
+    global streams, unused
+    cdef Stream** link = &streams
+    while link[0] != NULL and link[0] != stream:
+        link = &link[0].next
+    if link[0] != NULL:
+        link[0] = stream.next
+        stream.mark = 0
+        stream.next = unused
+        unused = stream
+
+
+cdef void deliver(Stream* stream) noexcept nogil:
+    """Bring the process's memory up to what the GPU has finished in this stream."""
+    cdef SimStream* shared = &stream.gpu.streams[stream.slot]
+    cdef Effect* effect
+    cdef SimOp* op
+    cdef Event* event
+    while shared.delivered < shared.head:
+        effect = &stream.effects[shared.delivered % SIM_QUEUE]
+        if effect.kind != EFFECT_NONE:
+            op = sim_op(stream.gpu, stream.slot, shared.delivered)
+            if effect.kind == EFFECT_EVENT:
+                event = <Event*>effect.event
+                event.pending -= 1
+                event.time_ns = op.end_ns
+            elif effect.kind == EFFECT_INTERVAL:
+                (<int64_t*>effect.address)[0] = op.start_ns
+                (<int64_t*>effect.address)[1] = op.end_ns
+            elif effect.kind == EFFECT_WRITE:
+                fence()
+                if effect.flags & WIDE_WORD:
+                    (<uint64_t*>effect.address)[0] = effect.value
+                else:
+                    (<uint32_t*>effect.address)[0] = <uint32_t>effect.value
+            effect.kind = EFFECT_NONE
+        shared.delivered += 1
+
+
+cdef bint is_satisfied(Effect* effect) noexcept nogil:
+    """CU_STREAM_WAIT_VALUE_*: greater or equal (cyclic), equal, and, nor."""
+    cdef uint64_t word, mask = <uint64_t>-1
+    cdef int condition = effect.flags & 3
+    if effect.flags & WIDE_WORD:
+        word = (<volatile_u64*>effect.address)[0]
+    else:
+        word = load32(<uint32_t*>effect.address)
+        mask = 0xffffffff
+    if condition == 0:
+        word = (word - effect.value) & mask
+        return word <= mask >> 1
+    if condition == 1:
+        return word == (effect.value & mask)
+    if condition == 2:
+        return (word & effect.value) != 0
+    return (~(word | effect.value) & mask) != 0
+
+
+cdef bint may_release(Effect* effect) noexcept nogil:
+    cdef SimGpu* other
+    if effect.kind == EFFECT_WAIT:
+        return is_satisfied(effect)
+    if effect.kind == EFFECT_REMOTE:
+        other = <SimGpu*>effect.event
+        return sim_reached(other, <uint32_t>effect.flags, <uint32_t>effect.value, effect.address)
+    return False
+
+
+cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
+    """Deliver effects and release streams of this process on one GPU; under both locks.
+
+    With `calls` (the agent): the host functions that are due go there; their number is the answer, and `due` the
+    earliest time at which something else can need a hand.
+    """
+    cdef Stream* stream = streams
+    cdef SimStream* shared
+    cdef SimOp* op
+    cdef Effect* effect
+    cdef Stream* following
+    cdef int called = 0
+    while stream != NULL:
+        following = stream.next
+        if stream.gpu == gpu:
+            shared = &gpu.streams[stream.slot]
+            deliver(stream)
+            while shared.head < shared.tail:
+                op = sim_op(gpu, stream.slot, shared.head)
+                effect = &stream.effects[shared.head % SIM_QUEUE]
+                if op.kind != OP_EXTERNAL or op.released or sim_held_back(gpu, stream.slot, op):
+                    break
+                if effect.kind == EFFECT_HOST and calls != NULL and called < HOST_BATCH:
+                    calls[called].function = <HostFunction>effect.function
+                    calls[called].user = <void*>effect.address
+                    calls[called].stream = stream
+                    calls[called].generation = stream.generation
+                    calls[called].ordinal = shared.head
+                    called += 1
+                if not may_release(effect):
+                    break
+                op.released = 1
+                sim_settle(gpu)
+                deliver(stream)
+            if due != NULL:
+                find_due(stream, due)
+            if stream.closing and shared.head == shared.tail:
+                sim_close_stream(gpu, stream.slot)
+                drv_drop_stream(stream)
+        stream = following
+    return called
+
+
+# -- waiting
+
+cdef CUresult wait_for(Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation, uint64_t count,
+                       Stream* room) noexcept nogil:
+    """Sleep until `count` operations of a stream are done, or (room) its queue takes another one."""
+    cdef CUresult result
+    cdef int64_t at, now, pause = POLL_NS
+    cdef bint done
+    while True:
+        enter(gpu)
+        result = <CUresult>context.gpu.contexts[context.slot].error
+        if room != NULL:
+            done = sim_has_room(gpu, slot)
+        else:
+            done = sim_reached(gpu, slot, generation, count)
+        at = 0
+        if not done:
+            at = sim_earliest(gpu, slot, gpu.streams[slot].head + SIM_QUEUE / 4 if room != NULL else count - 1, 4)
+        leave(gpu)
+        if result != SUCCESS or done:
+            return result
+        now = now_ns()
+        # Nothing that takes time stands before it: it waits for a host word or somebody else's turn.
+        if at <= now + SPIN_NS:
+            at = now + pause
+            pause = pause * 5 / 4 if pause < 8 * POLL_NS else pause
+        sim_sleep_until(at)
+
+
+cdef public CUresult drv_wait(Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation,
+                              uint64_t count) noexcept nogil:
+    return wait_for(context, gpu, slot, generation, count, NULL)
+
+
+cdef public CUresult drv_wait_room(Stream* stream) noexcept nogil:
+    """Called without locks by a thread whose launch found the queue full."""
+    return wait_for(stream.context, stream.gpu, stream.slot, stream.generation, 0, stream)
+
+
+# -- the agent
+
+cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
+    """The earliest time at which an operation of this stream needs the agent."""
+    cdef SimStream* shared = &stream.gpu.streams[stream.slot]
+    cdef uint64_t i = shared.delivered
+    cdef uint32_t kind
+    cdef int64_t at
+    while i < shared.tail:
+        kind = stream.effects[i % SIM_QUEUE].kind
+        if kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
+            at = sim_earliest(stream.gpu, stream.slot, i, 4)
+            if at <= stream.gpu.time_ns:
+                at = stream.gpu.time_ns + POLL_NS
+            if at < due[0]:
+                due[0] = at
+            return
+        i += 1
+
+
+cdef void call_host(SimGpu* gpu, HostCall* call) noexcept nogil:
+    cdef Stream* stream = call.stream
+    call.function(call.user)
+    enter(gpu)
+    if stream.generation == call.generation and gpu.streams[stream.slot].head == call.ordinal:
+        sim_op(gpu, stream.slot, call.ordinal).released = 1
+        sim_settle(gpu)
+        serve(gpu, NULL, NULL)
+    leave(gpu)
+
+
+cdef void* run_agent(void* unused) noexcept nogil:
+    cdef HostCall calls[16]
+    cdef int i, k, called
+    cdef uint32_t word
+    cdef int64_t due, now
+    while True:
+        word = load32(&agent_word)
+        due = INT64_MAX
+        for i in range(device_count):
+            pthread_mutex_lock(&sim_process_mutex)
+            sim_enter(devices[i].gpu)
+            called = serve(devices[i].gpu, calls, &due)
+            leave(devices[i].gpu)
+            for k in range(called):
+                call_host(devices[i].gpu, &calls[k])
+            if called:
+                due = 0
+        now = now_ns()
+        if due > now + POLL_NS:
+            futex_wait(&agent_word, word, due)
+        elif due > now:
+            sim_sleep_until(due)
+
+
+cdef public void drv_wake_agent() noexcept nogil:
+    """An operation was queued that only this process can carry out. Under the locks."""
+    global agent_started
+    add32(&agent_word, 1)
+    if not agent_started:
+        agent_started = 1
+        sim_start_thread(run_agent)
+    else:
+        futex_wake(&agent_word, 1)

@@ -1,0 +1,486 @@
+"""Streams and events: the queues, what marks places in them, and waiting for either."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc
+from libc.string cimport memset
+
+from cython_ext.native cimport now_ns
+from cython_ext.sim.cuda.driver cimport (
+    CAPTURED_EVENT, CAPTURE_UNSUPPORTED, Context, CUresult, EFFECT_EVENT, EFFECT_HOST, EFFECT_NONE, EFFECT_REMOTE,
+    EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, MARK_CONTEXT,
+    MARK_EVENT, MARK_STREAM, NOT_READY, OUT_OF_MEMORY, SUCCESS, Stream, WIDE_WORD, Work, drv_begin,
+    drv_break_captures, drv_capture_event, drv_capture_wait, drv_capture_work, drv_check_unsafe,
+    drv_current_context, drv_end, drv_is_context, drv_new_stream, drv_move_data, drv_next_id, drv_streams,
+    drv_wait, drv_wait_room, drv_wake_agent, sim_thread,
+)
+from cython_ext.sim.engine cimport sim_has_room, sim_next_op, sim_open_stream, sim_reached, sim_submit
+from cython_ext.sim.state cimport (
+    OP_EXTERNAL, OP_MARK, OP_WAIT, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimOp,
+)
+
+cdef enum:
+    EVENT_DISABLE_TIMING = 2
+    OWN_STREAMS = 8
+
+cdef Event* unused_events
+
+
+# -- the queue
+
+cdef public CUresult drv_open_stream(Context* context, uint32_t flags, int priority, Stream** out) noexcept nogil:
+    cdef CUresult result = drv_begin(context)
+    cdef Stream* stream
+    cdef uint32_t slot = SIM_NOWHERE
+    if result == SUCCESS:
+        slot = sim_open_stream(context.gpu, context.slot, flags, priority)
+        if slot == SIM_NOWHERE:
+            result = OUT_OF_MEMORY
+    if result == SUCCESS:
+        stream = drv_new_stream()
+        stream.mark = MARK_STREAM
+        stream.id = drv_next_id()
+        stream.context = context
+        stream.gpu = context.gpu
+        stream.slot = slot
+        stream.generation = context.gpu.streams[slot].generation
+        stream.flags = flags
+        stream.priority = priority
+        out[0] = stream
+    drv_end(context)
+    return result
+
+
+cdef CUresult own_stream(Context* context, Stream** out) noexcept nogil:
+    """The calling thread's default stream in this context, made at its first use."""
+    cdef uint32_t i
+    cdef CUresult result
+    for i in range(OWN_STREAMS):
+        if sim_thread.own[i].context == context and sim_thread.own[i].id == context.id:
+            out[0] = <Stream*>sim_thread.own[i].stream
+            return SUCCESS
+    result = drv_open_stream(context, 0, 0, out)
+    if result == SUCCESS:
+        i = sim_thread.own_next % OWN_STREAMS
+        sim_thread.own_next += 1
+        sim_thread.own[i].context = context
+        sim_thread.own[i].id = context.id
+        sim_thread.own[i].stream = out[0]
+    return result
+
+
+cdef public CUresult drv_stream(void* handle, Stream** out) noexcept nogil:
+    """The stream behind a handle: NULL and 1 are the legacy stream, 2 is the thread's own."""
+    cdef Context* context
+    cdef CUresult result
+    if <uint64_t>handle <= 2:
+        result = drv_current_context(&context)
+        if result != SUCCESS:
+            return result
+        if <uint64_t>handle == 2:
+            return own_stream(context, out)
+        out[0] = context.legacy
+        return SUCCESS
+    out[0] = <Stream*>handle
+    if out[0].mark != MARK_STREAM:
+        return INVALID_HANDLE
+    return SUCCESS if out[0].context.mark == MARK_CONTEXT else INVALID_CONTEXT
+
+
+cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
+    """Queue an operation; blocks while the queue is full."""
+    cdef CUresult result
+    cdef SimOp* op
+    cdef Effect* effect
+    while True:
+        result = drv_begin(stream.context)
+        if result != SUCCESS or sim_has_room(stream.gpu, stream.slot):
+            break
+        drv_end(stream.context)
+        result = drv_wait_room(stream)
+        if result != SUCCESS:
+            return result
+    if result == SUCCESS and stream.flags & STREAM_LEGACY and stream.context.captures:
+        result = drv_break_captures(stream.context)
+    if result == SUCCESS:
+        op = sim_next_op(stream.gpu, stream.slot)
+        op.kind = work.kind
+        op.sms = work.sms if 0 < work.sms <= stream.gpu.sms else stream.gpu.sms
+        op.remaining_ns = work.ns
+        op.wait_stream = work.wait_slot
+        op.wait_generation = work.wait_generation
+        op.wait_ordinal = work.wait_count
+        effect = &stream.effects[stream.gpu.streams[stream.slot].tail % SIM_QUEUE]
+        effect[0] = work.effect
+        if effect.kind == EFFECT_EVENT:
+            note_record(<Event*>effect.event, stream)
+        sim_submit(stream.gpu, stream.slot)
+        if effect.kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
+            drv_wake_agent()
+    drv_end(stream.context)
+    return result
+
+
+cdef public CUresult drv_submit(Stream* stream, Work* work) noexcept nogil:
+    """Queue an operation, or make it a node of the graph that the stream captures."""
+    if stream.capture != NULL:
+        return drv_capture_work(stream, work)
+    if work.data:
+        drv_move_data(work)
+    return drv_enqueue(stream, work)
+
+
+cdef public CUresult drv_synchronize(Stream* stream) noexcept nogil:
+    cdef uint64_t count
+    cdef CUresult result = drv_begin(stream.context)
+    count = stream.gpu.streams[stream.slot].tail
+    drv_end(stream.context)
+    if result != SUCCESS:
+        return result
+    if stream.flags & STREAM_LEGACY:
+        return drv_synchronize_blocking(stream.context)
+    return drv_wait(stream.context, stream.gpu, stream.slot, stream.generation, count)
+
+
+cdef CUresult synchronize_all(Context* context, bint blocking_only) noexcept nogil:
+    """Wait for what was submitted before; streams are looked up anew each time, as others may end meanwhile."""
+    cdef Stream* stream
+    cdef uint32_t slot, generation
+    cdef uint64_t seq, count
+    cdef CUresult result = drv_begin(context)
+    seq = context.gpu.next_seq
+    while result == SUCCESS:
+        stream = drv_streams()
+        count = 0
+        while stream != NULL:
+            if stream.context == context and not (blocking_only and stream.flags & STREAM_NONBLOCKING):
+                count = submitted_before(stream, seq)
+                if count > context.gpu.streams[stream.slot].head:
+                    break
+            stream = stream.next
+        if stream == NULL:
+            break
+        slot = stream.slot
+        generation = stream.generation
+        drv_end(context)
+        result = drv_wait(context, context.gpu, slot, generation, count)
+        drv_begin(context)
+    drv_end(context)
+    return result
+
+
+cdef uint64_t submitted_before(Stream* stream, uint64_t seq) noexcept nogil:
+    """How many operations of a stream were submitted before `seq`."""
+    cdef uint64_t count = stream.gpu.streams[stream.slot].tail
+    while (count > stream.gpu.streams[stream.slot].head
+           and stream.gpu.ops[stream.slot][(count - 1) % SIM_QUEUE].seq >= seq):
+        count -= 1
+    return count
+
+
+cdef CUresult drv_synchronize_blocking(Context* context) noexcept nogil:
+    return synchronize_all(context, True)
+
+
+cdef public CUresult drv_synchronize_context(Context* context) noexcept nogil:
+    cdef CUresult result = drv_check_unsafe()
+    return synchronize_all(context, False) if result == SUCCESS else result
+
+
+# -- streams
+
+cdef public CUresult cuStreamCreateWithPriority(Stream** out, unsigned int flags, int priority) noexcept nogil:
+    cdef Context* context
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    if flags > 1:
+        return INVALID_VALUE
+    return drv_open_stream(context, STREAM_NONBLOCKING if flags & 1 else 0, max(-5, min(0, priority)), out)
+
+
+cdef public CUresult cuStreamCreate(Stream** out, unsigned int flags) noexcept nogil:
+    return cuStreamCreateWithPriority(out, flags, 0)
+
+
+cdef public CUresult cuStreamDestroy_v2(void* handle) noexcept nogil:
+    """Returns at once; what is queued is still done."""
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if <uint64_t>handle <= 2:
+        return INVALID_HANDLE
+    drv_begin(stream.context)
+    stream.mark = 0
+    stream.closing = True
+    drv_end(stream.context)
+    return SUCCESS
+
+
+cdef public CUresult cuStreamQuery(void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef bint done
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = CAPTURE_UNSUPPORTED if stream.capture != NULL else drv_check_unsafe()
+    if result != SUCCESS:
+        return result
+    result = drv_begin(stream.context)
+    done = stream.gpu.streams[stream.slot].head == stream.gpu.streams[stream.slot].tail
+    drv_end(stream.context)
+    return result if result != SUCCESS else SUCCESS if done else NOT_READY
+
+
+cdef public CUresult cuStreamSynchronize(void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = CAPTURE_UNSUPPORTED if stream.capture != NULL else drv_check_unsafe()
+    return drv_synchronize(stream) if result == SUCCESS else result
+
+
+cdef public CUresult cuStreamGetPriority(void* handle, int* priority) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        priority[0] = stream.priority
+    return result
+
+
+cdef public CUresult cuStreamGetFlags(void* handle, unsigned int* flags) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        flags[0] = 1 if stream.flags & STREAM_NONBLOCKING else 0
+    return result
+
+
+cdef public CUresult cuStreamGetId(void* handle, unsigned long long* number) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        number[0] = stream.id
+    return result
+
+
+cdef public CUresult cuStreamGetCtx(void* handle, Context** context) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        context[0] = stream.context
+    return result
+
+
+cdef public CUresult cuStreamGetCtx_v2(void* handle, Context** context, void** green) noexcept nogil:
+    green[0] = NULL
+    return cuStreamGetCtx(handle, context)
+
+
+cdef public CUresult cuStreamGetDevice(void* handle, int* device) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        device[0] = stream.context.device
+    return result
+
+
+cdef public CUresult cuStreamWaitEvent(void* handle, Event* event, unsigned int flags) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if event == NULL or event.mark != MARK_EVENT:
+        return INVALID_HANDLE
+    if stream.capture != NULL or event.capture != NULL:
+        return drv_capture_wait(stream, event)
+    if not event.recorded:
+        return SUCCESS
+    memset(&work, 0, sizeof(Work))
+    if event.gpu == stream.gpu:
+        work.kind = OP_WAIT
+        work.wait_slot = event.slot
+        work.wait_generation = event.generation
+        work.wait_count = event.count
+    else:
+        # Another GPU's progress is only known here, not to whoever advances this one.
+        work.kind = OP_EXTERNAL
+        work.effect.kind = EFFECT_REMOTE
+        work.effect.event = event.gpu
+        work.effect.flags = event.slot
+        work.effect.value = event.generation
+        work.effect.address = event.count
+    return drv_submit(stream, &work)
+
+
+# -- words in memory that streams wait for and write
+
+cdef CUresult word_operation(void* handle, uint64_t address, uint64_t value, unsigned int flags, uint32_t kind,
+                             bint wide) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if address == 0 or address & (7 if wide else 3):
+        return INVALID_VALUE
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_EXTERNAL if kind == EFFECT_WAIT else OP_MARK
+    work.effect.kind = kind
+    work.effect.flags = (flags & 3) | (WIDE_WORD if wide else 0)
+    work.effect.address = address
+    work.effect.value = value
+    return drv_submit(stream, &work)
+
+
+cdef public CUresult cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value,
+                                            unsigned int flags) noexcept nogil:
+    return word_operation(stream, address, value, flags, EFFECT_WAIT, False)
+
+
+cdef public CUresult cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value,
+                                             unsigned int flags) noexcept nogil:
+    return word_operation(stream, address, value, flags, EFFECT_WRITE, False)
+
+
+cdef public CUresult cuStreamWaitValue64_v2(void* stream, uint64_t address, uint64_t value,
+                                            unsigned int flags) noexcept nogil:
+    return word_operation(stream, address, value, flags, EFFECT_WAIT, True)
+
+
+cdef public CUresult cuStreamWriteValue64_v2(void* stream, uint64_t address, uint64_t value,
+                                             unsigned int flags) noexcept nogil:
+    return word_operation(stream, address, value, flags, EFFECT_WRITE, True)
+
+
+# -- events
+
+cdef void note_record(Event* event, Stream* stream) noexcept nogil:
+    """The event now stands for everything in this stream up to the operation about to be submitted."""
+    event.recorded = True
+    event.gpu = stream.gpu
+    event.slot = stream.slot
+    event.generation = stream.generation
+    event.count = stream.gpu.streams[stream.slot].tail + 1
+    event.time_ns = 0
+    event.pending += 1
+    event.capture = NULL
+
+
+cdef public CUresult cuEventCreate(Event** out, unsigned int flags) noexcept nogil:
+    global unused_events
+    cdef Context* context
+    cdef Event** link = &unused_events
+    cdef Event* event
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    drv_begin(context)
+    while link[0] != NULL and link[0].pending:
+        link = &link[0].next
+    event = link[0]
+    if event != NULL:
+        link[0] = event.next
+        memset(event, 0, sizeof(Event))
+    else:
+        event = <Event*>calloc(1, sizeof(Event))
+    event.mark = MARK_EVENT
+    event.id = drv_next_id()
+    event.context = context
+    event.flags = flags
+    drv_end(context)
+    out[0] = event
+    return SUCCESS
+
+
+cdef CUresult check_event(Event* event) noexcept nogil:
+    if event == NULL or event.mark != MARK_EVENT:
+        return INVALID_HANDLE
+    return SUCCESS if event.context.mark == MARK_CONTEXT else INVALID_CONTEXT
+
+
+cdef public CUresult cuEventDestroy_v2(Event* event) noexcept nogil:
+    global unused_events
+    if event == NULL or event.mark != MARK_EVENT:
+        return INVALID_HANDLE
+    if event.context.mark == MARK_CONTEXT:
+        drv_begin(event.context)
+    event.mark = 0
+    event.next = unused_events
+    unused_events = event
+    if event.context.mark == MARK_CONTEXT:
+        drv_end(event.context)
+    return SUCCESS
+
+
+cdef public CUresult cuEventRecordWithFlags(Event* event, void* handle, unsigned int flags) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = check_event(event)
+    if result != SUCCESS:
+        return result
+    if event.context != stream.context:
+        return INVALID_HANDLE
+    if stream.capture != NULL and not flags & 1:
+        return drv_capture_event(stream, event)
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_MARK
+    work.effect.kind = EFFECT_EVENT
+    work.effect.event = event
+    return drv_submit(stream, &work)
+
+
+cdef public CUresult cuEventRecord(Event* event, void* handle) noexcept nogil:
+    return cuEventRecordWithFlags(event, handle, 0)
+
+
+cdef public CUresult cuEventQuery(Event* event) noexcept nogil:
+    cdef bint done
+    cdef CUresult result = check_event(event)
+    if result == SUCCESS:
+        result = drv_check_unsafe()
+    if result != SUCCESS:
+        return result
+    if event.capture != NULL:
+        return CAPTURED_EVENT
+    result = drv_begin(event.context)
+    done = not event.recorded or sim_reached(event.gpu, event.slot, event.generation, event.count)
+    drv_end(event.context)
+    return result if result != SUCCESS else SUCCESS if done else NOT_READY
+
+
+cdef public CUresult cuEventSynchronize(Event* event) noexcept nogil:
+    cdef CUresult result = check_event(event)
+    if result == SUCCESS:
+        result = drv_check_unsafe()
+    if result != SUCCESS:
+        return result
+    if event.capture != NULL:
+        return CAPTURED_EVENT
+    if not event.recorded:
+        return SUCCESS
+    return drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)
+
+
+cdef public CUresult cuEventElapsedTime_v2(float* ms, Event* first, Event* second) noexcept nogil:
+    """Between the completion of two events, in ms."""
+    cdef CUresult result = check_event(first)
+    if result == SUCCESS:
+        result = check_event(second)
+    if result != SUCCESS:
+        return result
+    if (first.flags | second.flags) & EVENT_DISABLE_TIMING or not first.recorded or not second.recorded:
+        return INVALID_HANDLE
+    result = drv_begin(first.context)
+    drv_end(first.context)
+    if result == SUCCESS and (first.time_ns == 0 or second.time_ns == 0):
+        result = NOT_READY
+    if result == SUCCESS:
+        ms[0] = (second.time_ns - first.time_ns) / 1e6
+    return result
+
+
+cdef public CUresult cuEventElapsedTime(float* ms, Event* first, Event* second) noexcept nogil:
+    return cuEventElapsedTime_v2(ms, first, second)

@@ -1,0 +1,564 @@
+"""The engine: a discrete-event simulation of one GPU, advanced to "now" by whoever looks.
+
+Pure: a function of the state and the time it is given. It reads no clock, takes no lock and knows no process.
+
+* Streams are FIFO queues. The legacy stream and the blocking streams of its context wait for each other by the
+  order of submission.
+* SMs belong to one *group* at a time: a context, or all contexts of one MPS server. Groups with kernels take turns
+  of ``slice_ns``; a switch costs ``switch_ns`` (``idle_switch_ns`` if the group that leaves has nothing running).
+* Within a group SMs are divided max-min fairly between contexts, each limited by its ``sm_cap``; within a context
+  kernels get SMs by priority and age, the leftover policy of the hardware. A kernel runs at got/needed of its speed.
+* Two copy engines, one for each direction, each serving one copy at a time, run beside the kernels.
+"""
+
+from libc.math cimport ceil
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.sim.state cimport (
+    CONTEXT_ALIVE, CONTEXT_DYING, CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_EXTERNAL, OP_KERNEL, OP_MARK, OP_WAIT,
+    SIM_CONTEXTS, SIM_GRIDS, SIM_NOWHERE, SIM_QUEUE, SIM_STREAMS, SIM_WINDOW_NS, SIM_WORDS, STREAM_LEGACY,
+    STREAM_NONBLOCKING, SimContext, SimGpu, SimLoad, SimOp, SimStream, sim_op,
+)
+
+
+cdef extern from * nogil:
+    int ctz64 "__builtin_ctzll"(uint64_t x) noexcept
+
+
+cdef struct SimRunning:
+    uint32_t stream
+    uint32_t context
+    SimOp* op
+    double sms              # granted
+
+
+# What runs from gpu.time_ns until until_ns.
+cdef struct SimPlan:
+    int64_t until_ns
+    uint32_t kernels        # the first `running` of them run
+    uint32_t running
+    SimRunning kernel[128]
+    SimOp* copy[2]
+
+
+cdef inline void sim_set_busy(SimGpu* gpu, uint32_t stream, bint busy) noexcept nogil:
+    if busy:
+        gpu.busy[stream >> 6] |= (<uint64_t>1) << (stream & 63)
+    else:
+        gpu.busy[stream >> 6] &= ~((<uint64_t>1) << (stream & 63))
+
+
+cdef inline uint32_t sim_next_busy(SimGpu* gpu, uint32_t first) noexcept nogil:
+    """The first busy stream at or after `first`, or SIM_NOWHERE."""
+    cdef uint32_t word = first >> 6
+    cdef uint64_t bits
+    if first >= SIM_STREAMS:
+        return SIM_NOWHERE
+    bits = gpu.busy[word] & ~(((<uint64_t>1) << (first & 63)) - 1)
+    while bits == 0:
+        word += 1
+        if word == SIM_WORDS:
+            return SIM_NOWHERE
+        bits = gpu.busy[word]
+    return (word << 6) + ctz64(bits)
+
+
+# -- contexts and streams
+
+cdef inline uint32_t sim_open_context(SimGpu* gpu, int pid, uint64_t pid_start, uint64_t server, uint32_t sm_cap,
+                                      uint64_t memory_limit) noexcept nogil:
+    """A free slot made into a context without memory and streams, or SIM_NOWHERE."""
+    cdef uint32_t i
+    cdef SimContext* context
+    for i in range(SIM_CONTEXTS):
+        context = &gpu.contexts[i]
+        if context.state == CONTEXT_FREE:
+            context.generation += 1
+            context.pid = pid
+            context.pid_start = pid_start
+            context.server = server
+            context.group = server if server != 0 else i + 1
+            context.sm_cap = sm_cap if 0 < sm_cap < gpu.sms else gpu.sms
+            context.memory_bytes = 0
+            context.memory_limit = memory_limit
+            context.legacy = SIM_NOWHERE
+            context.error = 0
+            context.sm_ns = 0
+            context.load.window = context.load.now_ns = context.load.before_ns = context.load.total_ns = 0
+            context.state = CONTEXT_ALIVE
+            return i
+    return SIM_NOWHERE
+
+
+cdef inline uint32_t sim_open_stream(SimGpu* gpu, uint32_t context, uint32_t flags, int priority) noexcept nogil:
+    cdef uint32_t i
+    cdef SimStream* stream
+    for i in range(SIM_STREAMS):
+        stream = &gpu.streams[i]
+        if stream.context == 0:
+            stream.generation += 1
+            stream.flags = flags
+            stream.priority = priority
+            stream.head = stream.tail = stream.delivered = 0
+            stream.context = context + 1
+            if flags & STREAM_LEGACY:
+                gpu.contexts[context].legacy = i
+            return i
+    return SIM_NOWHERE
+
+
+cdef inline void sim_close_stream(SimGpu* gpu, uint32_t stream) noexcept nogil:
+    """Forget a stream and whatever it still holds."""
+    gpu.streams[stream].generation += 1
+    sim_set_busy(gpu, stream, False)
+    gpu.streams[stream].context = 0
+
+
+cdef inline void sim_free_context(SimGpu* gpu, uint32_t index) noexcept nogil:
+    cdef uint32_t i
+    for i in range(SIM_STREAMS):
+        if gpu.streams[i].context == index + 1:
+            sim_close_stream(gpu, i)
+    gpu.contexts[index].memory_bytes = 0
+    gpu.contexts[index].state = CONTEXT_FREE
+
+
+cdef inline void sim_kill_context(SimGpu* gpu, uint32_t index, int64_t grace_ns) noexcept nogil:
+    """Its process is gone: queued work is dropped, what is on the SMs has `grace_ns` to leave them."""
+    cdef uint32_t i
+    cdef bint running = False
+    cdef SimStream* stream
+    cdef SimOp* op
+    gpu.contexts[index].state = CONTEXT_DYING
+    for i in range(SIM_STREAMS):
+        stream = &gpu.streams[i]
+        if stream.context != index + 1:
+            continue
+        op = sim_op(gpu, i, stream.head)
+        if stream.head < stream.tail and op.start_ns != 0 and op.kind in (OP_KERNEL, OP_COPY_IN, OP_COPY_OUT):
+            stream.tail = stream.head + 1
+            op.failed = 0
+            if op.remaining_ns > grace_ns:
+                op.remaining_ns = grace_ns
+            running = True
+        else:
+            stream.tail = stream.head
+            sim_set_busy(gpu, i, False)
+    if not running:
+        sim_free_context(gpu, index)
+
+
+cdef inline void sim_fail_context(SimGpu* gpu, uint32_t index, uint32_t error) noexcept nogil:
+    """A fatal fault: the context, and every other one of its MPS server, answers with `error` from now on."""
+    cdef uint32_t i, s
+    for i in range(SIM_CONTEXTS):
+        if gpu.contexts[i].state != CONTEXT_ALIVE or gpu.contexts[i].error != 0:
+            continue
+        if i == index or (gpu.contexts[i].server != 0 and gpu.contexts[i].server == gpu.contexts[index].server):
+            gpu.contexts[i].error = error
+            for s in range(SIM_STREAMS):
+                if gpu.streams[s].context == i + 1:
+                    gpu.streams[s].head = gpu.streams[s].tail
+                    sim_set_busy(gpu, s, False)
+
+
+cdef inline void sim_recover(SimGpu* gpu) noexcept nogil:
+    """Somebody died inside: rebuild what is derived, and repair what a half-made change may have left."""
+    cdef uint32_t i, owner
+    cdef SimStream* stream
+    gpu.recoveries += 1
+    for i in range(SIM_STREAMS):
+        stream = &gpu.streams[i]
+        owner = stream.context
+        if owner > SIM_CONTEXTS or (owner != 0 and gpu.contexts[owner - 1].state == CONTEXT_FREE):
+            stream.context = owner = 0
+        if stream.head > stream.tail:
+            stream.head = stream.tail
+        if stream.delivered > stream.head:
+            stream.delivered = stream.head
+        if stream.tail > stream.delivered + SIM_QUEUE:
+            stream.tail = stream.delivered + SIM_QUEUE
+        sim_set_busy(gpu, i, owner != 0 and stream.head < stream.tail)
+    for i in range(SIM_CONTEXTS):
+        if gpu.contexts[i].state > CONTEXT_DYING:
+            gpu.contexts[i].state = CONTEXT_DYING
+        owner = gpu.contexts[i].legacy
+        if owner != SIM_NOWHERE and (owner >= SIM_STREAMS or gpu.streams[owner].context != i + 1):
+            gpu.contexts[i].legacy = SIM_NOWHERE
+
+
+cdef inline uint64_t sim_memory_used(SimGpu* gpu) noexcept nogil:
+    cdef uint32_t i
+    cdef uint64_t used = 0
+    for i in range(SIM_CONTEXTS):
+        if gpu.contexts[i].state != CONTEXT_FREE:
+            used += gpu.contexts[i].memory_bytes
+    return used
+
+
+cdef inline bint sim_take_memory(SimGpu* gpu, uint32_t context, uint64_t size) noexcept nogil:
+    """Whether `size` bytes more were still free, and now belong to `context`."""
+    cdef uint64_t used = sim_memory_used(gpu)
+    cdef SimContext* owner = &gpu.contexts[context]
+    if size > gpu.memory_bytes or used > gpu.memory_bytes - size:
+        return False
+    if owner.memory_limit != 0 and (size > owner.memory_limit or owner.memory_bytes > owner.memory_limit - size):
+        return False
+    owner.memory_bytes += size
+    return True
+
+
+# -- operations
+
+cdef inline bint sim_has_room(SimGpu* gpu, uint32_t stream) noexcept nogil:
+    return gpu.streams[stream].tail - gpu.streams[stream].delivered < SIM_QUEUE
+
+
+cdef inline SimOp* sim_next_op(SimGpu* gpu, uint32_t stream) noexcept nogil:
+    """The cell that sim_submit will publish; the caller fills in what its kind needs."""
+    cdef SimOp* op = sim_op(gpu, stream, gpu.streams[stream].tail)
+    op.kind = OP_MARK
+    op.sms = 0
+    op.remaining_ns = 0
+    op.start_ns = op.end_ns = 0
+    op.wait_ordinal = 0
+    op.wait_stream = op.wait_generation = op.released = op.failed = 0
+    return op
+
+
+cdef inline uint64_t sim_submit(SimGpu* gpu, uint32_t stream) noexcept nogil:
+    """Publish the cell; the ordinal of the operation: it is done when head > ordinal."""
+    cdef uint64_t ordinal = gpu.streams[stream].tail
+    sim_op(gpu, stream, ordinal).seq = gpu.next_seq
+    gpu.next_seq += 1
+    gpu.streams[stream].tail = ordinal + 1
+    sim_set_busy(gpu, stream, True)
+    return ordinal
+
+
+cdef inline bint sim_reached(SimGpu* gpu, uint32_t stream, uint32_t generation, uint64_t count) noexcept nogil:
+    """Whether the first `count` operations of a stream (that use of the slot) are done."""
+    return gpu.streams[stream].generation != generation or gpu.streams[stream].head >= count
+
+
+cdef inline bint sim_held_back(SimGpu* gpu, uint32_t index, SimOp* op) noexcept nogil:
+    """Whether the legacy stream's order holds the head of this stream back."""
+    cdef SimStream* stream = &gpu.streams[index]
+    cdef SimStream* other
+    cdef uint32_t i
+    if stream.flags & STREAM_NONBLOCKING:
+        return False
+    if not stream.flags & STREAM_LEGACY:
+        i = gpu.contexts[stream.context - 1].legacy
+        if i == SIM_NOWHERE:
+            return False
+        other = &gpu.streams[i]
+        return other.head < other.tail and sim_op(gpu, i, other.head).seq < op.seq
+    i = sim_next_busy(gpu, 0)
+    while i != SIM_NOWHERE:
+        other = &gpu.streams[i]
+        if (i != index and other.context == stream.context and not other.flags & STREAM_NONBLOCKING
+                and sim_op(gpu, i, other.head).seq < op.seq):
+            return True
+        i = sim_next_busy(gpu, i + 1)
+    return False
+
+
+cdef inline bint sim_finished(SimGpu* gpu, SimOp* op) noexcept nogil:
+    if op.kind == OP_WAIT:
+        return sim_reached(gpu, op.wait_stream, op.wait_generation, op.wait_ordinal)
+    if op.kind == OP_EXTERNAL:
+        return op.released != 0
+    return op.kind == OP_MARK or (op.start_ns != 0 and op.remaining_ns <= 0)
+
+
+cdef inline bint sim_complete(SimGpu* gpu, uint32_t index) noexcept nogil:
+    """Complete the head of a stream if it is finished."""
+    cdef SimStream* stream = &gpu.streams[index]
+    cdef SimOp* op = sim_op(gpu, index, stream.head)
+    cdef uint32_t i
+    if not sim_finished(gpu, op) or sim_held_back(gpu, index, op):
+        return False
+    if op.failed != 0:
+        sim_fail_context(gpu, stream.context - 1, op.failed)
+        return True
+    if op.start_ns == 0:
+        op.start_ns = gpu.time_ns
+    op.end_ns = gpu.time_ns
+    stream.head += 1
+    if stream.head < stream.tail:
+        return True
+    sim_set_busy(gpu, index, False)
+    if gpu.contexts[stream.context - 1].state == CONTEXT_DYING:
+        i = sim_next_busy(gpu, 0)
+        while i != SIM_NOWHERE and gpu.streams[i].context != stream.context:
+            i = sim_next_busy(gpu, i + 1)
+        if i == SIM_NOWHERE:
+            sim_free_context(gpu, stream.context - 1)
+    return True
+
+
+cdef inline void sim_settle(SimGpu* gpu) noexcept nogil:
+    """Complete everything that takes no more time, in any order that dependencies allow."""
+    cdef bint changed = True
+    cdef uint32_t i
+    while changed:
+        changed = False
+        i = sim_next_busy(gpu, 0)
+        while i != SIM_NOWHERE:
+            while gpu.busy[i >> 6] >> (i & 63) & 1 and sim_complete(gpu, i):
+                changed = True
+            i = sim_next_busy(gpu, i + 1)
+
+
+# -- who runs
+
+cdef inline void sim_add_kernel(SimGpu* gpu, SimPlan* plan, uint32_t stream, SimOp* op) noexcept nogil:
+    """Keep the candidates sorted by priority, then age: the order in which SMs are given."""
+    cdef uint32_t at = plan.kernels
+    cdef int priority = gpu.streams[stream].priority
+    if at == SIM_GRIDS:
+        return
+    while at > 0 and (gpu.streams[plan.kernel[at - 1].stream].priority > priority
+                      or (gpu.streams[plan.kernel[at - 1].stream].priority == priority
+                          and plan.kernel[at - 1].op.seq > op.seq)):
+        plan.kernel[at] = plan.kernel[at - 1]
+        at -= 1
+    plan.kernel[at].stream = stream
+    plan.kernel[at].context = gpu.streams[stream].context - 1
+    plan.kernel[at].op = op
+    plan.kernel[at].sms = 0
+    plan.kernels += 1
+
+
+cdef inline void sim_collect(SimGpu* gpu, SimPlan* plan) noexcept nogil:
+    """The kernels that could run, and the copy that each engine serves."""
+    cdef uint32_t i = sim_next_busy(gpu, 0)
+    cdef SimOp* op
+    cdef int engine
+    plan.kernels = plan.running = 0
+    plan.copy[0] = plan.copy[1] = NULL
+    while i != SIM_NOWHERE:
+        op = sim_op(gpu, i, gpu.streams[i].head)
+        if op.kind in (OP_KERNEL, OP_COPY_IN, OP_COPY_OUT) and not sim_held_back(gpu, i, op):
+            if op.kind == OP_KERNEL:
+                sim_add_kernel(gpu, plan, i, op)
+            else:
+                engine = 0 if op.kind == OP_COPY_IN else 1
+                if plan.copy[engine] == NULL:
+                    plan.copy[engine] = op
+                elif plan.copy[engine].start_ns == 0 and (op.start_ns != 0 or op.seq < plan.copy[engine].seq):
+                    plan.copy[engine] = op
+        i = sim_next_busy(gpu, i + 1)
+
+
+cdef inline uint64_t sim_next_group(SimGpu* gpu, SimPlan* plan) noexcept nogil:
+    """The group after the active one, in cyclic order of group numbers, among those with kernels."""
+    cdef uint64_t first = 0, after = 0, group
+    cdef uint32_t k
+    for k in range(plan.kernels):
+        group = gpu.contexts[plan.kernel[k].context].group
+        if first == 0 or group < first:
+            first = group
+        if group > gpu.active_group and (after == 0 or group < after):
+            after = group
+    return after if after != 0 else first
+
+
+cdef inline bint sim_choose_group(SimGpu* gpu, SimPlan* plan) noexcept nogil:
+    """Give the SMs to a group; whether another one waits for them too."""
+    cdef bint present = False, waiting = False
+    cdef uint32_t k
+    for k in range(plan.kernels):
+        if gpu.contexts[plan.kernel[k].context].group == gpu.active_group:
+            present = True
+        else:
+            waiting = True
+    if waiting and gpu.time_ns >= gpu.switch_end_ns and (not present or gpu.time_ns >= gpu.slice_end_ns):
+        gpu.switch_end_ns = gpu.time_ns
+        if present:
+            gpu.switch_end_ns += gpu.switch_ns
+        elif gpu.active_group != 0:
+            gpu.switch_end_ns += gpu.idle_switch_ns
+        gpu.slice_end_ns = gpu.switch_end_ns + gpu.slice_ns
+        gpu.active_group = sim_next_group(gpu, plan)
+        waiting = False
+        for k in range(plan.kernels):
+            if gpu.contexts[plan.kernel[k].context].group != gpu.active_group:
+                waiting = True
+    return waiting
+
+
+cdef inline void sim_share_sms(SimGpu* gpu, SimPlan* plan) noexcept nogil:
+    """Divide the SMs: max-min fair between contexts up to their caps, then by order within each."""
+    cdef double wanted[128]
+    cdef double granted[128]
+    cdef double free = gpu.sms, level
+    cdef uint32_t k, c, open
+    cdef SimRunning* kernel
+    for k in range(plan.kernels):
+        wanted[plan.kernel[k].context] = granted[plan.kernel[k].context] = 0
+    for k in range(plan.kernels):
+        c = plan.kernel[k].context
+        if gpu.contexts[c].group == gpu.active_group:
+            wanted[c] += plan.kernel[k].op.sms
+            if wanted[c] > gpu.contexts[c].sm_cap:
+                wanted[c] = gpu.contexts[c].sm_cap
+    # Raise everybody's level together; who has enough leaves the rest to the others.
+    while free > 1e-6:
+        open = 0
+        for k in range(plan.kernels):
+            c = plan.kernel[k].context
+            if sim_first_of(plan, k) and wanted[c] - granted[c] > 1e-6:
+                open += 1
+        if open == 0:
+            break
+        level = free / open
+        for k in range(plan.kernels):
+            c = plan.kernel[k].context
+            if sim_first_of(plan, k) and wanted[c] - granted[c] > 1e-6:
+                if wanted[c] - granted[c] < level:
+                    free -= wanted[c] - granted[c]
+                    granted[c] = wanted[c]
+                else:
+                    free -= level
+                    granted[c] += level
+    for k in range(plan.kernels):
+        kernel = &plan.kernel[k]
+        kernel.sms = kernel.op.sms if kernel.op.sms < granted[kernel.context] else granted[kernel.context]
+        granted[kernel.context] -= kernel.sms
+
+
+cdef inline bint sim_first_of(SimPlan* plan, uint32_t k) noexcept nogil:
+    """Whether kernel k is the first of its context in the plan."""
+    cdef uint32_t i
+    for i in range(k):
+        if plan.kernel[i].context == plan.kernel[k].context:
+            return False
+    return True
+
+
+cdef inline void sim_plan(SimGpu* gpu, int64_t now, SimPlan* plan) noexcept nogil:
+    """Decide what runs from gpu.time_ns on, and until when that stays true."""
+    cdef bint waiting
+    cdef uint32_t k
+    cdef SimRunning* kernel
+    cdef int64_t end
+    sim_collect(gpu, plan)
+    waiting = sim_choose_group(gpu, plan)
+    plan.until_ns = (gpu.time_ns / SIM_WINDOW_NS + 1) * SIM_WINDOW_NS
+    if now < plan.until_ns:
+        plan.until_ns = now
+    if plan.kernels and gpu.time_ns < gpu.switch_end_ns:
+        if gpu.switch_end_ns < plan.until_ns:
+            plan.until_ns = gpu.switch_end_ns
+    elif plan.kernels:
+        plan.running = plan.kernels
+        if waiting and gpu.slice_end_ns < plan.until_ns:
+            plan.until_ns = gpu.slice_end_ns
+        sim_share_sms(gpu, plan)
+        for k in range(plan.kernels):
+            kernel = &plan.kernel[k]
+            if kernel.sms <= 0:
+                continue
+            if kernel.op.start_ns == 0:
+                kernel.op.start_ns = gpu.time_ns
+            end = gpu.time_ns + <int64_t>ceil(kernel.op.remaining_ns * kernel.op.sms / kernel.sms)
+            if end < plan.until_ns:
+                plan.until_ns = end
+    for k in range(2):
+        if plan.copy[k] != NULL:
+            if plan.copy[k].start_ns == 0:
+                plan.copy[k].start_ns = gpu.time_ns
+            end = gpu.time_ns + <int64_t>ceil(plan.copy[k].remaining_ns)
+            if end < plan.until_ns:
+                plan.until_ns = end
+
+
+# -- time passes
+
+cdef inline void sim_account(SimLoad* load, int64_t time_ns, int64_t spent_ns) noexcept nogil:
+    cdef int64_t window = time_ns / SIM_WINDOW_NS
+    if window != load.window:
+        load.before_ns = load.now_ns if window == load.window + 1 else 0
+        load.now_ns = 0
+        load.window = window
+    load.now_ns += spent_ns
+    load.total_ns += spent_ns
+
+
+cdef inline double sim_load_ratio(SimLoad* load, int64_t time_ns) noexcept nogil:
+    """Part of the last whole window in which there was work (0 to 1)."""
+    cdef int64_t window = time_ns / SIM_WINDOW_NS
+    if window == load.window:
+        return <double>load.before_ns / SIM_WINDOW_NS
+    if window == load.window + 1:
+        return <double>load.now_ns / SIM_WINDOW_NS
+    return 0
+
+
+cdef inline void sim_progress(SimGpu* gpu, SimPlan* plan) noexcept nogil:
+    cdef int64_t spent = plan.until_ns - gpu.time_ns
+    cdef uint32_t k
+    cdef SimRunning* kernel
+    cdef bint any_kernel = False
+    for k in range(plan.running):
+        kernel = &plan.kernel[k]
+        if kernel.sms <= 0:
+            continue
+        any_kernel = True
+        gpu.sm_ns += kernel.sms * spent
+        gpu.contexts[kernel.context].sm_ns += kernel.sms * spent
+        if sim_first_of(plan, k):
+            sim_account(&gpu.contexts[kernel.context].load, gpu.time_ns, spent)
+        kernel.op.remaining_ns -= spent * kernel.sms / kernel.op.sms
+        if kernel.op.remaining_ns < 1e-3:
+            kernel.op.remaining_ns = 0
+    if any_kernel:
+        sim_account(&gpu.load, gpu.time_ns, spent)
+    for k in range(2):
+        if plan.copy[k] != NULL:
+            gpu.copy_ns[k] += spent
+            plan.copy[k].remaining_ns -= spent
+            if plan.copy[k].remaining_ns < 1e-3:
+                plan.copy[k].remaining_ns = 0
+    gpu.time_ns = plan.until_ns
+
+
+cdef inline void sim_advance(SimGpu* gpu, int64_t now) noexcept nogil:
+    """Bring the GPU to the time `now` (ns). A `now` in its past changes nothing but what takes no time."""
+    cdef SimPlan plan
+    sim_settle(gpu)
+    while gpu.time_ns < now:
+        if sim_next_busy(gpu, 0) == SIM_NOWHERE:
+            gpu.time_ns = now
+            return
+        sim_plan(gpu, now, &plan)
+        sim_progress(gpu, &plan)
+        sim_settle(gpu)
+
+
+cdef inline int64_t sim_earliest(SimGpu* gpu, uint32_t index, uint64_t ordinal, int depth) noexcept nogil:
+    """No operation `ordinal` of this stream can be done before the answer: its queue run alone, at full rate.
+
+    A bound, not a forecast: whoever waits sleeps until then and asks again. Beside n competitors the rest shrinks
+    by a fixed factor each time, so a wait costs a handful of wakes however long it is.
+    """
+    cdef SimStream* stream = &gpu.streams[index]
+    cdef SimContext* context = &gpu.contexts[stream.context - 1]
+    cdef double total = 0
+    cdef int64_t since = gpu.time_ns, other
+    cdef uint64_t i = stream.head
+    cdef SimOp* op
+    while i <= ordinal and i < stream.tail:
+        op = sim_op(gpu, index, i)
+        if op.kind == OP_KERNEL and op.sms > context.sm_cap:
+            total += op.remaining_ns * op.sms / context.sm_cap
+        elif op.kind == OP_WAIT and depth > 0 and not sim_finished(gpu, op):
+            other = sim_earliest(gpu, op.wait_stream, op.wait_ordinal - 1, depth - 1)
+            if other > since + <int64_t>total:
+                total = other - since
+        else:
+            total += op.remaining_ns
+        i += 1
+    return since + <int64_t>ceil(total)

@@ -1,0 +1,185 @@
+"""How processes share a simulated GPU: the file, its robust mutex, and the burial of the dead."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport getenv, strtoull
+from libc.string cimport memchr, strlen, strrchr
+
+from cython_ext.native cimport now_ns
+from cython_ext.sim.engine cimport sim_advance, sim_kill_context, sim_recover
+from cython_ext.sim.state cimport (
+    CONTEXT_ALIVE, SIM_CONTEXTS, SIM_VERSION, SimContext, SimGpu, pthread_mutex_t,
+)
+
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutexattr_t:
+        pass
+    int PTHREAD_PROCESS_SHARED
+    int PTHREAD_MUTEX_ROBUST
+    int pthread_mutexattr_init(pthread_mutexattr_t* a) noexcept
+    int pthread_mutexattr_destroy(pthread_mutexattr_t* a) noexcept
+    int pthread_mutexattr_setpshared(pthread_mutexattr_t* a, int shared) noexcept
+    int pthread_mutexattr_setrobust(pthread_mutexattr_t* a, int robust) noexcept
+    int pthread_mutex_init(pthread_mutex_t* m, pthread_mutexattr_t* a) noexcept
+    int pthread_mutex_lock(pthread_mutex_t* m) noexcept
+    int pthread_mutex_unlock(pthread_mutex_t* m) noexcept
+    int pthread_mutex_consistent(pthread_mutex_t* m) noexcept
+
+cdef extern from "<errno.h>" nogil:
+    int EOWNERDEAD
+
+cdef extern from "<fcntl.h>" nogil:
+    int O_RDONLY
+    int O_RDWR
+    int O_CLOEXEC
+    int open(const char* path, int flags, ...) noexcept
+
+cdef extern from "<sys/mman.h>" nogil:
+    int PROT_NONE
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_SHARED
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS
+    int MAP_NORESERVE
+    int MAP_FIXED
+    int MADV_DONTNEED
+    void* MAP_FAILED
+    void* mmap(void* at, size_t size, int prot, int flags, int fd, int64_t offset) noexcept
+    int munmap(void* at, size_t size) noexcept
+    int mprotect(void* at, size_t size, int prot) noexcept
+    int madvise(void* at, size_t size, int advice) noexcept
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t read(int fd, void* buffer, size_t size) noexcept
+    int64_t lseek(int fd, int64_t offset, int whence) noexcept
+    int close(int fd) noexcept
+    int getpid() noexcept
+
+
+cdef enum:
+    SIM_MAX_GPUS = 16
+    SIM_LOOK_NS = 1000000       # one foreign process at most is looked at per millisecond
+    SIM_GRACE_NS = 1000000      # a killed process's kernel leaves the SMs within that time
+
+
+cdef inline uint64_t sim_magic() noexcept nogil:
+    return 0x55504773696d0a01ULL
+
+
+cdef inline SimGpu* sim_map(const char* folder, int index) noexcept nogil:
+    """The state of gpu `index` of a simulated node, mapped; NULL if there is none (of this version)."""
+    cdef char path[4096]
+    cdef int fd
+    cdef SimGpu* gpu
+    snprintf(path, sizeof(path), b"%s/gpu%d", folder, index)
+    fd = open(path, O_RDWR | O_CLOEXEC)
+    if fd < 0:
+        return NULL
+    if lseek(fd, 0, 2) != sizeof(SimGpu):
+        close(fd)
+        return NULL
+    gpu = <SimGpu*>mmap(NULL, sizeof(SimGpu), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    close(fd)
+    if gpu == MAP_FAILED:
+        return NULL
+    if gpu.magic != sim_magic() or gpu.version != SIM_VERSION or gpu.state_bytes != sizeof(SimGpu):
+        munmap(gpu, sizeof(SimGpu))
+        return NULL
+    return gpu
+
+
+cdef inline int sim_map_all(SimGpu** gpus) noexcept nogil:
+    """Map every GPU of $VGPU_SIM_DIR, in order; their number."""
+    cdef const char* folder = getenv(b"VGPU_SIM_DIR")
+    cdef int count = 0
+    if folder == NULL or folder[0] == 0:
+        return 0
+    while count < SIM_MAX_GPUS:
+        gpus[count] = sim_map(folder, count)
+        if gpus[count] == NULL:
+            break
+        count += 1
+    return count
+
+
+cdef inline void sim_init_mutex(SimGpu* gpu) noexcept nogil:
+    cdef pthread_mutexattr_t attributes
+    pthread_mutexattr_init(&attributes)
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED)
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST)
+    pthread_mutex_init(&gpu.mutex, &attributes)
+    pthread_mutexattr_destroy(&attributes)
+
+
+cdef inline uint64_t sim_process_start(int pid) noexcept nogil:
+    """When the process started (clock ticks since boot); 0 if there is none, or only its zombie."""
+    cdef char path[64]
+    cdef char text[1024]
+    cdef char* field
+    cdef ssize_t size
+    cdef int fd, i
+    snprintf(path, sizeof(path), b"/proc/%d/stat", pid)
+    fd = open(path, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
+        return 0
+    size = read(fd, text, sizeof(text) - 1)
+    close(fd)
+    if size <= 0:
+        return 0
+    text[size] = 0
+    field = strrchr(text, 41)  # the name may hold anything, blanks and brackets too: count from its end
+    if field == NULL or field[1] == 0 or field[2] in (90, 88):  # Z, X
+        return 0
+    for i in range(20):
+        field = <char*>memchr(field + 1, 32, strlen(field + 1))
+        if field == NULL:
+            return 0
+    return strtoull(field + 1, NULL, 10)
+
+
+cdef inline bint sim_is_alive(SimContext* context) noexcept nogil:
+    return sim_process_start(context.pid) == context.pid_start
+
+
+cdef inline void sim_reap(SimGpu* gpu) noexcept nogil:
+    """Look at every process that has a context here."""
+    cdef uint32_t i
+    for i in range(SIM_CONTEXTS):
+        if gpu.contexts[i].state == CONTEXT_ALIVE and not sim_is_alive(&gpu.contexts[i]):
+            sim_kill_context(gpu, i, SIM_GRACE_NS)
+
+
+cdef inline void sim_look_around(SimGpu* gpu, int64_t now) noexcept nogil:
+    """Look at one process, in turn, so that a dead one is found within milliseconds and nobody pays much."""
+    cdef uint32_t k, i
+    if now - gpu.looked_ns < SIM_LOOK_NS:
+        return
+    gpu.looked_ns = now
+    for k in range(SIM_CONTEXTS):
+        i = (gpu.suspect + k) % SIM_CONTEXTS
+        if gpu.contexts[i].state == CONTEXT_ALIVE:
+            gpu.suspect = (i + 1) % SIM_CONTEXTS
+            if not sim_is_alive(&gpu.contexts[i]):
+                sim_kill_context(gpu, i, SIM_GRACE_NS)
+            return
+
+
+cdef inline void sim_lock(SimGpu* gpu) noexcept nogil:
+    if pthread_mutex_lock(&gpu.mutex) == EOWNERDEAD:
+        sim_recover(gpu)
+        pthread_mutex_consistent(&gpu.mutex)
+
+
+cdef inline void sim_unlock(SimGpu* gpu) noexcept nogil:
+    pthread_mutex_unlock(&gpu.mutex)
+
+
+cdef inline void sim_enter(SimGpu* gpu) noexcept nogil:
+    """Lock, and bring the GPU to the present."""
+    cdef int64_t now
+    sim_lock(gpu)
+    now = now_ns()
+    sim_advance(gpu, now)
+    sim_look_around(gpu, now)

@@ -1,0 +1,128 @@
+"""The shared state of one simulated GPU: one file, mapped by every process that uses that GPU.
+
+There is no daemon. Whoever calls the driver locks the file's robust mutex, advances the GPU to the present
+(engine.pxd) and then does what it came for. A participant may be killed at any instruction, so every transition
+is either one store, or can be made again without harm; what is derived (``busy``) is rebuilt after a death.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+
+
+cdef enum:
+    SIM_VERSION = 3
+    SIM_CONTEXTS = 128
+    SIM_STREAMS = 1024
+    SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
+    SIM_WORDS = 16          # SIM_STREAMS / 64
+    SIM_GRIDS = 128         # kernels resident at once
+    SIM_WINDOW_NS = 250000000   # NVML utilisation is averaged over one such window
+    SIM_NOWHERE = 0xffffffff
+
+cdef enum SimOpKind:
+    OP_MARK = 1             # takes no time: an event, a word to be written
+    OP_KERNEL = 2
+    OP_COPY_IN = 3          # host to device, on the first copy engine
+    OP_COPY_OUT = 4         # device to host, on the second
+    OP_WAIT = 5             # for an operation of another stream of this GPU
+    OP_EXTERNAL = 6         # until its process says so: a host word, a host function, an event of another GPU
+
+cdef enum SimContextState:
+    CONTEXT_FREE = 0
+    CONTEXT_ALIVE = 1
+    CONTEXT_DYING = 2       # its process is gone; what was on the SMs leaves them
+
+cdef enum SimStreamFlags:
+    STREAM_LEGACY = 1       # waits for all blocking streams of its context, and they for it
+    STREAM_NONBLOCKING = 2
+
+
+cdef public struct SimOp:
+    uint32_t kind
+    uint32_t sms            # SMs it can fill; with fewer it runs proportionally slower
+    uint64_t seq            # order of submission on this GPU
+    double remaining_ns     # at full rate
+    int64_t start_ns        # 0: not started
+    int64_t end_ns
+    uint64_t wait_ordinal   # OP_WAIT: done when that many operations of wait_stream are done
+    uint32_t wait_stream
+    uint32_t wait_generation
+    uint32_t released       # OP_EXTERNAL
+    uint32_t failed         # CUresult that kills the context when this operation is reached
+
+
+cdef public struct SimStream:
+    uint32_t context        # index + 1; 0: free
+    uint32_t generation     # counts the uses of this slot
+    uint32_t flags
+    int32_t priority        # lower runs first, as in CUDA
+    uint64_t head           # operations done
+    uint64_t tail           # operations submitted
+    uint64_t delivered      # operations whose effects its process has seen; the ring is free up to here
+
+
+# GPU time used, for NVML: in this window, in the one before, and ever.
+cdef public struct SimLoad:
+    int64_t window
+    int64_t now_ns
+    int64_t before_ns
+    int64_t total_ns
+
+
+cdef public struct SimContext:
+    uint32_t state
+    uint32_t generation
+    int32_t pid
+    uint32_t sm_cap         # SMs its kernels may fill together
+    uint64_t pid_start      # from /proc/PID/stat: tells a reused pid
+    uint64_t group          # contexts of one MPS server share a group; groups take turns on the SMs
+    uint64_t memory_bytes   # everything it holds, overhead included
+    uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
+    uint32_t legacy         # its legacy stream
+    uint32_t error          # sticky CUresult
+    uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server
+    double sm_ns            # SM time used
+    SimLoad load
+
+
+cdef public struct SimGpu:
+    uint64_t magic
+    uint32_t version
+    uint32_t index
+    uint64_t state_bytes
+    char name[96]
+    unsigned char uuid[16]
+    uint64_t memory_bytes
+    uint64_t context_bytes  # what a context costs
+    uint32_t sms
+    uint32_t pci_bus
+    int64_t slice_ns        # hardware time slice
+    int64_t switch_ns       # saving a running context and starting another
+    int64_t idle_switch_ns  # starting another where the last one has nothing to save
+    double copy_bytes_per_ns
+    double memory_bytes_per_ns
+    pthread_mutex_t mutex
+    # -- everything below changes under the mutex
+    uint32_t recoveries     # owners of the mutex that died
+    uint32_t suspect        # next context whose process is looked at
+    int64_t looked_ns
+    int64_t time_ns         # simulated up to here (CLOCK_MONOTONIC)
+    uint64_t next_seq
+    uint64_t active_group   # 0: none yet
+    int64_t slice_end_ns
+    int64_t switch_end_ns
+    double sm_ns            # SM time used by all
+    int64_t copy_ns[2]
+    SimLoad load
+    uint64_t busy[16]       # bit per stream: has unfinished operations (derived from head and tail)
+    SimContext contexts[128]
+    SimStream streams[1024]
+    SimOp ops[1024][1024]
+
+
+cdef inline SimOp* sim_op(SimGpu* gpu, uint32_t stream, uint64_t ordinal) noexcept nogil:
+    return &gpu.ops[stream][ordinal % SIM_QUEUE]

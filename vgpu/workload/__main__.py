@@ -1,0 +1,178 @@
+"""``python -m vgpu.workload``: load the GPU for some seconds, report each second and at the end.
+
+With ``-o json`` every line is one JSON object with an ``event``: started, progress, result or error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from ctypes import c_void_p
+from dataclasses import asdict, dataclass, field
+
+from vgpu.workload.driver import CudaError, Gpu
+from vgpu.workload.jobs import Appetite, Job, Stamps, compute, memory, take_memory, tiny
+from vgpu.workload.kernels import PTX
+
+BATCH_NS = 4_000_000  # GPU time between two looks at what is finished
+BATCH_KERNELS = 256  # at most: the queue of a stream holds about a thousand
+DEPTH = 4  # batches in flight: enough never to let the GPU run dry, few enough to stop soon
+STEP_BYTES = 256 << 20
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is finished, by the program's own count."""
+
+    kernels: int = 0
+    gpu_time_ns: int = 0
+    finished_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The last line. `seconds` runs from the start to the last completion counted; `gpu_time_ns` is the sum of the
+    batches' times between device events, others' work in between included."""
+
+    mode: str
+    seconds: float
+    work: int
+    work_per_second: float
+    unit: str
+    kernels: int
+    kernel_ns: int
+    gpu_time_ns: int
+    refusals: int
+    bytes_allocated: int
+    sm_count: int
+    total_mem: int
+    gpu: str
+    simulated: bool
+    intervals_ns: list[tuple[int, int]] = field(default_factory=list)
+
+
+def saturate(gpu: Gpu, job: Job, start_ns: int, end_ns: int, report: Callable[[Tally, int], None]) -> Tally:
+    """Keep DEPTH batches queued until `end_ns` (CLOCK_MONOTONIC), and count those that were finished by then."""
+    size = max(1, min(BATCH_KERNELS, BATCH_NS // job.kernel_ns))
+    spare = [(gpu.event(), gpu.event()) for _ in range(DEPTH)]
+    flying: deque[tuple[c_void_p, c_void_p]] = deque()
+    tally = Tally(finished_ns=start_ns)
+    due_ns = start_ns + SECOND_NS
+    while (now_ns := time.monotonic_ns()) < end_ns:
+        if now_ns >= due_ns:
+            report(tally, now_ns)
+            due_ns += SECOND_NS
+        if spare:
+            first, last = spare.pop()
+            gpu.record(first)
+            for _ in range(size):
+                job.launch()
+            gpu.record(last)
+            flying.append((first, last))
+            continue
+        first, last = flying.popleft()
+        gpu.wait(last)
+        now_ns = time.monotonic_ns()
+        if now_ns <= end_ns:
+            tally.kernels += size
+            tally.gpu_time_ns += gpu.elapsed_ns(first, last)
+            tally.finished_ns = now_ns
+        spare.append((first, last))
+    gpu.synchronize()
+    return tally
+
+
+def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], None]) -> Result:
+    gpu = Gpu(PTX)
+    name = gpu.name
+    about: dict[str, object] = {
+        "mode": options.mode,
+        "gpu": name,
+        "simulated": name.startswith("Simulated"),
+        "sm_count": gpu.sm_count,
+        "total_mem": gpu.total_bytes,
+    }
+    stamps = Stamps(gpu) if options.mode == "timestamps" else None
+    make = {"compute": compute, "alloc": compute, "memory": memory, "tiny": tiny}
+    job = stamps.job if stamps else make[options.mode](gpu)
+    held: list[int] = []
+    appetite = Appetite(0, 0)
+    if options.mode == "alloc" or options.bytes:
+        held, appetite = take_memory(gpu, options.bytes or None, options.step_bytes)
+        say("memory", asdict(appetite))
+    if options.mode == "alloc":
+        for block in held:
+            gpu.free(block)
+        held = []
+    gpu.synchronize()
+    say("started", about | {"kernel_ns": job.kernel_ns, "unit": job.unit})
+    if options.start_at_ns:
+        time.sleep(max(0, options.start_at_ns - time.monotonic_ns()) / SECOND_NS)
+    start_ns = time.monotonic_ns()
+
+    def report(tally: Tally, now_ns: int) -> None:
+        seconds = (now_ns - start_ns) / SECOND_NS
+        say("progress", {"seconds": seconds, "work": tally.kernels * job.work, "kernels": tally.kernels})
+
+    tally = saturate(gpu, job, start_ns, start_ns + int(options.seconds * SECOND_NS), report)
+    for block in held:
+        gpu.free(block)
+    seconds = (tally.finished_ns - start_ns) / SECOND_NS
+    work = tally.kernels * job.work
+    return Result(
+        mode=options.mode,
+        seconds=seconds,
+        work=work,
+        work_per_second=work / seconds if seconds else 0.0,
+        unit=job.unit,
+        kernels=tally.kernels,
+        kernel_ns=job.kernel_ns,
+        gpu_time_ns=tally.gpu_time_ns,
+        refusals=appetite.refusals,
+        bytes_allocated=appetite.bytes_allocated,
+        sm_count=gpu.sm_count,
+        total_mem=gpu.total_bytes,
+        gpu=name,
+        simulated=name.startswith("Simulated"),
+        intervals_ns=stamps.intervals_ns() if stamps else [],
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m vgpu.workload", description=__doc__)
+    p.add_argument("--mode", choices=("compute", "memory", "tiny", "alloc", "timestamps"), default="compute")
+    p.add_argument("--seconds", type=float, default=10.0, help="how long to work (default 10)")
+    p.add_argument("--bytes", type=int, default=0, help="memory to hold while working; in mode alloc: to try for")
+    p.add_argument("--step-bytes", type=int, default=STEP_BYTES, help="size of one allocation (default 256 MiB)")
+    p.add_argument("--start-at-ns", type=int, default=0, help="begin at this CLOCK_MONOTONIC time")
+    p.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    return p
+
+
+def main() -> int:
+    options = parser().parse_args()
+
+    def say(event: str, values: dict[str, object]) -> None:
+        if options.output == "json":
+            line = json.dumps({"event": event} | values)
+        else:
+            line = f"{event}: " + ", ".join(f"{k} {v}" for k, v in values.items() if k != "intervals_ns")
+        print(line, flush=True)
+
+    try:
+        result = run(options, say)
+    except (CudaError, MemoryError) as error:
+        say("error", {"error": str(error), "code": error.code if isinstance(error, CudaError) else None})
+        print(f"vgpu.workload: {error}", file=sys.stderr)
+        return 1
+    say("result", asdict(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
