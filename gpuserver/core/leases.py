@@ -75,7 +75,7 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """No process of the vGPU wants a token any more (it died or gave up). A holder ends with ``Drained``, not with this."""
+    """No process of the vGPU wants a token any more (it died or gave up). What it holds ends with ``Drained``."""
 
     vgpu: VgpuKey
 

@@ -1,0 +1,198 @@
+"""One vGPU's account with a scheduler: virtual time, deadline, limit bucket, and the lease it may hold.
+
+Two books, two currencies. *Held* time (a lease was usable and not yet drained) moves virtual time: it is what the
+others could not use. *Busy* time (held minus observed idle gaps) empties the limit bucket: that is what the limit
+promises.
+
+Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits, and what a division by the guarantee
+leaves over is carried, so that no share is lost to rounding. A bucket is nanoseconds × parts per million.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuserver.core.leases import Book, Lease, Share, VgpuKey
+from gpuserver.core.policy import PPM
+
+FRACTION_BITS = 20
+_VIRTUAL_PER_REAL = PPM << FRACTION_BITS
+
+
+def virtual(real_ns: int, guarantee_ppm: int) -> int:
+    """Real time as virtual time of a vGPU: t / r, rounded down."""
+    return real_ns * _VIRTUAL_PER_REAL // guarantee_ppm
+
+
+def real(virtual_time: int, guarantee_ppm: int) -> int:
+    """Virtual time of a vGPU as real time in nanoseconds: v · r, rounded down."""
+    return virtual_time * guarantee_ppm // _VIRTUAL_PER_REAL
+
+
+@dataclass(slots=True)
+class Hold:
+    """A published lease that has not drained: what the scheduler knows of it."""
+
+    lease: Lease
+    revised_ns: int | None = None
+    """When it was last published with other times."""
+    went_ns: int | None = None
+    usable_ns: int = 0
+    """Held time counts from here: GO, or later, when the predecessor that it overlapped had drained."""
+    settled_ns: int = 0
+    """Virtual time has been charged up to here."""
+    shadows: frozenset[int] = frozenset()
+    """Epochs that were not drained when GO came: they pay for the overlap."""
+    shadow_until_ns: int = 0
+    idle_ns: int = 0
+    drains_by_ns: int = 0
+
+    def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int) -> None:
+        self.went_ns = self.usable_ns = self.settled_ns = at_ns
+        self.shadows = undrained
+        self.shadow_until_ns = at_ns + grace_ns
+
+    def unshadow(self, epoch: int, at_ns: int) -> None:
+        """The overlapped lease ``epoch`` drained at ``at_ns``: from there on this one pays for itself."""
+        if epoch in self.shadows:
+            self.usable_ns = max(self.usable_ns, min(at_ns, self.shadow_until_ns))
+            self.settled_ns = max(self.settled_ns, self.usable_ns)
+            self.shadows -= {epoch}
+
+    def usable_from(self, now_ns: int) -> int:
+        if self.shadows:
+            return max(self.usable_ns, min(now_ns, self.shadow_until_ns))
+        return self.usable_ns
+
+    def unsettled(self, now_ns: int) -> int:
+        """Held time that virtual time does not show yet."""
+        if self.went_ns is None:
+            return 0
+        return max(0, now_ns - max(self.settled_ns, self.usable_from(now_ns)))
+
+    def held(self, now_ns: int) -> int:
+        return 0 if self.went_ns is None else max(0, now_ns - self.usable_from(now_ns))
+
+    def busy(self, now_ns: int) -> int:
+        return max(0, self.held(now_ns) - self.idle_ns)
+
+
+@dataclass(slots=True)
+class Account:
+    """One vGPU. ``order`` is its place in the order of arrival, the last tie-breaker (keys are only names)."""
+
+    key: VgpuKey
+    order: int
+    share: Share
+    time: int = 0
+    """v, virtual."""
+    deadline: int = 0
+    """d, virtual."""
+    bucket: int = 0
+    """b, nanoseconds × ppm. May fall below zero without bound: a limit forgives nothing."""
+    bucket_at_ns: int = 0
+    wants: bool = False
+    competing: bool = False
+    """Wants or holds, and is counted in V and W: not throttled, not barred."""
+    kept_lag_ns: int | None = None
+    """While throttled: the lag it comes back with."""
+    barred: bool = False
+    """Deep in debt or bypassed: waits outside the competition until the others' virtual time has reached its own."""
+    holds: dict[int, Hold] = field(default_factory=dict)
+    waiting_since_ns: int | None = None
+    served_ns: int = 0
+    returned_ns: int | None = None
+    last_epoch: int = 0
+    """The newest epoch that drained; nothing is heard of older ones."""
+    longest_kernel_ns: int = 0
+    handover_ns: int = 0
+    held_ns: int = 0
+    busy_ns: int = 0
+    overuse_ns: int = 0
+    tokens: int = 0
+    _carry: int = 0
+
+    @property
+    def guarantee(self) -> int:
+        return max(1, self.share.guarantee_ppm)
+
+    @property
+    def capped(self) -> bool:
+        return self.share.limit_ppm < PPM
+
+    @property
+    def throttled(self) -> bool:
+        return self.kept_lag_ns is not None
+
+    @property
+    def undrained(self) -> bool:
+        """Something of it may be on the GPU."""
+        return any(h.went_ns is not None for h in self.holds.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Wants, may be granted at once, and holds nothing."""
+        return self.competing and self.wants and not self.holds
+
+    def time_at(self, now_ns: int) -> int:
+        """v̂: virtual time with everything that is held charged up to now."""
+        if not self.holds:
+            return self.time
+        return self.time + virtual(sum(h.unsettled(now_ns) for h in self.holds.values()), self.guarantee)
+
+    def charge(self, held_ns: int) -> None:
+        total = held_ns * _VIRTUAL_PER_REAL + self._carry
+        self.time += total // self.guarantee
+        self._carry = total % self.guarantee
+
+    def shift_to(self, time: int) -> None:
+        """Move virtual time, and the deadline with it."""
+        self.deadline += time - self.time
+        self.time = time
+
+    def bucket_at(self, now_ns: int) -> int:
+        """The bucket refilled up to now, with what is held charged, not clamped."""
+        filled = self.bucket + self.share.limit_ppm * (now_ns - self.bucket_at_ns)
+        return filled - PPM * sum(h.busy(now_ns) for h in self.holds.values())
+
+    def refill(self, now_ns: int, full_ns: int) -> None:
+        """Let the bucket grow up to now. It is clamped to ``full_ns`` only while nothing of the vGPU is undrained: to
+        clamp before the charge would take away what the limit promised during a long kernel."""
+        self.bucket += self.share.limit_ppm * (now_ns - self.bucket_at_ns)
+        self.bucket_at_ns = now_ns
+        if not self.undrained:
+            self.bucket = min(self.bucket, full_ns * PPM)
+
+    def learn(self, longest_kernel_ns: int, handover_ns: int, low_ns: int, high_ns: int) -> None:
+        """Take in what a lease taught. The hand-over cost is averaged over about eight leases, the kernel length decays
+        as slowly."""
+        if longest_kernel_ns:
+            self.longest_kernel_ns = max(longest_kernel_ns, self.longest_kernel_ns * 7 // 8)
+        if handover_ns:
+            sample = min(max(handover_ns, low_ns), high_ns)
+            self.handover_ns = (self.handover_ns * 7 + sample) // 8 if self.handover_ns else sample
+
+    def close(self, hold: Hold, at_ns: int) -> int:
+        """The lease drained at ``at_ns``: book it and charge it, overuse included. Returns its held time."""
+        held, busy = hold.held(at_ns), hold.busy(at_ns)
+        self.charge(hold.unsettled(at_ns))
+        del self.holds[hold.lease.epoch]
+        self.bucket -= busy * PPM
+        self.held_ns += held
+        self.busy_ns += busy
+        self.tokens += 1
+        if hold.lease.end_ns is not None:
+            self.overuse_ns += max(0, at_ns - max(hold.lease.end_ns, hold.usable_from(at_ns)))
+        self.served_ns = at_ns
+        self.last_epoch = max(self.last_epoch, hold.lease.epoch)
+        return held
+
+    def book(self, lag_ns: int) -> Book:
+        return Book(
+            lag_ns=lag_ns,
+            bucket_ns=self.bucket // PPM,
+            held_ns=self.held_ns,
+            busy_ns=self.busy_ns,
+            overuse_ns=self.overuse_ns,
+            tokens=self.tokens,
+        )

@@ -1,0 +1,478 @@
+"""Who competes for a GPU, and what each is owed: the part that both modes share.
+
+A vGPU is in one of five states, told by its account:
+
+    idle        wants nothing, holds nothing; its virtual time stands still and never goes down (debt is kept)
+    waiting     wants a token and may get one at once
+    holding     has a lease that has not drained
+    throttled   wants, but its limit bucket is below its fill line; keeps its lag until the bucket is refilled
+    barred      wants, but is deep in debt (a holder that overran everybody's patience): comes back when the others'
+                virtual time has caught up with its own, so that its debt distorts nobody else's place
+
+Waiting and holding vGPUs are the competition: the scheduler's clock V and weight W are taken over them alone.
+Every reading of V charges what is held up to now first: a newcomer placed on stale books would get all the time that
+the holder had alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuserver.core.account import Account, Hold, real, virtual
+from gpuserver.core.leases import (
+    Added,
+    Book,
+    Changed,
+    Command,
+    Drained,
+    Event,
+    Idle,
+    Lease,
+    Observed,
+    Priority,
+    Publish,
+    Removed,
+    Tick,
+    VgpuKey,
+    Wants,
+    Went,
+    Withdraw,
+)
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+
+
+class InvariantError(AssertionError):
+    """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt."""
+
+    vgpu: VgpuKey
+    guarantee_ppm: int
+    limit_ppm: int
+    priority: Priority
+    wants: bool
+    holds: bool
+    throttled: bool
+    barred: bool
+    waiting_since_ns: int | None
+    lag_ns: int
+    bucket_ns: int
+    held_ns: int
+    busy_ns: int
+    overuse_ns: int
+    tokens: int
+
+
+class Competition(ABC):
+    """Accounts, membership and dispatch of events; a mode adds its clock and its decisions.
+
+    ``handle`` raises ``KeyError`` for a vGPU that was never added and ``ValueError`` for one added twice; it changes
+    nothing then. Reports of leases that are over are ignored: they crossed a decision on the way.
+    """
+
+    def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
+        self.policy = policy
+        self._accounts: dict[VgpuKey, Account] = {}
+        self._next_epoch = first_epoch
+        self._arrivals = 0
+        self._now_ns = 0
+        self._clock = 0
+        """V when last read over a competition that was not empty."""
+        self._commands: list[Command] = []
+        self._on: dict[type, Callable[[Any, int], None]] = {
+            Added: self._on_added,
+            Changed: self._on_changed,
+            Removed: self._on_removed,
+            Wants: self._on_wants,
+            Idle: self._on_idle,
+            Went: self._on_went,
+            Drained: self._on_drained,
+            Observed: self._on_observed,
+        }
+
+    # --- the interface of both modes
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in ``event`` at ``now_ns`` (never earlier than the call before) and say what to publish or withdraw."""
+        if isinstance(event, Added):
+            if event.vgpu in self._accounts:
+                raise ValueError(f"vGPU {event.vgpu} was added twice")
+        elif not isinstance(event, Tick) and event.vgpu not in self._accounts:
+            raise KeyError(f"vGPU {event.vgpu} is unknown to the scheduler")
+        now_ns = self._now_ns = max(now_ns, self._now_ns)
+        self._refill(now_ns)
+        if not isinstance(event, Tick):
+            self._on[type(event)](event, now_ns)
+        self._refill(now_ns)
+        self._unbar(now_ns)
+        self._decide(now_ns)
+        commands, self._commands = self._commands, []
+        return commands
+
+    @abstractmethod
+    def next_deadline_ns(self) -> int | None:
+        """When ``Tick`` is due at the latest; None: only another event can change anything."""
+
+    def books(self) -> dict[VgpuKey, Book]:
+        """What the journal keeps: everything held is charged up to the last event."""
+        now_ns = self._now_ns
+        clock = self.clock(now_ns)
+        books = {}
+        for key, account in self._accounts.items():
+            book = account.book(self._lag(account, clock, now_ns))
+            held = sum(h.held(now_ns) for h in account.holds.values())
+            busy = sum(h.busy(now_ns) for h in account.holds.values())
+            books[key] = replace(
+                book,
+                bucket_ns=account.bucket_at(now_ns) // PPM,
+                held_ns=book.held_ns + held,
+                busy_ns=book.busy_ns + busy,
+            )
+        return books
+
+    def snapshot(self, now_ns: int) -> list[Standing]:
+        """Every vGPU for display, charged up to ``now_ns``. Changes nothing."""
+        clock = self.clock(now_ns)
+        return [
+            Standing(
+                vgpu=a.key,
+                guarantee_ppm=a.share.guarantee_ppm,
+                limit_ppm=a.share.limit_ppm,
+                priority=a.share.priority,
+                wants=a.wants,
+                holds=bool(a.holds),
+                throttled=a.throttled,
+                barred=a.barred,
+                waiting_since_ns=a.waiting_since_ns,
+                lag_ns=self._lag(a, clock, now_ns),
+                bucket_ns=a.bucket_at(now_ns) // PPM,
+                held_ns=a.held_ns + sum(h.held(now_ns) for h in a.holds.values()),
+                busy_ns=a.busy_ns + sum(h.busy(now_ns) for h in a.holds.values()),
+                overuse_ns=a.overuse_ns,
+                tokens=a.tokens,
+            )
+            for a in self._accounts.values()
+        ]
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` where the books contradict each other."""
+        for a in self._accounts.values():
+            if a.competing and (a.throttled or a.barred):
+                raise InvariantError(f"vGPU {a.key} competes though it is throttled or barred")
+            if a.wants and not (a.competing or a.throttled or a.barred):
+                raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
+            if a.throttled and not a.capped:
+                raise InvariantError(f"vGPU {a.key} is throttled without a limit")
+            if a.throttled and not a.wants:
+                raise InvariantError(f"vGPU {a.key} is throttled though it wants nothing")
+            for epoch, hold in a.holds.items():
+                if epoch != hold.lease.epoch or hold.lease.vgpu != a.key or epoch >= self._next_epoch:
+                    raise InvariantError(f"lease {epoch} is in the wrong account: {hold}")
+                if hold.lease.end_ns is not None and hold.lease.end_ns < hold.lease.start_ns:
+                    raise InvariantError(f"lease {epoch} ends before it starts: {hold}")
+
+    # --- clock and weight
+
+    @abstractmethod
+    def clock(self, now_ns: int) -> int:
+        """V: the virtual time that a vGPU without debt or credit has now."""
+
+    @abstractmethod
+    def _quantum(self, account: Account) -> int:
+        """q: real length of a regular token of ``account`` in the present company."""
+
+    @abstractmethod
+    def _decide(self, now_ns: int) -> None: ...
+
+    def _competitors(self) -> Iterable[Account]:
+        return (a for a in self._accounts.values() if a.competing)
+
+    def _weight(self) -> int:
+        return sum(a.guarantee for a in self._competitors())
+
+    def _mean_time(self, now_ns: int) -> int:
+        """Σ r·v̂ / W over the competition; where it is empty, what it was last."""
+        weight = total = 0
+        for a in self._competitors():
+            weight += a.guarantee
+            total += a.guarantee * a.time_at(now_ns)
+        return total // weight if weight else self._clock
+
+    def _lag(self, account: Account, clock: int, now_ns: int) -> int:
+        if account.kept_lag_ns is not None:
+            return account.kept_lag_ns
+        return real(clock - account.time_at(now_ns), account.guarantee)
+
+    # --- membership
+
+    def _fill_line(self, account: Account) -> int:
+        """L, nanoseconds: a bucket below it throttles."""
+        policy = self.policy
+        return max(policy.quantum_min_ns, policy.period_ns * account.share.limit_ppm // PPM)
+
+    def _full(self, account: Account) -> int:
+        """What the bucket is clamped to while nothing is undrained."""
+        full = 2 * self._fill_line(account)
+        if account.wants:
+            full = max(full, self.policy.wait_bucket_ns * account.share.limit_ppm // PPM)
+        return full
+
+    def _dry(self, account: Account) -> bool:
+        return account.capped and account.bucket < self._fill_line(account) * PPM
+
+    def _refill_due(self, account: Account) -> int:
+        """When a throttled vGPU's bucket reaches its fill line."""
+        missing = self._fill_line(account) * PPM - account.bucket
+        return account.bucket_at_ns + -(-missing // max(1, account.share.limit_ppm))
+
+    def _refill(self, now_ns: int) -> None:
+        for a in self._accounts.values():
+            a.refill(now_ns, self._full(a))
+        for a in self._accounts.values():
+            if a.throttled and not self._dry(a):
+                self._release(a, now_ns)
+
+    def _enter(self, account: Account) -> None:
+        account.competing = True
+
+    def _leave(self, account: Account, now_ns: int) -> None:
+        if account.competing:
+            self._clock = self.clock(now_ns)
+            account.competing = False
+
+    def _place(self, account: Account, now_ns: int) -> None:
+        """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
+        clock = self._clock = self.clock(now_ns)
+        self._enter(account)
+        quantum = self._quantum(account)
+        credit = min(self.policy.idle_credit_ns, 2 * quantum)
+        account.time = max(account.time, clock - virtual(credit, account.guarantee))
+        account.deadline = account.time + virtual(quantum, account.guarantee)
+
+    def _throttle(self, account: Account, now_ns: int) -> None:
+        account.kept_lag_ns = self._lag(account, self.clock(now_ns), now_ns)
+        self._leave(account, now_ns)
+
+    def _release(self, account: Account, now_ns: int) -> None:
+        """The bucket is refilled: back into the competition with the lag that it left with."""
+        assert account.kept_lag_ns is not None
+        account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
+        account.kept_lag_ns = None
+        self._enter_or_bar(account, now_ns)
+
+    def _bar(self, account: Account, now_ns: int) -> None:
+        self._leave(account, now_ns)
+        account.barred = True
+
+    def _unbar(self, now_ns: int) -> None:
+        """Let back in whoever's debt the others' progress has paid, or the least indebted when nobody else competes."""
+        barred = [a for a in self._accounts.values() if a.barred and not a.holds]
+        if not barred:
+            return
+        if any(self._competitors()):
+            clock = self.clock(now_ns)
+            barred = [a for a in barred if a.time <= clock]
+        else:
+            barred = [min(barred, key=lambda a: (a.time, a.order))]
+        for a in barred:
+            a.barred = False
+            self._enter(a)
+
+    def _unbar_due(self, now_ns: int) -> int | None:
+        """When the first barred vGPU is let back in, if the competition goes on as it does now."""
+        debts = [a.time for a in self._accounts.values() if a.barred and not a.holds]
+        if not debts:
+            return None
+        return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight()))
+
+    def _enter_or_bar(self, account: Account, now_ns: int) -> None:
+        """A debt beyond everybody's patience is paid outside the competition."""
+        others = [a for a in self._competitors() if a is not account]
+        if others:
+            weight = sum(a.guarantee for a in others)
+            clock = sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
+            if real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns:
+                self._bar(account, now_ns)
+                return
+        self._enter(account)
+
+    def _stop_wanting(self, account: Account, now_ns: int) -> None:
+        account.wants = False
+        account.waiting_since_ns = None
+        if account.kept_lag_ns is not None:
+            account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
+            account.kept_lag_ns = None
+        account.barred = account.barred and bool(account.holds)
+        if not account.holds:
+            self._leave(account, now_ns)
+
+    # --- events
+
+    def _on_added(self, event: Added, now_ns: int) -> None:
+        account = Account(event.vgpu, self._arrivals, event.share, bucket_at_ns=now_ns, served_ns=now_ns)
+        self._arrivals += 1
+        clock = self.clock(now_ns)
+        account.bucket = 2 * self._fill_line(account) * PPM
+        account.time = clock
+        if event.book is not None:
+            book = event.book
+            account.time -= virtual(book.lag_ns, account.guarantee)
+            account.bucket = min(account.bucket, book.bucket_ns * PPM)
+            account.held_ns, account.busy_ns = book.held_ns, book.busy_ns
+            account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
+        self._accounts[event.vgpu] = account
+
+    def _on_changed(self, event: Changed, now_ns: int) -> None:
+        """Settle under the old share, keep the lag under the new one."""
+        account = self._accounts[event.vgpu]
+        clock = self.clock(now_ns)
+        lag = self._lag(account, clock, now_ns)
+        for hold in account.holds.values():
+            account.charge(hold.unsettled(now_ns))
+            hold.settled_ns = max(hold.settled_ns, now_ns)
+        account.share = event.share
+        if account.kept_lag_ns is None:
+            account.time = clock - virtual(lag, account.guarantee)
+            account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
+        elif not account.capped:
+            self._release(account, now_ns)
+
+    def _on_removed(self, event: Removed, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        for epoch, hold in list(account.holds.items()):
+            del account.holds[epoch]
+            self._unshadow(epoch, now_ns)
+            self._closed(account, hold, now_ns)
+        self._stop_wanting(account, now_ns)
+        del self._accounts[event.vgpu]
+
+    def _on_wants(self, event: Wants, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        if account.wants:
+            return
+        account.wants = True
+        if account.waiting_since_ns is None:
+            account.waiting_since_ns = now_ns
+        if account.competing or account.barred:
+            return
+        self._place(account, now_ns)
+        self._settle_membership(account, now_ns)
+
+    def _on_idle(self, event: Idle, now_ns: int) -> None:
+        self._stop_wanting(self._accounts[event.vgpu], now_ns)
+
+    @abstractmethod
+    def _on_went(self, event: Went, now_ns: int) -> None: ...
+
+    def _on_drained(self, event: Drained, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        hold = account.holds.get(event.epoch)
+        if hold is None:
+            return
+        at_ns = min(max(event.at_ns, hold.usable_ns), now_ns)
+        hold.idle_ns = max(hold.idle_ns, event.idle_ns)
+        self._learn(account, event)
+        account.close(hold, at_ns)
+        account.deadline = self._grid(account, account.time)
+        self._unshadow(event.epoch, at_ns)
+        self._closed(account, hold, at_ns)
+        if not event.wants:
+            end = hold.lease.end_ns
+            if end is None or at_ns < end - self.policy.guard_ns:
+                account.returned_ns = at_ns
+            self._stop_wanting(account, now_ns)
+            return
+        account.wants = True
+        account.waiting_since_ns = at_ns
+        self._settle_membership(account, now_ns)
+
+    def _settle_membership(self, account: Account, now_ns: int) -> None:
+        """It wants a token and holds nothing: throttled, barred, or waiting."""
+        if account.holds or account.throttled:
+            return
+        if self._dry(account):
+            account.barred = False
+            self._throttle(account, now_ns)
+        elif account.barred:
+            self._bar(account, now_ns)
+        else:
+            self._enter_or_bar(account, now_ns)
+
+    def _grid(self, account: Account, time: int) -> int:
+        """The deadline of ``account`` at virtual ``time``: advanced by whole quanta until at least half a shortest
+        token fits before it. Deadlines that stay on the grid make up for a token that stopped a little short or long.
+        """
+        quantum = virtual(self._quantum(account), account.guarantee)
+        missing = time + virtual(self._quantum_min(account) // 2, account.guarantee) - account.deadline
+        return account.deadline + (-(-missing // quantum) * quantum if missing > 0 else 0)
+
+    def _quantum_min(self, account: Account) -> int:
+        return max(self.policy.quantum_min_ns, 10 * account.handover_ns)
+
+    def _unshadow(self, epoch: int, at_ns: int) -> None:
+        for account in self._accounts.values():
+            for hold in account.holds.values():
+                hold.unshadow(epoch, at_ns)
+
+    @abstractmethod
+    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+        """A lease is over: the mode forgets it."""
+
+    def _on_observed(self, event: Observed, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        hold = account.holds.get(event.epoch)
+        if hold is not None:
+            hold.idle_ns = max(hold.idle_ns, event.idle_ns)
+            hold.drains_by_ns = event.drains_by_ns
+            self._learn(account, event)
+
+    def _learn(self, account: Account, event: Drained | Observed) -> None:
+        account.learn(
+            event.longest_kernel_ns,
+            event.handover_cost_ns,
+            self.policy.handover_min_ns,
+            self.policy.handover_max_ns,
+        )
+
+    # --- commands
+
+    def _window(self, account: Account) -> int:
+        above = any(a.share.priority > account.share.priority for a in self._accounts.values())
+        return self.policy.window_low_ns if above else self.policy.window_ns
+
+    def _publish(self, account: Account, lease: Lease) -> Hold:
+        """A new lease for ``account``; its epoch is the next one."""
+        hold = Hold(replace(lease, epoch=self._next_epoch))
+        self._next_epoch += 1
+        account.holds[hold.lease.epoch] = hold
+        self._commands.append(Publish(hold.lease))
+        return hold
+
+    def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
+        """Publish a lease again with other times, unless they are what they were."""
+        lease = replace(hold.lease, **changes)
+        if lease != hold.lease:
+            hold.lease = lease
+            hold.revised_ns = now_ns
+            self._commands.append(Publish(lease))
+
+    def _move(self, hold: Hold, start_ns: int) -> None:
+        """The dispatcher starts the lease at another time than was planned, its length kept: note it, say nothing."""
+        end_ns = hold.lease.end_ns
+        if end_ns is not None:
+            end_ns += start_ns - hold.lease.start_ns
+        hold.lease = replace(hold.lease, start_ns=start_ns, end_ns=end_ns)
+
+    def _confirm(self, hold: Hold) -> None:
+        """Say again what the scheduler takes the lease to be."""
+        self._commands.append(Publish(hold.lease))
+
+    def _withdraw(self, account: Account, hold: Hold) -> None:
+        del account.holds[hold.lease.epoch]
+        self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))

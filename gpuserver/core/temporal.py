@@ -1,0 +1,314 @@
+"""Temporal mode: one holder at a time. Earliest eligible virtual deadline first, with deadlines on a grid.
+
+Each vGPU i has a guarantee r_i, a virtual time v_i that advances by held time / r_i, and a deadline d_i. Over the
+competition (see ``competition.py``), with everything charged up to now,
+
+    W = Σ r_i        V = Σ r_i·v_i / W        lag_i = r_i·(V − v_i)        q_i = clamp(P·r_i/W, q_min, q_max)
+
+    a token is d_i − v_i long (as real time): it ends where v_i meets d_i; then d_i moves by q_i/r_i
+    eligible: lag_i ≥ −q_i/4      order: class, then deadline, equal within 1 ms, then longest unserved, then arrival
+
+At most two leases matter: ``current``, which is held or will be at once, and ``next``, published ahead while current
+runs, so that the dispatcher hands over without asking. A decision about next may be revised until just before its
+start; the forecast behind it charges the holder to its end.
+
+    nobody holds          grant the best; open-ended where it is alone and has no limit
+    holder open-ended     gets an end as soon as somebody else waits
+    holder finite         the best at its end: the holder itself → a later end; another → next
+    higher class waits    the holder's end moves to the nearest time possible
+    holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
+
+Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); grid deadlines, the slack of a quarter
+token and the tie-break by longest unserved stop a token that ended 50 µs short from winning two in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuserver.core.account import Account, Hold, real, virtual
+from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.leases import Lease, Priority, VgpuKey, Went
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who goes at a given time, for how long. ``alone``: nobody else will wait then."""
+
+    account: Account
+    length_ns: int
+    alone: bool
+
+    @property
+    def open_ended(self) -> bool:
+        return self.alone and not self.account.capped
+
+
+class TemporalScheduler(Competition):
+    """Weighted fair turns on a whole GPU. ``handle``, ``next_deadline_ns``, ``check``: see ``Competition``."""
+
+    def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
+        super().__init__(policy, first_epoch=first_epoch)
+        self._current: Hold | None = None
+        self._next: Hold | None = None
+        self._period_ns = policy.period_ns
+        self._period_since_ns: int | None = None
+
+    def clock(self, now_ns: int) -> int:
+        return self._mean_time(now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        now_ns = self._now_ns
+        due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
+        unbar = self._unbar_due(now_ns)
+        if unbar is not None:
+            due.append(unbar)
+        current = self._current
+        if current is not None and current.went_ns is not None and self._next is None:
+            end = current.lease.end_ns
+            if end is not None and end - self.policy.lookahead_ns > now_ns:
+                due.append(end - self.policy.lookahead_ns)
+        return min(due, default=None)
+
+    def check(self) -> None:
+        super().check()
+        current, following = self._current, self._next
+        if following is not None and current is None:
+            raise InvariantError("a next lease is published and nobody holds")
+        for hold in (current, following):
+            if hold is None:
+                continue
+            account = self._accounts.get(hold.lease.vgpu)
+            if account is None or account.holds.get(hold.lease.epoch) is not hold:
+                raise InvariantError(f"no account knows lease {hold.lease}")
+            if hold.lease.end_ns is None:
+                if account.capped:
+                    raise InvariantError(f"open-ended lease for a vGPU with a limit: {hold.lease}")
+                if any(a.waiting for a in self._accounts.values()):
+                    raise InvariantError(f"somebody waits beside the open-ended {hold.lease}")
+        if current is not None and following is not None:
+            if following.went_ns is not None or current.went_ns is None:
+                raise InvariantError("a next lease is published for a lease that has not begun, or has itself begun")
+            if current.lease.end_ns is None or following.lease.start_ns < current.lease.end_ns:
+                raise InvariantError(f"{following.lease} starts before {current.lease} ends")
+        if current is None and any(a.waiting for a in self._accounts.values()):
+            raise InvariantError("somebody waits and nobody holds")
+
+    # --- quantities
+
+    def _quantum(self, account: Account) -> int:
+        weight = self._weight() + (0 if account.competing else account.guarantee)
+        quantum = self._period_ns * account.guarantee // weight
+        return min(max(quantum, self._quantum_min(account)), self.policy.quantum_max_ns)
+
+    def _adapt_period(self, now_ns: int) -> None:
+        """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
+        policy = self.policy
+        if self._period_since_ns is not None and now_ns - self._period_since_ns < policy.period_hold_ns:
+            return
+        company = [a for a in self._accounts.values() if a.wants or a.holds]
+        if len(company) < 2:
+            return
+        period = policy.period_ns
+        sensitive = any(
+            a.share.priority is Priority.HIGH
+            or (a.returned_ns is not None and now_ns - a.returned_ns < policy.burst_memory_ns)
+            for a in company
+        )
+        if not sensitive:
+            cost = sum(a.handover_ns for a in company)
+            period = min(max(cost * PPM // policy.handover_loss_ppm, period), max(period, policy.period_max_ns))
+        if abs(period - self._period_ns) * PPM > policy.period_step_ppm * self._period_ns:
+            self._period_ns = period
+            self._period_since_ns = now_ns
+
+    def _patience(self, account: Account) -> int:
+        """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace."""
+        return min(self.policy.grace_ns, max(self._quantum(account), 2 * account.longest_kernel_ns))
+
+    # --- events
+
+    def _on_went(self, event: Went, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        at_ns = min(event.at_ns, now_ns)
+        hold = account.holds.get(event.epoch)
+        if hold is None:
+            if event.epoch > account.last_epoch:
+                self._went_withdrawn(account, event.epoch, at_ns)
+            return
+        if hold.went_ns is not None:
+            return
+        lease = hold.lease
+        undrained = frozenset(e for key, e in lease.after if self._undrained(key, e))
+        hold.go(at_ns, undrained, self.policy.grace_ns)
+        crossed = hold.revised_ns is not None and hold.revised_ns > at_ns - self.policy.decision_ns
+        self._move(hold, at_ns)
+        if crossed:
+            # The dispatcher may have moved the old end or the new one: say which end holds.
+            self._confirm(hold)
+        if hold is self._next:
+            bypassed = self._current
+            self._current, self._next = hold, None
+            if bypassed is not None:
+                self._bar(self._accounts[bypassed.lease.vgpu], now_ns)
+
+    def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
+        """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
+        hold = Hold(Lease(account.key, epoch, at_ns, at_ns))
+        hold.go(at_ns, frozenset(), 0)
+        account.holds[epoch] = hold
+
+    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
+        account = self._accounts.get(key)
+        return account is not None and epoch in account.holds and account.holds[epoch].went_ns is not None
+
+    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+        if hold is self._current:
+            self._current = None
+        elif hold is self._next:
+            self._next = None
+
+    # --- decisions
+
+    def _decide(self, now_ns: int) -> None:
+        self._adapt_period(now_ns)
+        withdrawn = self._drop_unwanted()
+        if self._current is None and self._next is not None:
+            self._current, self._next = self._next, None
+            if self._current.lease.start_ns > now_ns:
+                # Its predecessor is gone early, so its GO is on the way.
+                self._move(self._current, now_ns)
+        if self._current is None:
+            choice = self._pick(now_ns, None)
+            if choice is not None:
+                self._current = self._grant(choice, now_ns, withdrawn)
+            return
+        self._bound(self._current, now_ns)
+        if self._current.went_ns is not None and self._current.lease.end_ns is not None:
+            self._follow(self._current, now_ns, withdrawn)
+
+    def _drop_unwanted(self) -> list[tuple[VgpuKey, int]]:
+        """Take back what was published for a vGPU that has stopped wanting it."""
+        published = [h for h in (self._current, self._next) if h is not None and h.went_ns is None]
+        return [self._take_back(h) for h in published if not self._accounts[h.lease.vgpu].wants]
+
+    def _take_back(self, hold: Hold) -> tuple[VgpuKey, int]:
+        account = self._accounts[hold.lease.vgpu]
+        self._withdraw(account, hold)
+        self._closed(account, hold, self._now_ns)
+        if not account.wants:
+            self._leave(account, self._now_ns)
+        return hold.lease.vgpu, hold.lease.epoch
+
+    def _bound(self, current: Hold, now_ns: int) -> None:
+        """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
+        holder = self._accounts[current.lease.vgpu]
+        ahead = self._next.lease.vgpu if self._next is not None else None
+        waiting = [a for a in self._accounts.values() if a.waiting or a.key == ahead]
+        end = now_ns + self.policy.decision_ns + self._window(holder)
+        if not any(self._outranks(a, holder, now_ns) for a in waiting):
+            if current.lease.end_ns is not None or not (waiting or holder.capped):
+                return
+            began = current.lease.start_ns if current.went_ns is None else current.went_ns
+            end = max(end, began + self.policy.minimum_stay_handovers * holder.handover_ns)
+        if current.lease.end_ns is None or current.lease.end_ns > end:
+            self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
+
+    def _outranks(self, account: Account, holder: Account, now_ns: int) -> bool:
+        if account.share.priority <= holder.share.priority:
+            return False
+        return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
+
+    def _follow(self, current: Hold, now_ns: int, withdrawn: list[tuple[VgpuKey, int]]) -> None:
+        """Decide what happens at the end of a finite lease that is running."""
+        end = current.lease.end_ns
+        assert end is not None
+        following = self._next
+        at_ns = max(end, now_ns)
+        choice = self._pick(at_ns, current if now_ns < end else None)
+        if following is not None and now_ns >= following.lease.start_ns - self.policy.guard_ns:
+            if following.lease.end_ns is None and (choice is None or not choice.open_ended):
+                length = self._length_of(self._accounts[following.lease.vgpu])
+                self._revise(following, now_ns, end_ns=following.lease.start_ns + length)
+            return
+        holder = self._accounts[current.lease.vgpu]
+        if following is not None and (choice is None or choice.account.key != following.lease.vgpu):
+            withdrawn = [*withdrawn, self._take_back(following)]
+            following = None
+        if choice is None:
+            return
+        if choice.account is holder:
+            if choice.open_ended:
+                self._revise(current, now_ns, end_ns=None)
+            elif now_ns >= end - self.policy.lookahead_ns:
+                self._revise(current, now_ns, end_ns=end + choice.length_ns)
+        elif following is None:
+            self._next = self._grant(choice, at_ns, withdrawn)
+        else:
+            self._revise(
+                following,
+                now_ns,
+                start_ns=at_ns,
+                end_ns=None if choice.open_ended else at_ns + choice.length_ns,
+                go_by_ns=at_ns + self._patience(holder),
+            )
+
+    def _grant(self, choice: Choice, start_ns: int, withdrawn: list[tuple[VgpuKey, int]]) -> Hold:
+        """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
+        before = [(a.key, epoch) for a in self._accounts.values() if not a.barred for epoch in a.holds]
+        patience = max((self._patience(self._accounts[key]) for key, _ in before), default=0)
+        lease = Lease(
+            vgpu=choice.account.key,
+            epoch=0,
+            start_ns=start_ns,
+            end_ns=None if choice.open_ended else start_ns + choice.length_ns,
+            after=(*before, *withdrawn),
+            go_by_ns=start_ns + (patience or (self._quantum(choice.account) if withdrawn else 0)),
+            window_ns=self._window(choice.account),
+        )
+        return self._publish(choice.account, lease)
+
+    def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:
+        """Who should hold from ``at_ns`` on, everybody charged up to then. ``staying``: the holder, if it may go on.
+
+        Whoever is published as next is as free to be chosen as those who wait: the decision is being made anew.
+        """
+        free = {id(h) for h in (staying, self._next) if h is not None}
+        company = [a for a in self._competitors() if not self._dry_at(a, at_ns)]
+        wanting = [a for a in company if a.wants]
+        candidates = [a for a in wanting if all(id(h) in free for h in a.holds.values())]
+        if not candidates:
+            return None
+        weight = sum(a.guarantee for a in company)
+        clock = sum(a.guarantee * a.time_at(at_ns) for a in company) // weight
+        eligible = [a for a in candidates if self._lag(a, clock, at_ns) >= -(self._quantum(a) // 4)] or candidates
+        highest = max(a.share.priority for a in eligible)
+        eligible = [a for a in eligible if a.share.priority == highest]
+        deadlines = {a.key: self._deadline_at(a, at_ns) for a in eligible}
+        first = min(deadlines.values())
+        tied = [a for a in eligible if real(deadlines[a.key] - first, weight) <= self.policy.tie_ns]
+        best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
+        return Choice(best, self._length(best, deadlines[best.key], at_ns), alone=wanting == [best])
+
+    def _dry_at(self, account: Account, at_ns: int) -> bool:
+        """Whether a holder's bucket will throttle it when its lease has been charged up to ``at_ns``."""
+        if not account.capped or not account.undrained:
+            return False
+        return account.bucket_at(at_ns) < self._fill_line(account) * PPM
+
+    def _deadline_at(self, account: Account, at_ns: int) -> int:
+        """The deadline, no further away than one and a half tokens (the company may have grown)."""
+        time = account.time_at(at_ns)
+        deadline = self._grid(account, time) if account.undrained else account.deadline
+        return min(deadline, time + virtual(self._quantum(account) * 3 // 2, account.guarantee))
+
+    def _length(self, account: Account, deadline: int, at_ns: int) -> int:
+        length = real(deadline - account.time_at(at_ns), account.guarantee)
+        length = max(length, self._quantum_min(account) // 2)
+        if account.capped:
+            length = min(length, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
+        return length
+
+    def _length_of(self, account: Account) -> int:
+        return self._length(account, self._deadline_at(account, self._now_ns), self._now_ns)

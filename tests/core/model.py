@@ -1,0 +1,361 @@
+"""A GPU with its dispatcher and its applications, as discrete events: what the schedulers are tested against.
+
+The dispatcher follows the contract of ``gpuserver.core.leases`` to the letter; messages take time both ways.
+Applications run serial kernels with jitter, pay a refill gap at the first launch of a lease, may pause, stop for ever,
+or run kernels far longer than their lease. ``Run.records`` is what an outside observer sees: who held the GPU when.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuserver.core.leases import (
+    Added,
+    Command,
+    Drained,
+    Event,
+    Idle,
+    Lease,
+    Observed,
+    Publish,
+    Share,
+    Tick,
+    Wants,
+    Went,
+    Withdraw,
+)
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an application does: ``burst`` kernels, then a pause, for ever. burst None: it never pauses."""
+
+    kernel_ns: int = MS
+    jitter: float = 0.05
+    refill_ns: int = 100 * US
+    burst: int | None = None
+    pause_ns: int = 0
+    start_ns: int = 0
+    stop_ns: int | None = None
+    """When the process is stopped: what it submitted finishes, and nobody hears of it."""
+    resume_ns: int | None = None
+    teaches: bool = True
+    """Whether its hook reports kernel lengths and refill gaps."""
+
+
+@dataclass
+class Record:
+    """One lease as seen from outside."""
+
+    key: int
+    epoch: int
+    go_ns: int
+    drained_ns: int | None = None
+    busy_ns: int = 0
+    planned_end_ns: int | None = None
+
+    def overrun_ns(self) -> int:
+        if self.drained_ns is None or self.planned_end_ns is None:
+            return 0
+        return max(0, self.drained_ns - max(self.planned_end_ns, self.go_ns))
+
+
+@dataclass
+class Published:
+    lease: Lease
+    went_ns: int | None = None
+    record: Record | None = None
+
+
+@dataclass
+class App:
+    key: int
+    work: Work
+    wants: bool = False
+    left: int = 0
+    held: Published | None = None
+    first: bool = True
+    busy_until_ns: int = 0
+    running: bool = False
+    stopped: bool = False
+    generation: int = 0
+    finished: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end) of every kernel."""
+
+
+class Run:
+    """One simulated GPU. ``scheduler`` decides, ``shares[i]`` and ``works[i]`` describe vGPU i."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        shares: list[Share],
+        works: list[Work],
+        *,
+        seed: int = 0,
+        up_ns: int = 100 * US,
+        down_ns: int = 50 * US,
+        keys: list[int] | None = None,
+        watch: Callable[[Event, int, list[Command]], None] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.random = random.Random(seed)
+        self.up_ns, self.down_ns = up_ns, down_ns
+        self.now_ns = 0
+        self.heap: list[tuple[int, int, Callable[[], None]]] = []
+        self.sequence = 0
+        self.watch = watch
+        self.keys = keys if keys is not None else list(range(len(shares)))
+        self.published: dict[int, dict[int, Published]] = {k: {} for k in self.keys}
+        self.drained: set[tuple[int, int]] = set()
+        self.records: list[Record] = []
+        self.commands: list[tuple[int, Command]] = []
+        self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
+        self.wanting: dict[int, list[tuple[int, int | None]]] = {k: [] for k in self.keys}
+        self.tick_ns: int | None = None
+        for key, share in zip(self.keys, shares, strict=True):
+            self._deliver(Added(key, share))
+        for app in self.apps.values():
+            self.at(app.work.start_ns, lambda app=app: self._arrive(app))  # type: ignore[misc]
+            if app.work.stop_ns is not None:
+                self.at(app.work.stop_ns, lambda app=app: self._stop(app))  # type: ignore[misc]
+            if app.work.resume_ns is not None:
+                self.at(app.work.resume_ns, lambda app=app: self._resume(app))  # type: ignore[misc]
+
+    # --- engine
+
+    def at(self, when_ns: int, do: Callable[[], None]) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (max(when_ns, self.now_ns), self.sequence, do))
+
+    def run(self, until_ns: int) -> Run:
+        while self.heap and self.heap[0][0] <= until_ns:
+            self.now_ns, _, do = heapq.heappop(self.heap)
+            do()
+        self.now_ns = until_ns
+        return self
+
+    def tell(self, event: Event) -> None:
+        """The dispatcher's report, on its way to the scheduler."""
+        self.at(self.now_ns + self.up_ns, lambda: self._deliver(event))
+
+    def _deliver(self, event: Event) -> None:
+        commands = self.scheduler.handle(event, self.now_ns)
+        self.scheduler.check()
+        if self.watch is not None:
+            self.watch(event, self.now_ns, commands)
+        for command in commands:
+            self.commands.append((self.now_ns, command))
+            self.at(self.now_ns + self.down_ns, lambda c=command: self._execute(c))  # type: ignore[misc]
+        due = self.scheduler.next_deadline_ns()
+        if due is not None and (self.tick_ns is None or due < self.tick_ns or self.tick_ns <= self.now_ns):
+            self.tick_ns = max(due, self.now_ns + 1)
+            self.at(self.tick_ns, self._tick)
+
+    def _tick(self) -> None:
+        if self.tick_ns == self.now_ns:
+            self.tick_ns = None
+            self._deliver(Tick())
+
+    # --- dispatcher
+
+    def _execute(self, command: Command) -> None:
+        if isinstance(command, Withdraw):
+            held = self.published[command.vgpu].get(command.epoch)
+            if held is None:
+                return
+            if held.went_ns is None:
+                del self.published[command.vgpu][command.epoch]
+                self._give_go()
+            else:
+                held.lease = replace(held.lease, end_ns=self.now_ns)
+                self._lease_moved(self.apps[command.vgpu])
+            return
+        assert isinstance(command, Publish)
+        lease = command.lease
+        if (lease.vgpu, lease.epoch) in self.drained:
+            return
+        known = self.published[lease.vgpu].get(lease.epoch)
+        if known is None:
+            self.published[lease.vgpu][lease.epoch] = Published(lease)
+        elif known.went_ns is None:
+            known.lease = lease
+        else:
+            known.lease = replace(known.lease, end_ns=lease.end_ns, window_ns=lease.window_ns)
+            self._lease_moved(self.apps[lease.vgpu])
+        self._give_go()
+        for when in {lease.start_ns, lease.go_by_ns}:
+            if when > self.now_ns:
+                self.at(when, self._give_go)
+
+    def _give_go(self) -> None:
+        for key, leases in self.published.items():
+            for held in list(leases.values()):
+                lease = held.lease
+                if held.went_ns is not None:
+                    continue
+                clear = not any(e in self.published[k] for k, e in lease.after)
+                started, patient = self.now_ns >= lease.start_ns, self.now_ns < lease.go_by_ns
+                if (clear and (lease.early or started)) or (started and not patient):
+                    self._go(key, held)
+
+    def _go(self, key: int, held: Published) -> None:
+        lease = held.lease
+        end = None if lease.end_ns is None else lease.end_ns + self.now_ns - lease.start_ns
+        held.lease = replace(lease, start_ns=self.now_ns, end_ns=end)
+        held.went_ns = self.now_ns
+        held.record = Record(key, lease.epoch, self.now_ns)
+        self.records.append(held.record)
+        self.tell(Went(key, lease.epoch, self.now_ns))
+        app = self.apps[key]
+        app.held, app.first = held, True
+        self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))
+        self._lease_moved(app)
+
+    # --- applications
+
+    def _arrive(self, app: App) -> None:
+        app.left = app.work.burst or 0
+        if not app.wants:
+            app.wants = True
+            self.wanting[app.key].append((self.now_ns, None))
+            self.tell(Wants(app.key))
+        if app.held is not None:
+            self._launch(app, app.held)
+
+    def _length(self, app: App) -> int:
+        return max(1, round(app.work.kernel_ns * (1 + app.work.jitter * self.random.uniform(-1, 1))))
+
+    def _launch(self, app: App, held: Published) -> None:
+        """The gate: start the next kernel if the lease allows it; drain if it does not."""
+        if app.held is not held or app.running or not app.wants:
+            return
+        if app.stopped:
+            return
+        length = self._length(app)
+        end = held.lease.end_ns
+        if end is not None and (self.now_ns >= end or (not app.first and self.now_ns + length // 2 > end)):
+            self._drain(app)
+            return
+        app.running, app.first = True, False
+        begun = self.now_ns
+        self.at(begun + length, lambda: self._complete(app, held, begun))
+
+    def _complete(self, app: App, held: Published, begun: int) -> None:
+        app.running = False
+        assert held.record is not None
+        held.record.busy_ns += self.now_ns - begun
+        app.finished.append((begun, self.now_ns))
+        if app.work.burst is not None:
+            app.left -= 1
+            if app.left <= 0:
+                self._pause(app)
+        if not app.stopped:
+            if app.wants:
+                self._launch(app, held)
+            elif held.lease.end_ns is not None:
+                self._drain(app)
+
+    def _pause(self, app: App) -> None:
+        app.wants = False
+        since, _ = self.wanting[app.key][-1]
+        self.wanting[app.key][-1] = (since, self.now_ns)
+        self.at(self.now_ns + app.work.pause_ns, lambda: self._arrive(app))
+
+    def _lease_moved(self, app: App) -> None:
+        """The end of its lease is known or has changed: be there when it passes, idle or not."""
+        held = app.held
+        if held is None or held.lease.end_ns is None:
+            return
+        if not app.running and not app.wants:
+            self._drain(app)
+            return
+        self.at(held.lease.end_ns, lambda: self._expired(app, held))
+
+    def _expired(self, app: App, held: Published) -> None:
+        end = held.lease.end_ns
+        if app.held is held and not app.running and not app.stopped and end is not None and self.now_ns >= end:
+            self._drain(app)
+
+    def _drain(self, app: App) -> None:
+        held = app.held
+        if held is None or app.stopped:
+            return
+        record = held.record
+        assert record is not None
+        app.held = None
+        record.drained_ns, record.planned_end_ns = self.now_ns, held.lease.end_ns
+        del self.published[app.key][held.lease.epoch]
+        self.drained.add((app.key, held.lease.epoch))
+        work = app.work
+        self.tell(
+            Drained(
+                app.key,
+                held.lease.epoch,
+                self.now_ns,
+                idle_ns=self.now_ns - record.go_ns - record.busy_ns,
+                wants=app.wants,
+                longest_kernel_ns=work.kernel_ns if work.teaches else 0,
+                handover_cost_ns=work.refill_ns if work.teaches else 0,
+            )
+        )
+        self._give_go()
+
+    def _stop(self, app: App) -> None:
+        app.stopped = True
+
+    def _resume(self, app: App) -> None:
+        app.stopped = False
+        if app.held is not None and not app.running:
+            if app.wants:
+                self._launch(app, app.held)
+            elif app.held.lease.end_ns is not None:
+                self._drain(app)
+
+    # --- what an outside observer can compute
+
+    def observe(self, key: int, epoch: int, **what: int) -> None:
+        self._deliver(Observed(key, epoch, **{"idle_ns": 0, **what}))
+
+    def give_up(self, key: int) -> None:
+        """A waiting process dies."""
+        app = self.apps[key]
+        app.wants = False
+        since, _ = self.wanting[key][-1]
+        self.wanting[key][-1] = (since, self.now_ns)
+        self.tell(Idle(key))
+        if app.held is not None and app.held.lease.end_ns is not None and not app.running:
+            self._drain(app)
+
+    def usable_spans(self, grace_ns: int = 100 * MS) -> list[tuple[int, int, int]]:
+        """(key, from, to) of every lease; whoever overran into its successor's time pays for the overlap alone, unless
+        it overran the grace or was passed by before. For one holder at a time."""
+        spans = []
+        active: list[Record] = []
+        passed: set[int] = set()
+        for record in self.records:
+            go = record.go_ns
+            active = [o for o in active if o.drained_ns is None or o.drained_ns > go]
+            begin = go
+            for other in active:
+                if other.epoch not in passed:
+                    begin = max(begin, min(other.drained_ns or self.now_ns, go + grace_ns))
+                    passed.add(other.epoch)
+            active.append(record)
+            drained = self.now_ns if record.drained_ns is None else record.drained_ns
+            spans.append((record.key, min(begin, drained), drained))
+        return spans
+
+    def held_ns(self, key: int, begin_ns: int, end_ns: int) -> int:
+        return sum(max(0, min(b, end_ns) - max(a, begin_ns)) for k, a, b in self.usable_spans() if k == key)
+
+    def busy_ns(self, key: int, begin_ns: int, end_ns: int) -> int:
+        return sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in self.apps[key].finished)
