@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -202,38 +201,31 @@ esac
 
 
 def _copy_library(built: Path, target: Path) -> None:
-    """By rename: running processes keep the copy they have mapped."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and target.read_bytes() == built.read_bytes():
-        return
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".hook-", delete=False) as copy:
-        try:
-            shutil.copyfileobj(built.open("rb"), copy)
-            _publish(copy.name, copy.fileno(), target, 0o755)
-        except BaseException:
-            Path(copy.name).unlink(missing_ok=True)
-            raise
+    """Running processes keep the copy they have mapped; an identical copy stays as it is."""
+    content = built.read_bytes()
+    if not target.exists() or target.read_bytes() != content:
+        _publish(target, content, 0o755)
 
 
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write(path: Path, text: str) -> None:
     # A start-up file is often a link into a dotfiles repository: write what it points at, keep the link.
     path = path.resolve()
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as copy:
+    _publish(path, text.encode(), stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
+
+
+def _publish(target: Path, content: bytes, mode: int) -> None:
+    """Whole or not at all: under another name first, then by one rename."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as copy:
         try:
             copy.write(content)
             copy.flush()
-            _publish(copy.name, copy.fileno(), path, mode)
+            os.fchmod(copy.fileno(), mode)
+            os.fsync(copy.fileno())
+            Path(copy.name).replace(target)
         except BaseException:
             Path(copy.name).unlink(missing_ok=True)
             raise
-
-
-def _publish(temporary: str, descriptor: int, target: Path, mode: int) -> None:
-    os.fchmod(descriptor, mode)
-    os.fsync(descriptor)
-    Path(temporary).replace(target)
 
 
 def _replace_line(file: Path, line: str | None) -> bool:

@@ -13,7 +13,7 @@ from vgpu.ctl.options import Output, OutputOption
 if TYPE_CHECKING:
     from client_hook.doctor import Finding
 
-_SIGNS: Final = {"ok": "[green]ok[/]     ", "note": "[yellow]note[/]   ", "missing": "[bold red]missing[/]"}
+_STYLES: Final = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 def doctor(form: OutputOption = Output.TABLE) -> int:
@@ -65,15 +65,24 @@ def _as_dict(finding: Finding) -> dict[str, str]:
 
 
 def _print(findings: list[Finding]) -> None:
-    from vgpu.ctl import output
-    from vgpu.ctl.tables import text
+    """One block per finding; long sentences wrap beside the names, and not at all when piped."""
+    import shutil
+    import sys
+    import textwrap
 
-    out = output.console()
-    widest = max(len(finding.check) for finding in findings)
+    from vgpu.ctl.output import GAP, Cell, Column, Row, print_table
+
+    names = max(len(finding.check) for finding in findings)
+    indent = len("missing") + names + 2 * len(GAP)
+    width = shutil.get_terminal_size().columns - indent if sys.stdout.isatty() else 10_000
+    wrapped = textwrap.TextWrapper(max(width, 20), break_long_words=False, break_on_hyphens=False)
+    rows: list[Row] = []
     for finding in findings:
-        out.print(f"{_SIGNS[finding.verdict]}  {finding.check:<{widest}}  {text(finding.found)}", soft_wrap=True)
-        if finding.fix:
-            out.print(f"{'':<{widest + 11}}[dim]→ {text(finding.fix)}[/]", soft_wrap=True)
+        found = wrapped.wrap(finding.found) or [""]
+        rows.append((Cell(finding.verdict, _STYLES[finding.verdict]), finding.check, found[0]))
+        rows += [("", "", line) for line in found[1:]]
+        rows += [("", "", Cell(line, "dim")) for line in wrapped.wrap(f"→ {finding.fix}" if finding.fix else "")]
+    print_table((Column("STATE"), Column("CHECK"), Column("FOUND")), rows)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,10 +24,9 @@ def ls(form: OutputOption = Output.TABLE) -> None:
         output.print_json(gpus)
         return
     output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
-    out = output.console()
-    for gpu in gpus:
-        remarks = "; ".join(remark for remark in (gpu.mode_reason, gpu.reason) if remark)
-        out.print(f"[dim]GPU {gpu.index}: {gpu.mode}, {tables.text(remarks)}[/]", soft_wrap=True)
+    if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
+        for gpu in gpus:
+            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason)))}")
 
 
 @gpu_app.command("set")

@@ -129,17 +129,17 @@ def status(form: OutputOption = Output.TABLE) -> None:
     from vgpu.ctl import tables
     from vgpu.units import format_duration
 
-    out = output.console()
     up = format_duration(tables.whole_seconds_ns(told.uptime_ns / 1e9))
-    for word, said in {
-        "node": f"pid {told.pid}, st-vgpu {told.software}, up {up}",
-        "serves": f"{_described(told)}, {told.vgpus} vGPU(s), {told.processes} process(es)",
-        "sockets": told.runtime_dir,
-        "state": told.state_dir,
-    }.items():
-        out.print(f"[bold]{word:<10}[/]{tables.text(said)}", soft_wrap=True)
-    out.print()
-    out.print(output.table(tables.GPUS, map(tables.gpu_row, told.gpus), out.width))
+    output.print_facts(
+        {
+            "node": f"pid {told.pid}, st-vgpu {told.software}, up {up}",
+            "serves": f"{_described(told)}, {told.vgpus} vGPU(s), {told.processes} process(es)",
+            "sockets": told.runtime_dir,
+            "state": told.state_dir,
+        }
+    )
+    print()
+    output.print_table(tables.GPUS, map(tables.gpu_row, told.gpus))
 
 
 def _described(status: NodeStatus) -> str:

@@ -1,65 +1,115 @@
-"""How answers look: tables that fit the terminal, whole lines when piped, JSON for programs."""
+"""How answers look: tables that fit the terminal, whole rows when piped, JSON for programs."""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-WIDE_COLUMNS: Final = 110
-"""From this width on, tables show their secondary columns too."""
-_UNBOUNDED: Final = 10_000
+GAP: Final = "  "
+_SHORTEST: Final = 8
+"""An elastic column is never cut below this."""
 
 
-@dataclass(frozen=True, slots=True)
+class Cell(NamedTuple):
+    """One field of a table; ``style`` is a rich style, seen on terminals only."""
+
+    text: str
+    style: str = ""
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
 class Column:
-    """``wide``: left out on narrow terminals. ``elastic``: the one that is cut if a row still does not fit."""
+    """``extra``: left out where there is no room, the rightmost first. ``elastic``: cut where that was not enough."""
 
     title: str
     right: bool = False
-    wide: bool = False
+    extra: bool = False
     elastic: bool = False
 
 
+def laid_out(columns: Sequence[Column], rows: Iterable[Row], width: int | None) -> list[list[Cell]]:
+    """Header and rows as padded cells that fit into ``width`` columns (None: as wide as it takes).
+
+    Every row has a field for every column, extra ones included.
+    """
+    table = [[Cell(c.title, "bold") for c in columns]]
+    table += [[field if isinstance(field, Cell) else Cell(field) for field in row] for row in rows]
+    widths = [max(len(line[i].text) for line in table) for i in range(len(columns))]
+    shown = list(range(len(columns)))
+    if width is not None:
+        shown, widths = _fitted(columns, widths, width)
+    return [[_padded(line[i], widths[i], columns[i].right) for i in shown] for line in table]
+
+
+def _fitted(columns: Sequence[Column], widths: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+    shown, fitted = list(range(len(columns))), list(widths)
+
+    def excess() -> int:
+        return sum(fitted[i] for i in shown) + len(GAP) * (len(shown) - 1) - width
+
+    for i in reversed(range(len(columns))):
+        if excess() > 0 and columns[i].extra:
+            shown.remove(i)
+    for i in shown:
+        if columns[i].elastic:
+            fitted[i] = max(min(fitted[i], _SHORTEST), fitted[i] - max(0, excess()))
+    return shown, fitted
+
+
+def _padded(cell: Cell, width: int, right: bool) -> Cell:
+    text = cell.text if len(cell.text) <= width else cell.text[: width - 1] + "…"
+    return Cell(text.rjust(width) if right else text.ljust(width), cell.style)
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    if not sys.stdout.isatty():
+        for line in laid_out(columns, rows, None):
+            print(GAP.join(cell.text for cell in line).rstrip())
+        return
+    console().print(table_text(columns, rows, shutil.get_terminal_size().columns), soft_wrap=True)
+
+
+def table_text(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Text:
+    """The table for a terminal."""
+    from rich.text import Text
+
+    def line_text(line: Sequence[Cell]) -> Text:
+        return Text(GAP).join(Text(cell.text, cell.style) for cell in line)
+
+    return Text("\n").join(map(line_text, laid_out(columns, rows, width)))
+
+
+def print_facts(facts: Mapping[str, str | Cell]) -> None:
+    """One line per fact, its name before it; nothing is cut or wrapped."""
+    widest = max(map(len, facts))
+    styled = console() if sys.stdout.isatty() else None
+    for name, said in facts.items():
+        cell = said if isinstance(said, Cell) else Cell(said)
+        if styled is None:
+            print(f"{name:<{widest}}{GAP}{cell.text}")
+        else:
+            from rich.text import Text
+
+            line = Text.assemble((f"{name:<{widest}}{GAP}", "bold"), (cell.text, cell.style))
+            styled.print(line, soft_wrap=True)
+
+
 def console() -> Console:
-    """For stdout. Not a terminal: no colours, and no width, so that grep and awk see whole rows."""
+    """For stdout on a terminal. rich itself looks at NO_COLOR and TERM."""
     from rich.console import Console
 
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=_UNBOUNDED, color_system=None)
-
-
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> Table:
-    """Rows hold rich markup, one cell per column, hidden ones included."""
-    from rich.table import Table
-
-    shown = [i for i, column in enumerate(columns) if not column.wide or width >= WIDE_COLUMNS]
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i in shown:
-        column = columns[i]
-        made.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if column.elastic else len(column.title),
-            ratio=None,
-        )
-    for row in rows:
-        made.add_row(*(row[i] for i in shown))
-    return made
-
-
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    out = console()
-    out.print(table(columns, rows, out.width))
+    return Console(highlight=False)
 
 
 def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from vgpu.ctl.output import Column
-from vgpu.units import format_bytes, format_duration
+from vgpu.ctl.output import Cell, Column, Row
+from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuReading, ProcessReading, VgpuReading
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 VGPUS: Final = (
     Column("VGPU"),
     Column("NAME", elastic=True),
-    Column("GPU", right=True),
+    Column("GPU"),
     Column("STATE"),
     Column("SHARE", right=True),
     Column("USED", right=True),
-    Column("TOKENS/S", right=True, wide=True),
     Column("MEMORY", right=True),
-    Column("PEAK", right=True, wide=True),
-    Column("REFUSED", right=True, wide=True),
     Column("PROCS", right=True),
-    Column("AGE", right=True, wide=True),
-    Column("MODE", wide=True),
+    Column("TOKENS/S", right=True, extra=True),
+    Column("PEAK", right=True, extra=True),
+    Column("REFUSED", right=True, extra=True),
+    Column("AGE", right=True, extra=True),
+    Column("MODE", extra=True),
 )
 PROCESSES: Final = (
     Column("PID", right=True),
@@ -33,14 +33,14 @@ PROCESSES: Final = (
     Column("STATE"),
     Column("MEMORY", right=True),
     Column("GPU TIME", right=True),
-    Column("LAUNCHES", right=True),
-    Column("WAITED", right=True, wide=True),
-    Column("LONGEST", right=True, wide=True),
-    Column("REFUSED", right=True, wide=True),
+    Column("LAUNCHES", right=True, extra=True),
+    Column("WAITED", right=True, extra=True),
+    Column("LONGEST", right=True, extra=True),
+    Column("REFUSED", right=True, extra=True),
     Column("COMMAND", elastic=True),
 )
 GPUS: Final = (
-    Column("GPU", right=True),
+    Column("GPU"),
     Column("NAME", elastic=True),
     Column("MODE"),
     Column("STATE"),
@@ -48,12 +48,12 @@ GPUS: Final = (
     Column("USED", right=True),
     Column("MEMORY", right=True),
     Column("VGPUS", right=True),
-    Column("PROCS", right=True),
-    Column("ROUND", right=True, wide=True),
-    Column("RESTARTS", right=True, wide=True),
-    Column("UUID", wide=True),
+    Column("PROCS", right=True, extra=True),
+    Column("ROUND", right=True, extra=True),
+    Column("RESTARTS", right=True, extra=True),
+    Column("UUID", extra=True),
 )
-_COLOURS: Final = {
+_STYLES: Final = {
     "running": "green",
     "serving": "green",
     "waiting": "yellow",
@@ -61,54 +61,55 @@ _COLOURS: Final = {
     "restarting": "yellow",
     "removing": "dim",
     "idle": "dim",
+    "died": "red",
     "failed": "bold red",
 }
 
 
-def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> tuple[str, ...]:
+def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
     now = time.time() if now_unix_s is None else now_unix_s
     return (
         vgpu.vgpu_id,
-        text(vgpu.name or ""),
-        str(vgpu.gpu_index),
-        state("limit" if vgpu.throttled else vgpu.state, vgpu.state),
+        vgpu.name or "",
+        gpu_label(vgpu.gpu_index, vgpu.simulated),
+        Cell("at limit", "yellow") if vgpu.throttled else state(vgpu.state),
         share(vgpu.guarantee_ratio, vgpu.limit_ratio),
         percent(vgpu.busy_ratio),
+        used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
+        str(vgpu.processes),
         f"{vgpu.tokens_per_second:.1f}",
-        f"{format_bytes(vgpu.memory_used_bytes)} / {format_bytes(vgpu.memory_limit_bytes)}",
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),
-        str(vgpu.processes),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
-        mode(vgpu.mode, vgpu.simulated),
+        vgpu.mode,
     )
 
 
-def process_row(process: ProcessReading) -> tuple[str, ...]:
+def process_row(process: ProcessReading) -> Row:
     return (
         str(process.pid),
         process.vgpu_id,
         str(process.gpu_index),
-        state("waiting" if process.wants else "idle") if process.alive else state("died", "failed"),
+        state("waiting" if process.wants else "idle") if process.alive else state("died"),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
         str(process.launches + process.graph_launches),
         format_duration(rounded_ns(process.gate_wait_ns)),
         format_duration(rounded_ns(process.longest_kernel_ns)),
         str(process.memory_refusals),
-        text(process.command),
+        process.command,
     )
 
 
-def gpu_row(gpu: GpuReading) -> tuple[str, ...]:
+def gpu_row(gpu: GpuReading) -> Row:
     return (
-        str(gpu.index),
-        text(gpu.name),
-        mode(gpu.mode, gpu.simulated),
+        gpu_label(gpu.index, gpu.simulated),
+        gpu.name,
+        gpu.mode,
         state(gpu.state),
         percent(gpu.guaranteed_ratio),
         percent(gpu.busy_ratio),
-        f"{format_bytes(gpu.used_memory_bytes)} / {format_bytes(gpu.total_memory_bytes)}",
+        used_of(gpu.used_memory_bytes, gpu.total_memory_bytes),
         str(gpu.vgpus),
         str(gpu.processes),
         format_duration(gpu.period_ns),
@@ -120,18 +121,12 @@ def gpu_row(gpu: GpuReading) -> tuple[str, ...]:
 # --- words and numbers ----------------------------------------------------------------------------------------------
 
 
-def text(words: str) -> str:
-    """Somebody else's words, safe inside rich markup."""
-    return words.replace("[", r"\[")
+def gpu_label(index: int, simulated: bool) -> str:
+    return f"{index} (sim)" if simulated else str(index)
 
 
-def state(word: str, colour_of: str = "") -> str:
-    colour = _COLOURS.get(colour_of or word)
-    return f"[{colour}]{word}[/]" if colour else word
-
-
-def mode(name: str, simulated: bool) -> str:
-    return f"{name}, simulated" if simulated else name
+def state(word: str) -> Cell:
+    return Cell(word, _STYLES.get(word, ""))
 
 
 def percent(ratio: float) -> str:
@@ -144,6 +139,14 @@ def share(guarantee_ratio: float, limit_ratio: float) -> str:
     if abs(guarantee_ratio - limit_ratio) < 0.0005:
         return percent(guarantee_ratio)
     return f"{round(guarantee_ratio * 100, 1):g}–{round(limit_ratio * 100, 1):g} %"
+
+
+def used_of(used_bytes: int, limit_bytes: int) -> str:
+    """``1.5 / 8 GiB``: both in the unit of the limit."""
+    limit = format_bytes(limit_bytes)
+    unit = limit.split()[-1]
+    size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(unit, 1)
+    return f"{used_bytes / size:.3g} / {limit}"
 
 
 def whole_seconds_ns(seconds: float) -> int:

@@ -11,6 +11,7 @@ import typer
 from vgpu.ctl import options, output, tables
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
+from vgpu.ctl.output import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,10 +67,10 @@ def ls(
 def _watch(states: Iterable[tuple[VgpuReading, ...]]) -> None:
     from rich.live import Live
 
-    out = output.console()
-    with Live(console=out, auto_refresh=False) as live:
+    with Live(console=output.console(), auto_refresh=False) as live:
         for vgpus in states:
-            live.update(output.table(tables.VGPUS, map(tables.vgpu_row, vgpus), out.width), refresh=True)
+            rows = map(tables.vgpu_row, vgpus)
+            live.update(output.table_text(tables.VGPUS, rows, live.console.width), refresh=True)
 
 
 def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
@@ -88,30 +89,29 @@ def _print_detail(detail: VgpuDetail) -> None:
     from vgpu.units import format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
-    spent = tables.rounded_ns
-    lines = {
-        "vGPU": vgpu.vgpu_id + (f" ({tables.text(vgpu.name)})" if vgpu.name else ""),
-        "state": tables.state(vgpu.state) + (f": {tables.text(vgpu.reason)}" if vgpu.reason else ""),
-        "GPU": f"{gpu.index}, {tables.text(gpu.name)}, {tables.mode(gpu.mode, gpu.simulated)}",
-        "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time"
-        + (f", on {vgpu.sm_percent_granted:g} % of the SMs" if vgpu.sm_percent_granted < 100 else ""),
-        "priority": vgpu.spec.priority,
-        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s (last second)",
-        "in all": f"{vgpu.tokens} tokens, {format_duration(spent(vgpu.busy_ns))} of GPU time, {vgpu.launches} launches",
-        "memory": f"{format_bytes(vgpu.memory_used_bytes)} of {format_bytes(vgpu.memory_limit_bytes)}, "
-        f"peak {format_bytes(vgpu.memory_peak_bytes)}",
-        "refused": f"{vgpu.memory_refusals} allocations"
-        + (f", the last of {format_bytes(vgpu.memory_refused_bytes)}" if vgpu.memory_refusals else ""),
-        "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
-    }
-    out = output.console()
-    for word, said in lines.items():
-        out.print(f"[bold]{word:<10}[/]{said}", soft_wrap=True)
+    width = f", on {vgpu.sm_percent_granted:g} % of the SMs" if vgpu.sm_percent_granted < 100 else ""
+    busy = format_duration(tables.rounded_ns(vgpu.busy_ns))
+    output.print_facts(
+        {
+            "vGPU": vgpu.vgpu_id + (f" ({vgpu.name})" if vgpu.name else ""),
+            "state": Cell(f"{vgpu.state}: {vgpu.reason}", "red") if vgpu.reason else tables.state(vgpu.state),
+            "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
+            "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
+            "priority": vgpu.spec.priority,
+            "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
+            "in all": f"{vgpu.tokens} tokens, {busy} of GPU time, {vgpu.launches} launches",
+            "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
+            f"peak {format_bytes(vgpu.memory_peak_bytes)}",
+            "refused": f"{vgpu.memory_refusals} allocations"
+            + (f", the last of {format_bytes(vgpu.memory_refused_bytes)}" if vgpu.memory_refusals else ""),
+            "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
+        }
+    )
     for note in detail.notes:
-        out.print(f"[bold]{'note':<10}[/]{tables.text(note)}", soft_wrap=True)
+        print(f"note      {note}")
     if detail.processes:
-        out.print()
-        out.print(output.table(tables.PROCESSES, map(tables.process_row, detail.processes), out.width))
+        print()
+        output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
 
 
 def ps(
