@@ -42,7 +42,7 @@ class Library:
 LIBRARIES = [
     Library("libvgpu_hook.so", "hook", ["-ldl", "-lpthread"]),
     Library("sim/libcuda.so.1", "sim/cuda", ["-lpthread", "-lm"]),
-    Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread"]),
+    Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread", "-lm"]),
 ]
 
 
@@ -90,7 +90,7 @@ class BuildNative(build_ext):
 
 
 def extensions() -> list[Extension]:
-    headers = [str(p) for pattern in ("*.pxd", "*.h", "logic/*.pxd") for p in NATIVE.glob(pattern)]
+    headers = [str(p) for pattern in ("*.pxd", "*.h", "logic/*.pxd", "sim/*.pxd") for p in NATIVE.glob(pattern)]
     return [
         Extension(
             f"cython_ext.{source.stem}",
