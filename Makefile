@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name 'generate_*.py') setup.py client_hook/symbols.py
+NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-slow lint format bench mutation wheel clean
@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --group dev
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install -qq --editable .
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(VENV)/.installed $(NATIVE)
