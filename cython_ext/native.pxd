@@ -15,6 +15,7 @@ cdef extern from "vgpu_native.h" nogil:
     uint64_t add64 "vgpu_add64"(volatile uint64_t* p, uint64_t v) noexcept
     uint32_t or32 "vgpu_or32"(volatile uint32_t* p, uint32_t v) noexcept
     uint64_t or64 "vgpu_or64"(volatile uint64_t* p, uint64_t v) noexcept
+    uint64_t and64 "vgpu_and64"(volatile uint64_t* p, uint64_t v) noexcept
     uint32_t exchange32 "vgpu_exchange32"(volatile uint32_t* p, uint32_t v) noexcept
     uint64_t exchange64 "vgpu_exchange64"(volatile uint64_t* p, uint64_t v) noexcept
     bint cas32 "vgpu_cas32"(volatile uint32_t* p, uint32_t expected, uint32_t desired) noexcept

@@ -1,3 +1,6 @@
+from types import TracebackType
+from typing import Self
+
 from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import Death, RelayStats
 
@@ -14,3 +17,7 @@ class Relay:
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

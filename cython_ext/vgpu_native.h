@@ -42,6 +42,7 @@ static inline uint32_t vgpu_add32(volatile uint32_t *p, uint32_t v) { return VGP
 static inline uint64_t vgpu_add64(volatile uint64_t *p, uint64_t v) { return VGPU_ADD(p, v); }
 static inline uint32_t vgpu_or32(volatile uint32_t *p, uint32_t v) { return VGPU_OR(p, v); }
 static inline uint64_t vgpu_or64(volatile uint64_t *p, uint64_t v) { return VGPU_OR(p, v); }
+static inline uint64_t vgpu_and64(volatile uint64_t *p, uint64_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
 static inline uint32_t vgpu_exchange32(volatile uint32_t *p, uint32_t v) { return VGPU_EXCHANGE(p, v); }
 static inline uint64_t vgpu_exchange64(volatile uint64_t *p, uint64_t v) { return VGPU_EXCHANGE(p, v); }
 static inline int vgpu_cas32(volatile uint32_t *p, uint32_t expected, uint32_t desired) {

@@ -1,0 +1,134 @@
+"""A process's side of the pages, played from Python: for tests and benchmarks that need no CUDA.
+
+The hook does the same with more care and no Python. Waiting happens natively and without the GIL, so that what is
+measured or raced is the native path.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t
+from libc.string cimport memset
+
+from cython_ext.layout cimport SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, Slot
+from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.plan cimport read_plan
+from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_forget, robust_hold, robust_unlock
+from cython_ext.native cimport (
+    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
+)
+from cython_ext.pages cimport ActivityPage, GrantsPage
+
+cdef extern from "limits.h":
+    const int INT_MAX
+
+cdef enum:
+    LOOK_NS = 1_000_000      # a return that was undone is noticed at the latest after this
+
+
+cdef uint32_t usable_epoch(Grants* grants, Activity* activity, Slot* slot, int64_t at_ns) noexcept nogil:
+    """The epoch under which the process may submit now; 0: none."""
+    cdef GateState state
+    cdef Plan plan
+    memset(&plan, 0, sizeof(plan))
+    fence()
+    if not read_plan(grants, &plan):
+        return 0
+    state.now_ns = at_ns
+    state.go_epoch = load32(&grants.go_epoch)
+    state.returned_epoch = load32(&activity.returned_epoch)
+    state.drained_epoch = load32(&slot.drained_epoch)
+    if lease_usable(&plan.current, &state):
+        return plan.current.epoch
+    return plan.next.epoch if lease_usable(&plan.next, &state) else 0
+
+
+cdef class Process:
+    """One slot, used as a hook uses it. Not for slots that a real hook has."""
+
+    cdef ActivityPage activity_page
+    cdef GrantsPage grants_page
+    cdef Activity* activity
+    cdef Grants* grants
+    cdef Slot* slot
+
+    def __cinit__(self, ActivityPage activity_page not None, GrantsPage grants_page not None, int slot):
+        self.slot = activity_page.slot(slot)
+        activity_page.pin()
+        self.activity_page = activity_page
+        self.activity = activity_page.get()
+        grants_page.pin()
+        self.grants_page = grants_page
+        self.grants = grants_page.get()
+
+    def __dealloc__(self):
+        if self.activity_page is not None:
+            self.activity_page.unpin()
+        if self.grants_page is not None:
+            self.grants_page.unpin()
+
+    def activate(self):
+        """Hold the slot's mutex for as long as this thread lives, and say that the slot is in use."""
+        robust_forget()          # we may be the child of a fork
+        if robust_hold(<uint32_t*>&self.slot.alive) != ROBUST_LOCKED:
+            raise RuntimeError("somebody else holds this slot")
+        store32(&self.slot.state, SLOT_ACTIVE)
+
+    def release(self):
+        """Let go of the slot's mutex, as at a clean exit."""
+        robust_unlock(<uint32_t*>&self.slot.alive)
+
+    def pretend_active(self):
+        """In use, without holding the mutex: for races inside one process."""
+        store32(&self.slot.state, SLOT_ACTIVE)
+
+    def want(self):
+        storei64(&self.slot.want_since_ns, now_ns())
+        exchange32(&self.slot.want, 1)
+        self.ring()
+
+    def submit(self, uint32_t epoch):
+        """Work goes to the GPU under a lease."""
+        store32(&self.slot.last_epoch, epoch)
+        exchange32(&self.slot.undrained, 1)
+
+    def drain(self, uint32_t epoch, busy_ns=0, int64_t at_ns=-1):
+        """All work under the lease has finished; the process still wants."""
+        store64(&self.slot.busy_ns, self.slot.busy_ns + <unsigned long>busy_ns)
+        storei64(&self.slot.drained_ns, now_ns() if at_ns < 0 else at_ns)
+        store32(&self.slot.drained_epoch, epoch)
+        exchange32(&self.slot.undrained, 0)
+        self.ring()
+
+    def idle(self):
+        """Drained, and nothing wanted."""
+        exchange32(&self.slot.undrained, 0)
+        exchange32(&self.slot.want, 0)
+        self.ring()
+
+    def ring(self):
+        add32(&self.activity.doorbell, 1)
+        futex_wake(&self.activity.doorbell, INT_MAX)
+
+    def usable(self):
+        """The epoch under which the process may submit now; 0: none."""
+        return usable_epoch(self.grants, self.activity, self.slot, now_ns())
+
+    def wait_lease(self, int64_t timeout_ns=INT64_MAX // 2):
+        """Sleep until a lease is usable: (epoch, when that was seen). (0, now) after the time-out."""
+        cdef int64_t at_ns = now_ns()
+        cdef int64_t until_ns = at_ns + timeout_ns
+        cdef uint32_t change, epoch
+        with nogil:
+            while True:
+                change = load32(&self.grants.change)
+                at_ns = now_ns()
+                epoch = usable_epoch(self.grants, self.activity, self.slot, at_ns)
+                if epoch or at_ns >= until_ns:
+                    break
+                futex_wait(&self.grants.change, change, min(until_ns, at_ns + LOOK_NS))
+        return epoch, at_ns
+
+    def work(self, int64_t for_ns):
+        """Keep a core busy for so long, without the GIL."""
+        cdef int64_t until_ns = now_ns() + for_ns
+        with nogil:
+            while now_ns() < until_ns:
+                pause()
