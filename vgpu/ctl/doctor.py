@@ -86,4 +86,4 @@ def _print(findings: list[Finding]) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor", rich_help_panel="This machine")(doctor)
+    app.command("doctor")(doctor)

@@ -61,4 +61,4 @@ def set_(
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(gpu_app, name="gpu", rich_help_panel="The node")
+    app.add_typer(gpu_app, name="gpu")

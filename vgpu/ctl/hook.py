@@ -96,4 +96,4 @@ def _print(verb: str, done: Installed) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(hook_app, name="hook", rich_help_panel="This machine")
+    app.add_typer(hook_app, name="hook")

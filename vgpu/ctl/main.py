@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import doctor, gpus, hook, node, programs, vgpus
+from vgpu.ctl import demo, doctor, gpus, hook, node, programs, vgpus
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.errors import VgpuError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (vgpus, programs, gpus, node, hook, doctor):
+for module in (vgpus, programs, node, gpus, hook, doctor, demo):
     module.register(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

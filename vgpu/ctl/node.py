@@ -70,7 +70,7 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
     deadline = time.monotonic() + START_UP_S
     while True:
         if process.poll() is not None:
-            raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {_last_line(log)}", f"less {log}")
+            raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", f"less {log}")
         try:
             with ControlLink(control_socket) as node:
                 if node.welcome.pid == process.pid:
@@ -84,7 +84,8 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
         time.sleep(0.02)
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """What a process that ended said last."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
 
@@ -167,4 +168,4 @@ def version(form: OutputOption = Output.TABLE) -> None:
 
 def register(app: typer.Typer) -> None:
     for name, command in {"serve": serve, "stop": stop, "status": status, "version": version}.items():
-        app.command(name, rich_help_panel="The node")(command)
+        app.command(name)(command)

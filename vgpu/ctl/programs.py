@@ -106,5 +106,5 @@ def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("exec", cls=LaunchingCommand, rich_help_panel="Programs")(exec_)
-    app.command("run", cls=LaunchingCommand, rich_help_panel="Programs")(run)
+    app.command("exec", cls=LaunchingCommand)(exec_)
+    app.command("run", cls=LaunchingCommand)(run)

@@ -200,4 +200,4 @@ def register(app: typer.Typer) -> None:
         "rm": rm,
     }
     for name, command in commands.items():
-        app.command(name, rich_help_panel="vGPUs")(command)
+        app.command(name)(command)

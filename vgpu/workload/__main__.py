@@ -117,7 +117,8 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
 
     def report(tally: Tally, now_ns: int) -> None:
         seconds = (now_ns - start_ns) / SECOND_NS
-        say("progress", {"seconds": seconds, "work": tally.kernels * job.work, "kernels": tally.kernels})
+        work = tally.kernels * job.work
+        say("progress", {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels})
 
     tally = saturate(gpu, job, start_ns, start_ns + int(options.seconds * SECOND_NS), report)
     for block in held:

@@ -1,0 +1,89 @@
+"""vgpuctl demo: two vGPUs, 30 and 70 %, shown and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vgpu.ctl.exits import Exit
+from vgpu.ctl.options import Mode, Output, OutputOption
+
+if TYPE_CHECKING:
+    from vgpu.demo.report import Report
+    from vgpu.demo.run import Plan, Scene
+
+
+def demo(
+    duration: Annotated[str, typer.Option(metavar="TIME", help="How long both programs are measured.")] = "15s",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Use a simulated GPU even if there is a real one.")
+    ] = False,
+    mode: Annotated[Mode, typer.Option(help="How the two share the GPU.")] = Mode.TEMPORAL,
+    no_limits: Annotated[
+        bool, typer.Option("--no-limits", help="The same programs without vGPUs, to compare.")
+    ] = False,
+    form: OutputOption = Output.TABLE,
+) -> int:
+    """Two vGPUs of 30 and 70 %, measured by the work they finish. Exits with 1 if a share is missed by 3 points."""
+    from vgpu.ctl import output
+    from vgpu.demo.run import Plan
+    from vgpu.demo.view import shown
+    from vgpu.errors import ErrorCode, VgpuError
+    from vgpu.units import parse_duration_ns
+
+    try:
+        duration_ns = parse_duration_ns(duration)
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"--duration: {error}") from error
+    if duration_ns < 2 * 10**9:
+        raise VgpuError(ErrorCode.INVALID, "--duration: less than 2s says nothing about a share", "--duration 10s")
+    plan = Plan(duration_ns, simulate or not _gpu_here(), mode, gated=not no_limits)
+    with shown(quiet=form is Output.JSON) as show:
+        report = _demonstrate(plan, show)
+    if form is Output.JSON:
+        output.print_json(report.as_json())
+    else:
+        _print(report)
+    return Exit.FAILURE if report.missed else Exit.OK
+
+
+def _gpu_here() -> bool:
+    from client_hook.doctor import probe_driver
+
+    driver = probe_driver()
+    return not driver.cuda_error and driver.cuda_devices > 0 and not driver.nvml_error
+
+
+def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
+    import trio
+
+    from vgpu.demo.run import demonstrate
+    from vgpu.demo.signals import ended_by_signals
+
+    try:
+        return trio.run(ended_by_signals, demonstrate, plan, show)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap what ended them; what a person should read is the first cause.
+        cause: BaseException = group
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        raise cause from None
+
+
+def _print(report: Report) -> None:
+    from vgpu.ctl import output
+    from vgpu.demo.report import COLUMNS
+
+    kind = "simulated GPU: " if report.simulated else ""
+    print(f"{kind}{report.gpu}, {'without limits' if report.mode == 'ungated' else report.mode + ' mode'}")
+    print()
+    output.print_table(COLUMNS, report.rows())
+    print()
+    for sentence in report.verdict():
+        print(sentence)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)

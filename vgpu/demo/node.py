@@ -1,0 +1,97 @@
+"""A node that belongs to one demonstration: directories, supervisor and vGPUs of its own, all gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
+
+import trio
+
+from vgpu.ctl.node import START_UP_S, last_line, node_command
+from vgpu.ctl.options import Mode
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.link import ControlLink
+from vgpu.paths import NodePaths
+
+_STOP_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a private node lives; ``output`` is open on ``log``."""
+
+    runtime: Path
+    state: Path
+    log: Path
+    output: IO[bytes]
+
+
+@contextmanager
+def _place() -> Iterator[_Place]:
+    with tempfile.TemporaryDirectory(prefix="vgpu-demo-", ignore_cleanup_errors=True) as directory:
+        runtime, state, log = Path(directory, "run"), Path(directory, "state"), Path(directory, "node.log")
+        runtime.mkdir()
+        state.mkdir()
+        with log.open("wb") as output:
+            yield _Place(runtime, state, log, output)
+
+
+@asynccontextmanager
+async def private_node(simulated: bool, mode: Mode) -> AsyncIterator[Path]:
+    """Starts a node beside any other on this machine and yields its control socket, once it answers there.
+
+    On leaving, in whatever way, the node is asked to end, then made to, and its directories are removed.
+    """
+    with _place() as place:
+        run = partial(
+            trio.run_process,
+            node_command(1 if simulated else 0, mode),
+            env=os.environ | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
+            stdin=subprocess.DEVNULL,
+            stdout=place.output,
+            stderr=place.output,
+            check=False,
+            deliver_cancel=_end,
+            start_new_session=True,
+        )
+        control_socket = NodePaths(place.runtime, place.state).control_socket
+        async with trio.open_nursery() as nursery:
+            process: trio.Process = await nursery.start(run)
+            await _answering(control_socket, process, place.log)
+            yield control_socket
+            nursery.cancel_scope.cancel()
+
+
+async def _end(process: trio.Process) -> None:
+    """A node that is asked to end takes its servers and brokers along; one that is killed leaves them behind."""
+    process.terminate()
+    with trio.move_on_after(_STOP_S):
+        await process.wait()
+        return
+    process.kill()
+
+
+async def _answering(control_socket: Path, process: trio.Process, log: Path) -> None:
+    with trio.move_on_after(START_UP_S):
+        while process.returncode is None:
+            try:
+                await trio.to_thread.run_sync(_greet, control_socket)
+                return
+            except VgpuError as error:
+                if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
+                    raise
+            await trio.sleep(0.05)
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", "vgpuctl doctor")
+    raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s: {last_line(log)}")
+
+
+def _greet(control_socket: Path) -> None:
+    with ControlLink(control_socket):
+        pass

@@ -1,0 +1,28 @@
+"""Signals that end a program, made into exceptions, so that what it has started is ended with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar, TypeVarTuple
+
+import trio
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+async def ended_by_signals(work: Callable[[*Arguments], Awaitable[Result]], *arguments: *Arguments) -> Result:
+    """``await work(*arguments)``, ended with ``SystemExit`` 128 + n by SIGTERM and SIGHUP. (SIGINT is Python's own.)"""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_raise_at_signal)
+        result = await work(*arguments)
+        nursery.cancel_scope.cancel()
+    return result
+
+
+async def _raise_at_signal() -> NoReturn:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as received:
+        async for number in received:
+            raise SystemExit(128 + number)
+    raise AssertionError("the stream of signals has no end")

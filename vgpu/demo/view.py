@@ -1,0 +1,106 @@
+"""What a person sees while the demonstration runs: a live table on a terminal, one line per phase elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
+from vgpu.ctl.tables import percent, used_of
+from vgpu.demo.measure import shares
+from vgpu.demo.run import SHARES_PERCENT, WARM_UP_NS, Scene
+from vgpu.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_BAR: Final = 20
+COLUMNS: Final = (
+    Column("VGPU"),
+    Column("ASKED", right=True),
+    Column("FINISHED IN THE LAST SECOND"),
+    Column("TOKENS/S", right=True),
+    Column("MEMORY", right=True),
+)
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Callable[[Scene], None]]:
+    """A function that shows a scene; ``quiet``: nothing at all."""
+    if quiet:
+        yield lambda scene: None
+    elif sys.stdout.isatty():
+        from rich.live import Live
+
+        with Live(console=console(), refresh_per_second=4, transient=True) as live:
+            yield lambda scene: live.update(drawn(scene, live.console.width))
+    else:
+        seen: set[str] = set()
+        yield lambda scene: _say_once(seen, sentence(scene))
+
+
+def _say_once(seen: set[str], said: str) -> None:
+    if said not in seen:
+        seen.add(said)
+        print(said, flush=True)
+
+
+def sentence(scene: Scene) -> str:
+    """What is going on."""
+    if scene.gpu is None:
+        return f"No GPU here: {scene.phase} with a simulated one" if scene.plan.simulated else scene.phase.capitalize()
+    return f"{scene.gpu.name}, {scene.gpu.mode} mode: {scene.phase}"
+
+
+def drawn(scene: Scene, width: int) -> Text:
+    """The scene on a terminal of ``width`` columns."""
+    from rich.text import Text
+
+    text = Text(sentence(scene), style="bold")
+    if scene.told:
+        text.append(f"{GAP}{_progress(scene)}\n\n", style="dim")
+        text.append_text(table_text(COLUMNS, rows(scene), width))
+        text.append_text(_memory_remark(scene))
+    return text
+
+
+def rows(scene: Scene) -> list[Row]:
+    """One per vGPU."""
+    now = shares([told.series.recent_rate() for told in scene.told])
+    return [
+        (
+            vgpu.vgpu_id,
+            f"{asked:g} %",
+            Cell(f"{bar(share)} {percent(share):>6}", "green"),
+            f"{vgpu.tokens_per_second:.1f}",
+            used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
+        )
+        for vgpu, asked, share in zip(scene.vgpus, SHARES_PERCENT, now, strict=True)
+    ]
+
+
+def bar(ratio: float) -> str:
+    full = round(min(max(ratio, 0.0), 1.0) * _BAR)
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _progress(scene: Scene) -> str:
+    running_ns = time.monotonic_ns() - scene.start_ns
+    if running_ns < 0:
+        return "starting"
+    measured_s = max(0, running_ns - WARM_UP_NS) / 1e9
+    return f"{min(measured_s, scene.plan.duration_ns / 1e9):.0f} of {scene.plan.duration_ns / 1e9:.0f} s"
+
+
+def _memory_remark(scene: Scene) -> Text:
+    from rich.text import Text
+
+    remark = Text(style="yellow")
+    for vgpu, told in zip(scene.vgpus, scene.told, strict=True):
+        if told.memory_refusals:
+            limit = format_bytes(vgpu.memory_limit_bytes)
+            remark.append(f"\n\n{vgpu.vgpu_id} asked for more than its {limit}: refused, and it goes on.")
+    return remark
