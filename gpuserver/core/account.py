@@ -73,6 +73,12 @@ class Hold:
     def held(self, now_ns: int) -> int:
         return 0 if self.went_ns is None else max(0, now_ns - self.usable_from(now_ns))
 
+    def overuse(self, now_ns: int) -> int:
+        """Held time past the end of the lease."""
+        if self.went_ns is None or self.lease.end_ns is None:
+            return 0
+        return max(0, now_ns - max(self.lease.end_ns, self.usable_from(now_ns)))
+
     def busy(self, now_ns: int) -> int:
         return max(0, self.held(now_ns) - self.idle_ns)
 
@@ -97,7 +103,7 @@ class Account:
     kept_lag_ns: int | None = None
     """While throttled: the lag it comes back with."""
     barred: bool = False
-    """Deep in debt or bypassed: waits outside the competition until the others' virtual time has reached its own."""
+    """Deep in debt or bypassed: waits outside the competition until the others have caught up."""
     holds: dict[int, Hold] = field(default_factory=dict)
     waiting_since_ns: int | None = None
     served_ns: int = 0
@@ -172,20 +178,17 @@ class Account:
             sample = min(max(handover_ns, low_ns), high_ns)
             self.handover_ns = (self.handover_ns * 7 + sample) // 8 if self.handover_ns else sample
 
-    def close(self, hold: Hold, at_ns: int) -> int:
-        """The lease drained at ``at_ns``: book it and charge it, overuse included. Returns its held time."""
-        held, busy = hold.held(at_ns), hold.busy(at_ns)
-        self.charge(hold.unsettled(at_ns))
+    def close(self, hold: Hold, at_ns: int) -> None:
+        """The lease, whose virtual time is charged, drained at ``at_ns``: book it."""
+        busy = hold.busy(at_ns)
         del self.holds[hold.lease.epoch]
         self.bucket -= busy * PPM
-        self.held_ns += held
+        self.held_ns += hold.held(at_ns)
         self.busy_ns += busy
         self.tokens += 1
-        if hold.lease.end_ns is not None:
-            self.overuse_ns += max(0, at_ns - max(hold.lease.end_ns, hold.usable_from(at_ns)))
+        self.overuse_ns += hold.overuse(at_ns)
         self.served_ns = at_ns
         self.last_epoch = max(self.last_epoch, hold.lease.epoch)
-        return held
 
     def book(self, lag_ns: int) -> Book:
         return Book(

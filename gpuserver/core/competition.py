@@ -201,13 +201,22 @@ class Competition(ABC):
         weight = total = 0
         for a in self._competitors():
             weight += a.guarantee
-            total += a.guarantee * a.time_at(now_ns)
+            total += a.guarantee * self._time_at(a, now_ns)
         return total // weight if weight else self._clock
+
+    def _time_at(self, account: Account, now_ns: int) -> int:
+        """v̂: virtual time with everything that is held charged up to now."""
+        return account.time_at(now_ns)
+
+    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+        """Charge the virtual time of a lease up to ``at_ns``, overuse included."""
+        account.charge(hold.unsettled(at_ns))
+        hold.settled_ns = max(hold.settled_ns, at_ns)
 
     def _lag(self, account: Account, clock: int, now_ns: int) -> int:
         if account.kept_lag_ns is not None:
             return account.kept_lag_ns
-        return real(clock - account.time_at(now_ns), account.guarantee)
+        return real(clock - self._time_at(account, now_ns), account.guarantee)
 
     # --- membership
 
@@ -238,18 +247,20 @@ class Competition(ABC):
             if a.throttled and not self._dry(a):
                 self._release(a, now_ns)
 
-    def _enter(self, account: Account) -> None:
-        account.competing = True
+    def _keep_clock(self, now_ns: int) -> int:
+        """Note V, for when nobody competes."""
+        self._clock = self.clock(now_ns)
+        return self._clock
 
     def _leave(self, account: Account, now_ns: int) -> None:
         if account.competing:
-            self._clock = self.clock(now_ns)
+            self._keep_clock(now_ns)
             account.competing = False
 
     def _place(self, account: Account, now_ns: int) -> None:
         """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
-        clock = self._clock = self.clock(now_ns)
-        self._enter(account)
+        clock = self._keep_clock(now_ns)
+        account.competing = True
         quantum = self._quantum(account)
         credit = min(self.policy.idle_credit_ns, 2 * quantum)
         account.time = max(account.time, clock - virtual(credit, account.guarantee))
@@ -264,7 +275,7 @@ class Competition(ABC):
         assert account.kept_lag_ns is not None
         account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
         account.kept_lag_ns = None
-        self._enter_or_bar(account, now_ns)
+        self._enter(account, now_ns)
 
     def _bar(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
@@ -282,7 +293,7 @@ class Competition(ABC):
             barred = [min(barred, key=lambda a: (a.time, a.order))]
         for a in barred:
             a.barred = False
-            self._enter(a)
+            a.competing = True
 
     def _unbar_due(self, now_ns: int) -> int | None:
         """When the first barred vGPU is let back in, if the competition goes on as it does now."""
@@ -291,16 +302,16 @@ class Competition(ABC):
             return None
         return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight()))
 
-    def _enter_or_bar(self, account: Account, now_ns: int) -> None:
-        """A debt beyond everybody's patience is paid outside the competition."""
-        others = [a for a in self._competitors() if a is not account]
-        if others:
-            weight = sum(a.guarantee for a in others)
-            clock = sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
-            if real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns:
-                self._bar(account, now_ns)
-                return
-        self._enter(account)
+    def _enter(self, account: Account, now_ns: int) -> None:
+        """Into the competition, unless its debt would distort everybody else's place there."""
+        if self._deep_in_debt(account, now_ns):
+            self._bar(account, now_ns)
+        else:
+            account.competing = True
+
+    @abstractmethod
+    def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
+        """Whether it has to wait outside until the others have caught up."""
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
         account.wants = False
@@ -334,8 +345,7 @@ class Competition(ABC):
         clock = self.clock(now_ns)
         lag = self._lag(account, clock, now_ns)
         for hold in account.holds.values():
-            account.charge(hold.unsettled(now_ns))
-            hold.settled_ns = max(hold.settled_ns, now_ns)
+            self._settle(account, hold, now_ns)
         account.share = event.share
         if account.kept_lag_ns is None:
             account.time = clock - virtual(lag, account.guarantee)
@@ -362,13 +372,44 @@ class Competition(ABC):
         if account.competing or account.barred:
             return
         self._place(account, now_ns)
-        self._settle_membership(account, now_ns)
+        self._seat(account, now_ns)
 
     def _on_idle(self, event: Idle, now_ns: int) -> None:
         self._stop_wanting(self._accounts[event.vgpu], now_ns)
 
+    def _on_went(self, event: Went, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        at_ns = min(event.at_ns, now_ns)
+        hold = account.holds.get(event.epoch)
+        if hold is None:
+            if account.last_epoch < event.epoch < self._next_epoch:
+                self._went_withdrawn(account, event.epoch, at_ns)
+            return
+        if hold.went_ns is not None:
+            return
+        undrained = frozenset(e for key, e in hold.lease.after if self._undrained(key, e))
+        hold.go(at_ns, undrained, self.policy.grace_ns)
+        planned_end_ns = hold.lease.end_ns
+        crossed = hold.revised_ns is not None and hold.revised_ns > at_ns - self.policy.decision_ns
+        self._move(hold, at_ns)
+        if crossed:
+            # The dispatcher may have moved the old end or the new one: say which end holds.
+            self._commands.append(Publish(hold.lease))
+        self._went(hold, planned_end_ns, now_ns)
+
     @abstractmethod
-    def _on_went(self, event: Went, now_ns: int) -> None: ...
+    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+        """A lease has begun; by its own length it would have ended at ``planned_end_ns``, had it begun in time."""
+
+    def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
+        """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
+        hold = Hold(Lease(account.key, epoch, at_ns, at_ns))
+        hold.go(at_ns, frozenset(), 0)
+        account.holds[epoch] = hold
+
+    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
+        account = self._accounts.get(key)
+        return account is not None and epoch in account.holds and account.holds[epoch].went_ns is not None
 
     def _on_drained(self, event: Drained, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
@@ -378,6 +419,7 @@ class Competition(ABC):
         at_ns = min(max(event.at_ns, hold.usable_ns), now_ns)
         hold.idle_ns = max(hold.idle_ns, event.idle_ns)
         self._learn(account, event)
+        self._settle(account, hold, at_ns)
         account.close(hold, at_ns)
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
@@ -390,19 +432,17 @@ class Competition(ABC):
             return
         account.wants = True
         account.waiting_since_ns = at_ns
-        self._settle_membership(account, now_ns)
+        self._seat(account, now_ns)
 
-    def _settle_membership(self, account: Account, now_ns: int) -> None:
+    def _seat(self, account: Account, now_ns: int) -> None:
         """It wants a token and holds nothing: throttled, barred, or waiting."""
         if account.holds or account.throttled:
             return
+        account.barred = False
         if self._dry(account):
-            account.barred = False
             self._throttle(account, now_ns)
-        elif account.barred:
-            self._bar(account, now_ns)
         else:
-            self._enter_or_bar(account, now_ns)
+            self._enter(account, now_ns)
 
     def _grid(self, account: Account, time: int) -> int:
         """The deadline of ``account`` at virtual ``time``: advanced by whole quanta until at least half a shortest
@@ -468,10 +508,6 @@ class Competition(ABC):
         if end_ns is not None:
             end_ns += start_ns - hold.lease.start_ns
         hold.lease = replace(hold.lease, start_ns=start_ns, end_ns=end_ns)
-
-    def _confirm(self, hold: Hold) -> None:
-        """Say again what the scheduler takes the lease to be."""
-        self._commands.append(Publish(hold.lease))
 
     def _withdraw(self, account: Account, hold: Hold) -> None:
         del account.holds[hold.lease.epoch]

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition, InvariantError
-from gpuserver.core.leases import Lease, Priority, VgpuKey, Went
+from gpuserver.core.leases import Lease, Priority, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 
@@ -97,6 +97,14 @@ class TemporalScheduler(Competition):
 
     # --- quantities
 
+    def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
+        others = [a for a in self._competitors() if a is not account]
+        if not others:
+            return False
+        weight = sum(a.guarantee for a in others)
+        clock = sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
+        return real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns
+
     def _quantum(self, account: Account) -> int:
         weight = self._weight() + (0 if account.competing else account.guarantee)
         quantum = self._period_ns * account.guarantee // weight
@@ -129,39 +137,12 @@ class TemporalScheduler(Competition):
 
     # --- events
 
-    def _on_went(self, event: Went, now_ns: int) -> None:
-        account = self._accounts[event.vgpu]
-        at_ns = min(event.at_ns, now_ns)
-        hold = account.holds.get(event.epoch)
-        if hold is None:
-            if event.epoch > account.last_epoch:
-                self._went_withdrawn(account, event.epoch, at_ns)
-            return
-        if hold.went_ns is not None:
-            return
-        lease = hold.lease
-        undrained = frozenset(e for key, e in lease.after if self._undrained(key, e))
-        hold.go(at_ns, undrained, self.policy.grace_ns)
-        crossed = hold.revised_ns is not None and hold.revised_ns > at_ns - self.policy.decision_ns
-        self._move(hold, at_ns)
-        if crossed:
-            # The dispatcher may have moved the old end or the new one: say which end holds.
-            self._confirm(hold)
+    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
         if hold is self._next:
             bypassed = self._current
             self._current, self._next = hold, None
             if bypassed is not None:
                 self._bar(self._accounts[bypassed.lease.vgpu], now_ns)
-
-    def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
-        """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
-        hold = Hold(Lease(account.key, epoch, at_ns, at_ns))
-        hold.go(at_ns, frozenset(), 0)
-        account.holds[epoch] = hold
-
-    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
-        account = self._accounts.get(key)
-        return account is not None and epoch in account.holds and account.holds[epoch].went_ns is not None
 
     def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
         if hold is self._current:

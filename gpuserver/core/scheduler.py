@@ -1,0 +1,40 @@
+"""The one interface through which the runtime sees a scheduler, whatever the GPU's mode."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gpuserver.core.competition import InvariantError, Standing
+from gpuserver.core.leases import Book, Command, Event, Mode, VgpuKey
+from gpuserver.core.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+
+__all__ = ["InvariantError", "Scheduler", "Standing", "make_scheduler"]
+
+
+class Scheduler(Protocol):
+    """Events in, commands out; no clock, no I/O. See ``gpuserver.core.leases`` for the contract.
+
+    ``handle`` takes ``now_ns`` on CLOCK_MONOTONIC, never earlier than before. After each call the runtime executes the
+    commands in order and arms a timer for ``next_deadline_ns()``; when it fires, it sends ``Tick``.
+    """
+
+    policy: Policy
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]: ...
+
+    def next_deadline_ns(self) -> int | None: ...
+
+    def check(self) -> None: ...
+
+    def books(self) -> dict[VgpuKey, Book]: ...
+
+    def snapshot(self, now_ns: int) -> list[Standing]: ...
+
+
+def make_scheduler(mode: Mode, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> Scheduler:
+    """The scheduler of a GPU in ``mode``. ``first_epoch``: the epoch of its first lease; they only grow."""
+    if mode is Mode.SPATIAL:
+        return SpatialScheduler(policy, first_epoch=first_epoch)
+    return TemporalScheduler(policy, first_epoch=first_epoch)

@@ -1,0 +1,384 @@
+"""Spatial mode: vGPUs whose SMs fit the card hold leases at the same time; where they do not fit, they take rounds.
+
+Where Σ s over all that want is at most the card, everybody has an open-ended lease (a finite one under a limit) and
+nobody ever waits. Otherwise time is cut into rounds of R; all leases end at the same boundaries, so that large
+partitions find their SMs free at once. With a guarantee r_i and a width s_i,
+
+    V advances with wall time; it keeps between the least v̂ and 400 ms above it (faster if all are ahead, slower if
+    all are behind)                                  owed_i = r_i·(V − v̂_i)
+
+    before each boundary, forecast for it:
+      late     who is predicted to drain after it keeps its SMs and is not chosen
+      forced   who waited for more than four rounds' worth of its guarantee, most owed first, while they fit
+      chosen   the set with the greatest Σ s_i·(max(owed_i, −R) + R + 1 ns) that fits the rest: high ones first
+    chosen and holding: the end moves one round; chosen and not holding: a lease for the next round is published;
+    everybody else stops at the boundary.  In between, what is free is filled, most owed first.
+
+    charge: v += held/r, but planned time no further than V + R/r (filler costs at most a round); overuse in full
+
+Source: MaxWeight scheduling (Tassiulas, Ephremides: Stability properties of constrained queueing systems, 1992) on owed
+SM-time. It serves every set of guarantees that can be packed at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
+from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.knapsack import best_set
+from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+
+CARD_MPERCENT = 100_000
+
+
+class SpatialScheduler(Competition):
+    """Packs SM partitions into rounds. ``handle``, ``next_deadline_ns``, ``check``: see ``Competition``."""
+
+    def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
+        super().__init__(policy, first_epoch=first_epoch)
+        self._clock_at_ns = 0
+        self._boundary_ns: int | None = None
+        """The end of the present round; None while everybody fits."""
+
+    def next_deadline_ns(self) -> int | None:
+        now_ns, policy = self._now_ns, self.policy
+        due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
+        if self._boundary_ns is not None:
+            due += [self._boundary_ns - policy.round_lookahead_ns, self._boundary_ns]
+        else:
+            due += [
+                h.lease.end_ns - policy.lookahead_ns
+                for a in self._accounts.values()
+                for h in a.holds.values()
+                if h.lease.end_ns is not None and h.went_ns is not None
+            ]
+        return min((d for d in due if d > now_ns), default=None)
+
+    def check(self) -> None:
+        super().check()
+        now_ns = self._now_ns
+        if self._in_force(now_ns) > CARD_MPERCENT:
+            raise InvariantError(f"leases of {self._in_force(now_ns)} mpercent of the SMs are in force")
+        for a in self._accounts.values():
+            for hold in a.holds.values():
+                if hold.lease.end_ns is None and (a.capped or self._boundary_ns is not None):
+                    raise InvariantError(f"open-ended lease in a round or beside a limit: {hold.lease}")
+            if a.waiting and self._boundary_ns is None:
+                raise InvariantError(f"vGPU {a.key} waits though everybody fits")
+
+    # --- the guarantee clock
+
+    def clock(self, now_ns: int) -> int:
+        clock = self._wall_clock(now_ns)
+        times = [self._time_at(a, now_ns) for a in self._competitors()]
+        if not times:
+            return self._clock
+        least = min(times)
+        return min(max(clock, least), least + (self.policy.clock_lead_ns << FRACTION_BITS))
+
+    def _wall_clock(self, now_ns: int) -> int:
+        return self._clock + (max(0, now_ns - self._clock_at_ns) << FRACTION_BITS)
+
+    def _keep_clock(self, now_ns: int) -> int:
+        clock = super()._keep_clock(now_ns)
+        self._clock_at_ns = now_ns
+        return clock
+
+    def _time_at(self, account: Account, now_ns: int) -> int:
+        time = account.time
+        for hold in account.holds.values():
+            time = self._charged(account, hold, time, now_ns)
+        return time
+
+    def _charged(self, account: Account, hold: Hold, time: int, at_ns: int) -> int:
+        """Virtual time after the lease is charged up to ``at_ns``: planned time at most up to a round beyond V."""
+        unsettled = hold.unsettled(at_ns)
+        overuse = min(unsettled, hold.overuse(at_ns))
+        ahead = self._wall_clock(at_ns) + virtual(self.policy.round_ns, account.guarantee)
+        planned = min(time + virtual(unsettled - overuse, account.guarantee), ahead)
+        return max(time, planned) + virtual(overuse, account.guarantee)
+
+    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+        account.time = self._charged(account, hold, account.time, at_ns)
+        hold.settled_ns = max(hold.settled_ns, at_ns)
+
+    def _quantum(self, account: Account) -> int:
+        return self.policy.round_ns
+
+    def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
+        return False
+
+    def _owed(self, account: Account, at_ns: int, clock: int) -> int:
+        return real(clock - self._time_at(account, at_ns), account.guarantee)
+
+    # --- SMs
+
+    def _occupied(self, at_ns: int) -> int:
+        """SMs of leases that have begun and not drained, or may begin at any moment."""
+        return sum(
+            a.share.sm_mpercent
+            for a in self._accounts.values()
+            if not a.barred
+            and any(h.went_ns is not None or h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
+        )
+
+    def _in_force(self, at_ns: int) -> int:
+        return sum(
+            a.share.sm_mpercent
+            for a in self._accounts.values()
+            for h in a.holds.values()
+            if h.went_ns is not None and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
+        )
+
+    def _fits(self) -> bool:
+        """Whether everybody that wants, and everybody that has not drained, fits the card."""
+        return (
+            sum(
+                a.share.sm_mpercent
+                for a in self._accounts.values()
+                if (a.competing and a.wants) or (a.undrained and not a.barred)
+            )
+            <= CARD_MPERCENT
+        )
+
+    # --- events
+
+    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+        for epoch in hold.shadows:
+            for account in self._accounts.values():
+                if epoch in account.holds:
+                    # It did not drain in time: it holds no SMs against others any more.
+                    self._bar(account, now_ns)
+        end = hold.lease.end_ns
+        if end is not None and planned_end_ns is not None and end > planned_end_ns + self.policy.late_ns:
+            # Begun late, it still ends at the boundary, or the rounds would come apart.
+            self._revise(hold, now_ns, end_ns=max(planned_end_ns, now_ns + self.policy.decision_ns))
+
+    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+        pass
+
+    # --- decisions
+
+    def _decide(self, now_ns: int) -> None:
+        self._keep_clock(now_ns)
+        for a in self._accounts.values():
+            for hold in list(a.holds.values()):
+                if hold.went_ns is None and not a.wants:
+                    self._withdraw(a, hold)
+                    self._leave(a, now_ns)
+        if self._fits():
+            self._boundary_ns = None
+            for a in self._accounts.values():
+                if a.competing and a.wants:
+                    self._let_run(a, now_ns)
+        else:
+            self._take_rounds(now_ns)
+
+    def _let_run(self, account: Account, now_ns: int) -> None:
+        """Everybody fits: it may run now, for as long as its limit allows."""
+        if not account.holds:
+            self._publish(account, self._lease(account, now_ns, self._end_alone(account, now_ns)))
+        for hold in account.holds.values():
+            end = hold.lease.end_ns
+            if hold.went_ns is None:
+                if hold.lease.start_ns > now_ns or hold.lease.after or (end is not None and not account.capped):
+                    end = self._end_alone(account, now_ns)
+                    self._revise(hold, now_ns, start_ns=now_ns, end_ns=end, after=(), go_by_ns=now_ns, early=True)
+            elif end is not None and end <= now_ns:
+                continue
+            elif not account.capped:
+                self._revise(hold, now_ns, end_ns=None, window_ns=self._window(account))
+            elif end is None:
+                self._revise(hold, now_ns, end_ns=self._end_alone(account, now_ns))
+            elif end - now_ns <= self.policy.lookahead_ns and not self._dry_at(account, end):
+                self._revise(hold, now_ns, end_ns=self._end_alone(account, end))
+
+    def _end_alone(self, account: Account, at_ns: int) -> int | None:
+        """Where a lease at ``at_ns`` has to end although nobody needs its SMs: when its limit is used up."""
+        if not account.capped:
+            return None
+        return at_ns + max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2)
+
+    def _dry_at(self, account: Account, at_ns: int) -> bool:
+        return account.capped and account.bucket_at(at_ns) < self._fill_line(account) * PPM
+
+    def _lease(self, account: Account, start_ns: int, end_ns: int | None, early: bool = True) -> Lease:
+        return Lease(account.key, 0, start_ns, end_ns, go_by_ns=start_ns, early=early, window_ns=self._window(account))
+
+    # --- rounds
+
+    def _take_rounds(self, now_ns: int) -> None:
+        policy = self.policy
+        if self._boundary_ns is None or self._boundary_ns <= now_ns:
+            boundary = (now_ns // policy.round_ns + 1) * policy.round_ns
+            if self._boundary_ns is None and boundary - now_ns < policy.decision_ns + policy.window_ns:
+                boundary += policy.round_ns
+            self._boundary_ns = boundary
+        boundary = self._boundary_ns
+        for a in self._accounts.values():
+            for hold in a.holds.values():
+                if hold.lease.end_ns is None:
+                    self._revise(hold, now_ns, end_ns=boundary, window_ns=self._window(a))
+        self._make_way(now_ns, boundary)
+        self._fill(now_ns, boundary)
+        if boundary - policy.round_lookahead_ns <= now_ns < boundary - policy.guard_ns:
+            self._plan(now_ns, boundary)
+
+    def _make_way(self, now_ns: int, boundary: int) -> None:
+        """A high vGPU that waits, and is not ahead of its guarantee, does not wait for the boundary."""
+        if now_ns >= boundary - self.policy.guard_ns:
+            return
+        clock = self.clock(now_ns)
+        for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
+            if a.share.priority is Priority.HIGH and self._owed(a, now_ns, clock) >= -(self.policy.round_ns // 4):
+                self._revoke_for(a, now_ns, boundary)
+
+    def _revoke_for(self, high: Account, now_ns: int, boundary: int) -> None:
+        """Take SMs back for ``high``: from the lowest class first, then from whoever is most ahead."""
+        clock = self.clock(now_ns)
+        free = CARD_MPERCENT - self._occupied(now_ns)
+        victims = [
+            a for a in self._accounts.values() if a.undrained and not a.barred and a.share.priority < Priority.HIGH
+        ]
+        victims.sort(key=lambda a: (a.share.priority, self._owed(a, now_ns, clock), a.order))
+        revoked = []
+        while victims and free < high.share.sm_mpercent:
+            victim = victims.pop(0)
+            free += victim.share.sm_mpercent
+            revoked.append(victim)
+        if free < high.share.sm_mpercent:
+            return
+        start = now_ns
+        for victim in revoked:
+            end = now_ns + self.policy.decision_ns + self._window(victim)
+            for hold in victim.holds.values():
+                if hold.lease.end_ns is None or hold.lease.end_ns > end:
+                    self._revise(hold, now_ns, end_ns=end, window_ns=self._window(victim))
+            start = end
+        end = boundary if boundary - start >= self.policy.fill_min_ns else boundary + self.policy.round_ns
+        lease = self._lease(high, start, self._within_limit(high, start, end))
+        self._publish(high, self._behind(lease, [(a.key, epoch) for a in revoked for epoch in a.holds]))
+
+    def _behind(self, lease: Lease, after: list[tuple[VgpuKey, int]]) -> Lease:
+        """The lease, waiting for ``after`` to drain, as long as is bearable."""
+        if not after:
+            return lease
+        longest = max(self._accounts[key].longest_kernel_ns for key, _ in after)
+        patience = min(self.policy.grace_ns, max(self.policy.round_ns, 2 * longest))
+        return replace(lease, after=tuple(after), go_by_ns=lease.start_ns + patience)
+
+    def _within_limit(self, account: Account, start_ns: int, end_ns: int) -> int:
+        """``end_ns``, or earlier where the limit is used up before."""
+        limit = self._end_alone(account, start_ns)
+        return end_ns if limit is None else min(end_ns, limit)
+
+    def _fill(self, now_ns: int, boundary: int) -> None:
+        """Give free SMs to whoever waits, until the boundary."""
+        left = boundary - now_ns
+        if left < self.policy.fill_min_ns:
+            return
+        free = CARD_MPERCENT - self._occupied(now_ns)
+        for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
+            if a.share.sm_mpercent <= free and a.longest_kernel_ns <= left:
+                free -= a.share.sm_mpercent
+                self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, boundary)))
+
+    def _most_owed_first(self, accounts: list[Account], at_ns: int) -> list[Account]:
+        clock = self.clock(at_ns)
+        return sorted(accounts, key=lambda a: (-a.share.priority, -self._owed(a, at_ns, clock), a.order))
+
+    # --- the next round
+
+    def _plan(self, now_ns: int, boundary: int) -> None:
+        """Choose who holds from ``boundary`` on and publish it; what was published for it before is revised."""
+        chosen = self._choose(now_ns, boundary)
+        end = boundary + self.policy.round_ns
+        for a in self._accounts.values():
+            for hold in list(a.holds.values()):
+                if self._ahead(hold, boundary):
+                    if a not in chosen:
+                        self._withdraw(a, hold)
+                elif a in chosen:
+                    self._revise(hold, now_ns, end_ns=self._within_limit(a, boundary, end))
+                elif hold.lease.end_ns is None or hold.lease.end_ns > boundary + self.policy.late_ns:
+                    self._revise(hold, now_ns, end_ns=boundary)
+        self._publish_starts(now_ns, boundary, chosen)
+
+    def _ahead(self, hold: Hold, boundary: int) -> bool:
+        """Published for the next round."""
+        return hold.went_ns is None and hold.lease.start_ns >= boundary
+
+    def _publish_starts(self, now_ns: int, boundary: int, chosen: list[Account]) -> None:
+        """Leases from the boundary on; each waits for as many of the leaving only as it needs SMs."""
+        starting = [a for a in chosen if all(self._ahead(h, boundary) for h in a.holds.values())]
+        present = [
+            a
+            for a in self._accounts.values()
+            if not a.barred and any(not self._ahead(h, boundary) for h in a.holds.values())
+        ]
+        leaving = [a for a in present if a not in chosen and not self._late(a, now_ns, boundary)]
+        leaving.sort(key=lambda a: (max(h.drains_by_ns for h in a.holds.values()), a.longest_kernel_ns, a.order))
+        free = CARD_MPERCENT - sum(a.share.sm_mpercent for a in present)
+        after: list[tuple[VgpuKey, int]] = []
+        for a in self._most_owed_first(starting, boundary):
+            free -= a.share.sm_mpercent
+            while free < 0 and leaving:
+                gone = leaving.pop(0)
+                free += gone.share.sm_mpercent
+                after += [(gone.key, epoch) for epoch in gone.holds]
+            end = self._within_limit(a, boundary, boundary + self.policy.round_ns)
+            lease = self._behind(self._lease(a, boundary, end, early=False), after)
+            if a.holds:
+                (hold,) = a.holds.values()
+                self._revise(hold, now_ns, end_ns=lease.end_ns, after=lease.after, go_by_ns=lease.go_by_ns)
+            else:
+                self._publish(a, lease)
+
+    def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
+        """It will not have drained at the boundary, so it keeps its SMs and gets no lease."""
+        return any(
+            hold.went_ns is not None
+            and (
+                (hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns)
+                or hold.drains_by_ns > boundary + self.policy.late_ns
+            )
+            for hold in account.holds.values()
+        )
+
+    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
+        """The set for the round that begins at ``boundary``."""
+        policy = self.policy
+        revoked = {
+            e for a in self._accounts.values() for h in a.holds.values() if h.lease.early for _, e in h.lease.after
+        }
+        capacity = CARD_MPERCENT
+        candidates = []
+        for a in self._accounts.values():
+            if not a.barred and self._late(a, now_ns, boundary):
+                capacity -= a.share.sm_mpercent
+            elif a.competing and a.wants and not revoked & a.holds.keys() and not self._dry_at(a, boundary):
+                candidates.append(a)
+        clock = self.clock(boundary)
+        owed = {a.key: self._owed(a, boundary, clock) for a in candidates}
+
+        patience = policy.forced_rounds * policy.round_ns * PPM
+        starving = [
+            a
+            for a in candidates
+            if a.waiting and a.waiting_since_ns is not None and (boundary - a.waiting_since_ns) * a.guarantee > patience
+        ]
+        chosen: list[Account] = []
+        for a in sorted(starving, key=lambda a: (-owed[a.key], a.order)):
+            if a.share.sm_mpercent <= capacity:
+                capacity -= a.share.sm_mpercent
+                chosen.append(a)
+        rest = [a for a in candidates if a not in chosen]
+        high = [a for a in rest if a.share.priority is Priority.HIGH and owed[a.key] >= -(policy.round_ns // 4)]
+        for group in (high, [a for a in rest if a not in high]):
+            values = [a.share.sm_mpercent * (max(owed[a.key], -policy.round_ns) + policy.round_ns + 1) for a in group]
+            best = best_set([a.share.sm_mpercent for a in group], values, capacity)
+            capacity -= sum(group[i].share.sm_mpercent for i in best)
+            chosen += [group[i] for i in best]
+        return chosen
