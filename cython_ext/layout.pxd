@@ -129,7 +129,7 @@ cdef struct Slot:
     uint32_t state           # SLOT_*
     uint32_t pid             # as the broker sees it (from the kernel, not from the process)
     uint64_t start_time      # clock ticks since boot, with pid a unique name
-    pthread_mutex_t alive    # 40 bytes (x86-64) or 48 (aarch64)
+    pthread_mutex_t alive    # 40 bytes (x86-64) or 48 (aarch64); locked by logic/robust.pxd, zero is unlocked
     uint8_t[8] pad0
     # --- activity, written by the hook
     uint32_t want            # 1: a gate waits or work is submitted; 0: idle and drained
@@ -174,7 +174,7 @@ cdef struct ActivityPage:
     uint32_t processes       # slots not free
     uint8_t[16] pad0
     # --- the limit ledger
-    pthread_mutex_t ledger   # robust, process-shared
+    pthread_mutex_t ledger   # locked by logic/robust.pxd, zero is unlocked
     uint8_t[24] pad1
     uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
     uint64_t ledger_epoch    # advanced by every completed operation

@@ -1,7 +1,8 @@
 """The process's own allocations: device address → (bytes, kind, aux), so that a free knows what it gives back.
 
-Robin Hood hashing (Celis 1986) with deletion by shifting back: no tombstones, short probes at 3/4 load. Memory comes from
-mmap and doubles; a program whose malloc is interposed, or that calls us from inside it, is not disturbed. The caller locks.
+Robin Hood hashing (Celis 1986) with deletion by shifting back: no tombstones, short probes at 3/4 load. Memory comes
+from mmap and doubles; a program whose malloc is interposed, or that calls us from inside it, is not disturbed. The
+caller locks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -86,7 +87,7 @@ cdef inline bint alloc_grow(AllocTable* table) noexcept nogil:
 
 
 cdef inline bint alloc_insert(AllocTable* table, const Block* block) noexcept nogil:
-    """Note a block, replacing one at the same address: 1; 0 if there is no memory (nothing changed) or the address is 0."""
+    """Note a block, replacing one at the same address: 1; 0 (nothing changed) without memory or for address 0."""
     cdef Block* known
     if block.address == 0:
         return 0

@@ -1,11 +1,13 @@
 """Learned durations: how long a launch will take, by what is launched and how wide.
 
-An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full set
-gives up the entry that was launched longest ago. One key can hide durations a thousand times apart (the K of a GEMM), so an
-entry keeps its last eight samples and predicts the second largest of them: a decayed p87 that one outlier does not move.
+An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full
+set gives up the entry that was launched longest ago. One key can hide durations a thousand times apart (the K of a
+GEMM), so an entry keeps its last eight samples and predicts the second largest of them: a decayed p87 that one
+outlier does not move.
 
-The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph destroyed,
-and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample under way then is dropped.
+The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph
+destroyed, and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample
+under way then is dropped.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -18,8 +20,8 @@ cdef enum:
     DURATION_SAMPLES = 8
     SAMPLE_ALWAYS = 3        # the first launches of a key are all timed
     SAMPLE_EVERY = 64        # later ones now and then
+    DURATION_MAX_SECONDS = 86_400        # a longer sample is a broken clock
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
-    DURATION_MAX_NS = 0x0400000000000000
 
 
 cdef struct LaunchKey:
@@ -123,7 +125,7 @@ cdef inline void durations_learn(
     cdef Duration* entry
     cdef float largest = 0, second = 0, sample
     cdef uint32_t i, kept
-    if generation != table.generation or sample_ns < 0 or sample_ns > DURATION_MAX_NS:
+    if generation != table.generation or sample_ns < 0 or sample_ns > <int64_t>DURATION_MAX_SECONDS * 1_000_000_000:
         return
     entry = durations_find(table, key)
     if entry == NULL:

@@ -1,14 +1,14 @@
 """The gate's decision, pure: may this launch go to the GPU now, and if not, when is it worth asking again?
 
-A lease is **usable** for a process when it has an epoch that neither the vGPU returned nor this process drained, it has
-begun (its start has come; with LEASE_ON_GO: GO was given, even before the start, or ``go_by_ns`` has passed) and it has
-not ended. Inside a usable lease two rules hold a launch back:
+A lease is **usable** for a process when it has an epoch that neither the vGPU returned nor this process drained, it
+has begun (its start has come; with LEASE_ON_GO: GO was given, even before the start, or ``go_by_ns`` has passed) and
+it has not ended. Inside a usable lease two rules hold a launch back:
 
-* **end**: it starts only if at least half of it fits behind what is queued, or if it is the first of the lease (a kernel
-  longer than every quantum must run some time; its overuse is charged).
-* **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter of
-  the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other. A
-  kernel of unknown length counts as long as the window, queues only behind a small backlog, and alone of its kind.
+* **end**: it starts only if at least half of it fits behind what is queued, or if it is the first of the lease (a
+  kernel longer than every quantum must run some time; its overuse is charged).
+* **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
+  of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
+  A kernel of unknown length counts as long as the window, queues only behind a small backlog, and alone of its kind.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 """
@@ -22,7 +22,7 @@ cdef enum:
 
     GATE_SUBMIT = 1          # under Verdict.epoch
     GATE_WAIT_BACKLOG = 2    # the lease is usable; enough of the queue should have run by until_ns
-    GATE_WAIT_LEASE = 3      # no usable lease; the next opens at until_ns unless the plan changes (FOREVER_NS: none known)
+    GATE_WAIT_LEASE = 3      # not now; the next lease opens at until_ns unless the plan changes (FOREVER_NS: never)
 
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
 
@@ -31,12 +31,12 @@ cdef struct GateState:
     int64_t now_ns
     int64_t window_ns
     int64_t backlog_ns       # predicted GPU time queued, not below 0
-    int64_t predicted_ns     # of this launch, or UNKNOWN_NS
+    int64_t predicted_ns     # of this launch (window.backlog_scaled_ns), or UNKNOWN_NS
     uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
     uint32_t go_epoch        # GrantsPage
     uint32_t returned_epoch  # ActivityPage
     uint32_t drained_epoch   # own Slot
-    uint32_t last_epoch      # own Slot: the epoch of the newest submission; another one makes this launch the first of its lease
+    uint32_t last_epoch      # own Slot: the newest submission's; under another epoch this launch is the first
     bint contended           # GRANTS_CONTENDED
 
 
@@ -92,7 +92,7 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
 
 
 cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* verdict) noexcept nogil:
-    cdef int64_t room_ns
+    cdef int64_t room_ns, wait_ns
     cdef int64_t opens_ns = FOREVER_NS
     cdef const Lease* lease
     cdef int i
@@ -108,8 +108,8 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
                 verdict.until_ns = 0
             else:
                 verdict.action = GATE_WAIT_BACKLOG
-                verdict.until_ns = state.now_ns + max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
-                verdict.until_ns = min(verdict.until_ns, lease.end_ns)
+                wait_ns = max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
+                verdict.until_ns = state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
             return
     verdict.action = GATE_WAIT_LEASE
     verdict.epoch = 0

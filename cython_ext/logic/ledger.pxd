@@ -6,10 +6,11 @@ operation sets one slot's two words to new values; so it is first written down a
 values, hence safe to repeat), then carried out, then struck out. Whoever next gets the lock from a dead owner repeats
 what is written down and adds up the sum anew. ARIES (Mohan et al. 1992) calls it redo; this is its smallest form.
 
-Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are bounded.
+Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are
+bounded.
 """
 
-from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.layout cimport (
     MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
@@ -21,7 +22,7 @@ cdef enum:
     LEDGER_OK = 0
     LEDGER_REFUSED = 1       # reserve: over the limit; others: the slot does not own that much
     LEDGER_BROKEN = 2        # the lock could not be had in time: its holder is stopped, or the page was scribbled on
-    LEDGER_PATIENCE_NS = 3_000_000_000
+    LEDGER_PATIENCE_SECONDS = 3
 
 
 cdef inline uint64_t add_bytes(uint64_t a, uint64_t b) noexcept nogil:
@@ -91,7 +92,7 @@ cdef inline void ledger_recover(ActivityPage* page) noexcept nogil:
 cdef inline bint ledger_lock(ActivityPage* page) noexcept nogil:
     cdef int result = robust_lock(ledger_word(page), 0)              # a free lock costs no look at the clock
     if result != ROBUST_LOCKED and result != ROBUST_OWNER_DIED:
-        result = robust_lock(ledger_word(page), now_ns() + LEDGER_PATIENCE_NS)
+        result = robust_lock(ledger_word(page), now_ns() + <int64_t>LEDGER_PATIENCE_SECONDS * 1_000_000_000)
     if result == ROBUST_OWNER_DIED:
         ledger_recover(page)
         return 1

@@ -13,10 +13,10 @@ cdef enum:
 
 
 cdef inline void lock_acquire(uint32_t* word) noexcept nogil:
-    cdef int spin
+    cdef int _spin
     if cas32(word, 0, 1):
         return
-    for spin in range(LOCK_SPINS):
+    for _spin in range(LOCK_SPINS):
         if load32(word) == 0 and cas32(word, 0, 1):
             return
         pause()

@@ -32,8 +32,8 @@ cdef inline bint read_plan(const GrantsPage* page, Plan* out) noexcept nogil:
     cdef const uint64_t* copy
     cdef uint32_t published
     cdef unsigned int i
-    cdef int attempt
-    for attempt in range(PLAN_READS):
+    cdef int _attempt
+    for _attempt in range(PLAN_READS):
         published = load32(&page.published)
         copy = <const uint64_t*>&page.plans[published & 1]
         for i in range(sizeof(Plan) / sizeof(uint64_t)):

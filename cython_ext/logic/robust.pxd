@@ -1,13 +1,14 @@
 """A robust futex mutex whose memory may be hostile: what the ledger and ``Slot.alive`` are locked with.
 
 It speaks the kernel's robust-futex protocol (owner's TID, FUTEX_WAITERS, FUTEX_OWNER_DIED in the first word of a
-``pthread_mutex_t``), so the kernel announces a dead owner within 0.1 ms. The C library's own robust mutex is not used:
-its unlock follows list pointers stored inside the mutex, which here any process of the vGPU may overwrite, and would have
-the broker write where a tenant says. Here nothing but the one word is read from the page, every wait is bounded, and no
-symbol newer than any C library is needed.
+``pthread_mutex_t``), so the kernel announces a dead owner within 0.1 ms. The C library's own robust mutex is not
+used: its unlock follows list pointers stored inside the mutex, which here any process of the vGPU may overwrite, and
+would have the broker write where a tenant says. Here nothing but the one word is read from the page, every wait is
+bounded, and no symbol newer than any C library is needed.
 
-A section is announced through ``list_op_pending`` of the thread's robust list, which the kernel treats on death exactly like
-a held mutex; so a section must be short, and a thread holds one at a time. ``Slot.alive`` is held for life and goes on the list.
+A section is announced through ``list_op_pending`` of the thread's robust list, which the kernel treats on death
+exactly like a held mutex; so a section must be short, and a thread holds one at a time. ``Slot.alive`` is held for
+life and goes on the list.
 
 TIDs are cached per thread: the child of a fork calls ``robust_forget`` first.
 """
@@ -124,7 +125,7 @@ cdef inline int robust_hold(uint32_t* word) noexcept nogil:
 
 
 cdef inline int robust_watch(uint32_t* word, int64_t until_ns) noexcept nogil:
-    """Wait for the holder's death without ever locking: ROBUST_OWNER_DIED, ROBUST_FREE, or ROBUST_TIMEOUT (it lives)."""
+    """Wait for the holder's death, never locking: ROBUST_OWNER_DIED, ROBUST_FREE, or ROBUST_TIMEOUT (it lives)."""
     cdef uint32_t seen
     while True:
         seen = load32(word)

@@ -1,20 +1,22 @@
-"""The in-flight window: how much GPU time a process has queued, when it will be done, and for how long the GPU was busy.
+"""The in-flight window: how much GPU time a process has queued, when it will be done, how long the GPU was busy.
 
 Theory of operation
 -------------------
-The GPU is taken for one FIFO per process. Launches are added with their predicted length (``backlog_submit``); now and then
-the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of launches. Markers are
-looked at oldest first: not yet complete (``backlog_seen_busy``) or complete (``backlog_completed``), then everything up to
-it is done. A process with several streams marks a stream before it turns to another; since a stretch is only retired after
-all older ones, the backlog then errs towards too much.
+The GPU is taken for one FIFO per process. Launches are added with their predicted length (``backlog_submit``); now
+and then the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of
+launches. Markers are looked at oldest first: not yet complete (``backlog_seen_busy``) or complete
+(``backlog_completed``), then everything up to it is done. A process with several streams marks a stream before it
+turns to another; since a stretch is only retired after all older ones, the backlog then errs towards too much.
 
 When a completion is seen, it happened somewhere between the last look that found the GPU busy and now. The predicted
-completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls if the
-application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed interval
-contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy 7.5).
+completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
+if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed
+interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
+7.5).
 
-Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it again;
-**idle** inside a lease otherwise. What was not observed counts as busy. The union over the streams, never their sum.
+Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
+again; **idle** inside a lease otherwise. What was not observed counts as busy. The union over the streams, never
+their sum.
 
 All times are CLOCK_MONOTONIC ns. The caller serialises.
 """
@@ -26,12 +28,20 @@ cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
+    WINDOW_CREEP = 64                    # good leases from nothing to the widest window
     WINDOW_LEAST_NS = 50_000             # a smaller window cannot hide the latency of a launch
-    PREDICTION_MAX_NS = 0x0400000000000000    # 9 years: sums stay far from overflow
+
+cdef extern from *:
+    """
+    #define PREDICTION_MAX_NS (INT64_C(1) << 58)    /* 9 years: no sum comes near an overflow */
+    """
+    const int64_t PREDICTION_MAX_NS
 
 
 cdef struct Stretch:
+    # Begun at s, it ends at max(s + work, tail): launches that were queued in time run through, others leave gaps.
     int64_t work_ns          # predicted, scaled
+    int64_t tail_ns          # when it ends if nothing was before it
     int64_t first_ns         # first submission
     int64_t last_ns          # last submission
     uint32_t launches
@@ -84,6 +94,13 @@ cdef inline int64_t backlog_ns(const Backlog* backlog, int64_t now_ns) noexcept 
     return backlog.end_ns - now_ns if backlog.busy and backlog.end_ns > now_ns else 0
 
 
+cdef inline int64_t backlog_scaled_ns(const Backlog* backlog, int64_t predicted_ns) noexcept nogil:
+    """A learned duration as the gate should take it; unknown stays unknown."""
+    if predicted_ns < 0:
+        return predicted_ns
+    return <int64_t>(<double>min(predicted_ns, PREDICTION_MAX_NS) * backlog.scale)
+
+
 cdef inline int64_t backlog_end_ns(const Backlog* backlog) noexcept nogil:
     """Predicted completion of everything submitted; the last drain if nothing is."""
     return backlog.end_ns if backlog.busy else backlog.drained_ns
@@ -112,7 +129,7 @@ cdef inline int64_t newest_submission_ns(const Backlog* backlog) noexcept nogil:
 # --- leases
 
 cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nogil:
-    """A lease has become usable (its start or its GO, whichever opened it). A running one goes on under the new one."""
+    """A lease has become usable, by its start or its GO. What still runs, runs on under it."""
     if not backlog.leased and not backlog.busy:
         backlog.since_ns = max(usable_ns, backlog.drained_ns)
     backlog.leased = 1
@@ -121,7 +138,7 @@ cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nog
 
 
 cdef inline void backlog_finish(Backlog* backlog, int64_t returned_ns) noexcept nogil:
-    """The lease is over: drained at its end, or returned early. What still runs stays busy until it is seen to drain."""
+    """The lease is over: drained at its end, or returned early. What still runs is busy until seen to drain."""
     if backlog.leased and not backlog.busy:
         backlog.idle_ns += <uint64_t>max(returned_ns - backlog.since_ns, <int64_t>0)
     backlog.leased = 0
@@ -131,7 +148,7 @@ cdef inline void backlog_finish(Backlog* backlog, int64_t returned_ns) noexcept 
 # --- launches and markers
 
 cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicted_ns) noexcept nogil:
-    if now_ns - backlog.longest_from_ns > LONGEST_KEPT_NS:
+    if now_ns - backlog.longest_from_ns > <int64_t>LONGEST_KEPT_NS:
         backlog.longest_before_ns = (
             backlog.longest_ns if now_ns - backlog.longest_from_ns <= 2 * <int64_t>LONGEST_KEPT_NS else 0
         )
@@ -143,12 +160,12 @@ cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicte
 cdef inline void backlog_submit(
     Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
 ) noexcept nogil:
-    """A launch went to the GPU. ``predicted_ns`` below 0 is unknown and counts as ``assumed_ns`` (the gate's: the window)."""
+    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``: the window."""
     cdef bint unknown = predicted_ns < 0
-    cdef int64_t work_ns = clip_ns(assumed_ns if unknown else predicted_ns, 0, PREDICTION_MAX_NS)
+    cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
     cdef Stretch* stretch = &backlog.unmarked
+    work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
     if not unknown:
-        work_ns = <int64_t>(work_ns * backlog.scale)
         note_longest(backlog, now_ns, work_ns)
     if not backlog.busy:
         if backlog.leased:
@@ -165,11 +182,12 @@ cdef inline void backlog_submit(
     backlog.refilling = 0
     stretch.last_ns = now_ns
     stretch.launches += 1
-    stretch.work_ns = min(stretch.work_ns + work_ns, <int64_t>PREDICTION_MAX_NS)
+    stretch.work_ns = min(stretch.work_ns + work_ns, PREDICTION_MAX_NS)
+    stretch.tail_ns = min(max(stretch.tail_ns, now_ns), PREDICTION_MAX_NS) + work_ns
     stretch.unknown += unknown
     backlog.unknown += unknown
-    backlog.work_ns = min(backlog.work_ns + work_ns, <int64_t>PREDICTION_MAX_NS)
-    backlog.end_ns = min(max(backlog.end_ns, now_ns), <int64_t>PREDICTION_MAX_NS) + work_ns
+    backlog.work_ns = min(backlog.work_ns + work_ns, PREDICTION_MAX_NS)
+    backlog.end_ns = min(max(backlog.end_ns, now_ns), PREDICTION_MAX_NS) + work_ns
 
 
 cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
@@ -194,7 +212,7 @@ cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept 
 # --- what is observed
 
 cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept nogil:
-    """The oldest marker (or, without one, the stream) was looked at and is not complete: all behind it is still to run."""
+    """The oldest marker (without one: the stream) was looked at and is not complete; all behind it is still to run."""
     cdef int64_t behind_ns = 0
     if not backlog.busy:
         return
@@ -207,7 +225,7 @@ cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept no
 cdef inline void learn_scale(
     Backlog* backlog, const Stretch* stretch, int64_t start_ns, int64_t low_ns, int64_t high_ns
 ) noexcept nogil:
-    """The stretch began to run at ``start_ns`` at the earliest and ended in [low, high]; follow only what that disproves."""
+    """The stretch began at ``start_ns`` at the earliest and ended in [low, high]: follow what that disproves."""
     cdef int64_t late_ns = max(start_ns, stretch.last_ns)
     cdef double work = <double>stretch.work_ns, ratio, weight
     if stretch.tainted or stretch.unknown or stretch.work_ns <= 0:
@@ -228,23 +246,33 @@ cdef inline void learn_scale(
         backlog.scale = 4.0
 
 
+cdef inline const Stretch* stretch_at(const Backlog* backlog, uint32_t i) noexcept nogil:
+    """The stretches in order, i = 0 … count; the last is the unmarked one, perhaps without launches."""
+    if i < backlog.count:
+        return &backlog.marked[(backlog.head + i) % MARKERS]
+    return &backlog.unmarked
+
+
+cdef inline int64_t stretch_end_ns(const Stretch* stretch, int64_t begin_ns) noexcept nogil:
+    return max(min(begin_ns, PREDICTION_MAX_NS) + stretch.work_ns, stretch.tail_ns)
+
+
 cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns) noexcept nogil:
     """The oldest work was found complete at ``now_ns``; the caller has taken ``stretch`` off the queue."""
     cdef int64_t low_ns = max(backlog.seen_busy_ns, stretch.last_ns)
     cdef int64_t high_ns = max(now_ns, low_ns)
-    cdef int64_t start_ns = max(backlog.frontier_ns, stretch.first_ns)
-    cdef Stretch* rest
+    cdef const Stretch* rest
     cdef uint32_t i
-    backlog.frontier_ns = clip_ns(start_ns + stretch.work_ns, low_ns, high_ns)
-    learn_scale(backlog, stretch, start_ns, low_ns, high_ns)
+    learn_scale(backlog, stretch, max(backlog.frontier_ns, stretch.first_ns), low_ns, high_ns)
+    backlog.frontier_ns = clip_ns(stretch_end_ns(stretch, backlog.frontier_ns), low_ns, high_ns)
     backlog.unknown -= stretch.unknown
     backlog.work_ns = 0
     backlog.end_ns = backlog.frontier_ns
     for i in range(backlog.count + 1):
-        rest = &backlog.marked[(backlog.head + i) % MARKERS] if i < backlog.count else &backlog.unmarked
+        rest = stretch_at(backlog, i)
         if rest.launches:
-            backlog.work_ns += rest.work_ns
-            backlog.end_ns = max(backlog.end_ns, rest.first_ns) + rest.work_ns
+            backlog.work_ns = min(backlog.work_ns + rest.work_ns, PREDICTION_MAX_NS)
+            backlog.end_ns = stretch_end_ns(rest, backlog.end_ns)
     if backlog.count == 0 and backlog.unmarked.launches == 0:
         backlog.busy_ns += <uint64_t>max(backlog.frontier_ns - backlog.since_ns, <int64_t>0)
         backlog.busy = 0
@@ -268,17 +296,24 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
 
     If the call blocked until the GPU was done, say ``backlog_seen_busy`` with the same instant first.
     """
-    cdef Stretch all
+    cdef Stretch whole
+    cdef const Stretch* part
+    cdef uint32_t i
     if not backlog.busy:
         return
-    all = backlog.marked[backlog.head] if backlog.count else backlog.unmarked
-    all.last_ns = newest_submission_ns(backlog)
-    all.unknown = backlog.unknown
-    all.work_ns = max(backlog.end_ns - max(backlog.frontier_ns, all.first_ns), <int64_t>0)
-    all.tainted = all.tainted or backlog.count > 0      # its predicted end was corrected on the way
+    memset(&whole, 0, sizeof(Stretch))
+    whole.first_ns = stretch_at(backlog, 0).first_ns
+    for i in range(backlog.count + 1):
+        part = stretch_at(backlog, i)
+        if part.launches:
+            whole.work_ns = min(whole.work_ns + part.work_ns, PREDICTION_MAX_NS)
+            whole.tail_ns = stretch_end_ns(part, whole.tail_ns)
+            whole.last_ns = part.last_ns
+            whole.unknown += part.unknown
+            whole.tainted = whole.tainted or part.tainted
     backlog.count = 0
     memset(&backlog.unmarked, 0, sizeof(Stretch))
-    retire(backlog, &all, now_ns)
+    retire(backlog, &whole, now_ns)
 
 
 # --- the window itself
@@ -286,13 +321,13 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
 cdef inline int64_t window_adapt(
     int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted
 ) noexcept nogil:
-    """The window after a lease that ended ``overrun_ns`` after its end (below 0: before): additive increase, halving.
+    """The window after a lease drained ``overrun_ns`` after its end (below 0: before): additive increase, halving.
 
-    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated; ``mispredicted``: the drain came more
-    than half of the backlog away from its prediction, so that the durations behind the window are not to be believed.
+    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated; ``mispredicted``: the drain came
+    more than half of the backlog away from its prediction, so the durations behind the window are not to be believed.
     Chiu and Jain 1989.
     """
     cdef int64_t least_ns = min(<int64_t>WINDOW_LEAST_NS, most_ns)
     if overrun_ns > target_ns or mispredicted:
         return clip_ns(window_ns / 2, least_ns, most_ns)
-    return clip_ns(window_ns + most_ns / 16, least_ns, most_ns)
+    return clip_ns(window_ns + most_ns / WINDOW_CREEP + 1, least_ns, most_ns)

@@ -1,8 +1,9 @@
 """The part of msgpack that a hook speaks, over a buffer of the caller's, and the frame around it.
 
-A message is one map with string keys behind a 4-byte little-endian length. The writer never writes beyond its buffer, it
-remembers that it should have; the reader never reads beyond, whatever the bytes say, and after the first malformed one
-answers nothing any more (``bad``). Unknown values are skipped without recursion: every step uses up at least one byte.
+A message is one map with string keys behind a 4-byte little-endian length. The writer never writes beyond its buffer,
+it remembers that it should have; the reader never reads beyond, whatever the bytes say, and after the first malformed
+one answers nothing any more (``bad``). Unknown values are skipped without recursion: every step uses up at least one
+byte.
 """
 
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -166,7 +167,7 @@ cdef inline void wire_open(Reader* reader, const uint8_t* data, size_t length) n
 
 
 cdef inline int64_t wire_frame(const uint8_t* data, size_t length) noexcept nogil:
-    """Length of the body announced by the header at ``data``; -1: header incomplete, -2: longer than FRAME_MAX_BYTES."""
+    """Length of the body that the header at ``data`` announces; -1: header incomplete, -2: beyond FRAME_MAX_BYTES."""
     cdef uint32_t body
     if length < FRAME_HEADER_BYTES:
         return -1
@@ -331,7 +332,6 @@ cdef inline int64_t wire_read_int(Reader* reader) noexcept nogil:
 
 cdef inline uint64_t wire_read_uint(Reader* reader) noexcept nogil:
     """An unsigned 64-bit integer; a negative one is ``bad``."""
-    cdef Reader ahead = reader[0]
     cdef int64_t value
     if wire_peek(reader) == WIRE_INT and reader.data[reader.at] == 0xCF:
         take_size(reader)
@@ -367,13 +367,13 @@ cdef inline double wire_read_float(Reader* reader) noexcept nogil:
 
 
 cdef inline bint wire_find(const Reader* message, const char* key, Reader* value) noexcept nogil:
-    """Put ``value`` before the value of ``key`` in the map at ``message``: 1; 0 if it is not there, or not well-formed."""
+    """Put ``value`` before the value of ``key`` in the map at ``message``: 1; 0 if absent or malformed."""
     cdef size_t size, wanted = strlen(key)
     cdef const char* text
-    cdef uint32_t pairs, i
+    cdef uint32_t pairs, _i
     value[0] = message[0]
     pairs = wire_read_map(value)
-    for i in range(pairs):
+    for _i in range(pairs):
         text = wire_read_str(value, &size)
         if value.bad:
             return 0
@@ -385,7 +385,7 @@ cdef inline bint wire_find(const Reader* message, const char* key, Reader* value
 
 
 cdef inline bint wire_find_text(const Reader* message, const char* key, char* out, size_t capacity) noexcept nogil:
-    """The string under ``key`` into ``out``, NUL-terminated: 1; 0 (and "") if absent, too long, or with a NUL inside."""
+    """The string under ``key`` into ``out``, NUL-terminated: 1; 0 (and "") if absent, too long, or holding a NUL."""
     cdef Reader value
     cdef const char* text
     cdef size_t size, i

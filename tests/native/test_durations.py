@@ -1,0 +1,134 @@
+"""Learned durations against a dict of lists."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cython_ext import nativelogic as native
+from cython_ext.nativelogic import UNKNOWN_NS
+
+Key = tuple[int, int, int, int, int, int, int]
+
+ROOMY = 1 << 20
+dims = st.integers(0, 3)
+keys: st.SearchStrategy[Key] = st.tuples(st.integers(1, 4), dims, dims, dims, dims, dims, dims)
+
+
+def as_float(value: int) -> int:
+    """Samples are kept as 32-bit floats."""
+    return int(ctypes.c_float(value).value)
+
+
+class DurationsTwin(RuleBasedStateMachine):
+    """In a table with room for all its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = native.Durations(ROOMY)
+        self.samples: dict[Key, list[int]] = {}
+        self.launches: dict[Key, int] = {}
+        self.under_way: list[tuple[Key, int]] = []
+
+    def estimate(self, key: Key) -> int:
+        newest = sorted(self.samples[key][-8:], reverse=True)
+        if not newest:
+            return UNKNOWN_NS
+        return newest[0] if len(newest) < 3 else newest[1]
+
+    @rule(key=keys)
+    def launch(self, key: Key) -> None:
+        self.samples.setdefault(key, [])
+        count = self.launches[key] = self.launches.get(key, 0) + 1
+        every = 64 if len(self.samples[key]) >= 3 else 8
+        assert self.table.launch(key) == (self.estimate(key), count <= 3 or count % every == 0)
+        self.under_way.append((key, self.table.generation))
+
+    @rule(key=keys, times=st.integers(2, 70))
+    def launch_often(self, key: Key, times: int) -> None:
+        for _ in range(times):
+            self.launch(key)
+
+    @rule(sample=st.integers(0, 10**10), data=st.data())
+    def learn(self, sample: int, data: st.DataObject) -> None:
+        if not self.under_way:
+            return
+        key, generation = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        self.table.learn(key, generation, sample)
+        if generation == self.table.generation:
+            self.samples[key].append(as_float(sample))
+
+    @rule(handle=st.integers(0, 4))
+    def forget(self, handle: int) -> None:
+        self.table.forget(handle)
+        for key in [key for key in self.samples if handle in (0, key[0])]:
+            del self.samples[key], self.launches[key]
+
+    @invariant()
+    def estimates_agree(self) -> None:
+        for key in self.samples:
+            assert self.table.estimate_ns(key) == self.estimate(key)
+
+
+TestDurationsTwin = DurationsTwin.TestCase
+
+
+def test_a_table_too_small_for_one_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not hold"):
+        native.Durations(64)
+
+
+def test_a_full_table_gives_up_what_was_launched_longest_ago() -> None:
+    table = native.Durations(1024)  # one set
+    ways = table.entries
+    for handle in range(1, ways + 1):
+        table.launch((handle, 0, 0, 0, 0, 0, 0))
+        table.learn((handle, 0, 0, 0, 0, 0, 0), table.generation, 1000 * handle)
+    table.launch((1, 0, 0, 0, 0, 0, 0))
+    assert table.launch((99, 0, 0, 0, 0, 0, 0)) == (UNKNOWN_NS, True)
+    assert table.estimate_ns((2, 0, 0, 0, 0, 0, 0)) is None
+    assert [table.estimate_ns((handle, 0, 0, 0, 0, 0, 0)) for handle in (1, 3, ways)] == [1000, 3000, 1000 * ways]
+    table.learn((2, 0, 0, 0, 0, 0, 0), table.generation, 5)
+    assert table.estimate_ns((2, 0, 0, 0, 0, 0, 0)) is None, "a sample does not bring a key back"
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_any_number_of_keys_is_bounded_and_recent_ones_are_known(seed: int) -> None:
+    source = random.Random(seed)
+    table = native.Durations(1 << 14)
+    for _ in range(1000):
+        x, y, z = (source.getrandbits(32) for _ in range(3))
+        key = (source.getrandbits(64) or 1, x, y, z, z, y, x)
+        table.launch(key)
+        table.learn(key, table.generation, 77)
+        assert table.estimate_ns(key) == 77
+
+
+@pytest.mark.parametrize("sample", [-1, 2**62, 10**9 * 86_401])
+def test_a_sample_from_a_broken_clock_is_dropped(sample: int) -> None:
+    table = native.Durations(ROOMY)
+    key = (1, 1, 1, 1, 1, 1, 1)
+    table.launch(key)
+    table.learn(key, table.generation, sample)
+    assert table.estimate_ns(key) == UNKNOWN_NS
+
+
+def test_one_outlier_does_not_move_the_estimate_and_a_change_does() -> None:
+    table = native.Durations(ROOMY)
+    key = (1, 1, 1, 1, 1, 1, 1)
+    table.launch(key)
+
+    def learn(*samples: int) -> int | None:
+        for sample in samples:
+            table.learn(key, table.generation, sample)
+        return table.estimate_ns(key)
+
+    assert learn(100, 100, 100) == 100
+    assert learn(100_000) == 100
+    assert learn(3000, 3000) == 3000
+    assert learn(*[100] * 7) == 100

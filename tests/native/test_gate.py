@@ -1,0 +1,257 @@
+"""Properties of the gate's decision, each stated without the gate's own code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from cython_ext import nativelogic as native
+from cython_ext.nativelogic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, UNKNOWN_NS, GateVerdict, LeaseRecord, PlanRecord
+
+SUBMIT, WAIT_BACKLOG, WAIT_LEASE = native.GATE_SUBMIT, native.GATE_WAIT_BACKLOG, native.GATE_WAIT_LEASE
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    plan: PlanRecord
+    now_ns: int = 0
+    window_ns: int = MS
+    backlog_ns: int = 0
+    predicted_ns: int = UNKNOWN_NS
+    unknown_in_flight: int = 0
+    go_epoch: int = 0
+    returned_epoch: int = 0
+    drained_epoch: int = 0
+    last_epoch: int = 0
+    contended: bool = False
+
+    def decide(self) -> GateVerdict:
+        return native.gate_decide(
+            self.plan,
+            now_ns=self.now_ns,
+            window_ns=self.window_ns,
+            backlog_ns=self.backlog_ns,
+            predicted_ns=self.predicted_ns,
+            unknown_in_flight=self.unknown_in_flight,
+            go_epoch=self.go_epoch,
+            returned_epoch=self.returned_epoch,
+            drained_epoch=self.drained_epoch,
+            last_epoch=self.last_epoch,
+            contended=self.contended,
+        )
+
+    def usable(self, lease: LeaseRecord) -> bool:
+        """The contract's sentence, on epochs that are small numbers."""
+        if (
+            lease.epoch == 0
+            or max(self.returned_epoch, self.drained_epoch) >= lease.epoch
+            or self.now_ns >= lease.end_ns
+        ):
+            return False
+        if lease.flags & LEASE_ON_GO:
+            return self.go_epoch >= lease.epoch or self.now_ns >= lease.go_by_ns
+        return self.now_ns >= lease.start_ns
+
+
+offsets = st.sampled_from([0, -1, 1, MS // 10, MS, 3 * MS, -2 * MS, 10 * MS])
+lengths = st.one_of(st.integers(0, MS // 4), st.integers(0, 3 * MS), st.integers(0, 60 * MS))
+
+
+@st.composite
+def leases(draw: st.DrawFn, epoch: int, start_ns: int) -> LeaseRecord:
+    is_open = draw(st.integers(0, 3)) == 0
+    end_ns = FOREVER_NS if is_open else start_ns + draw(st.integers(1, 30 * MS))
+    flags = (LEASE_OPEN if is_open else 0) | (LEASE_ON_GO if draw(st.booleans()) else 0)
+    return LeaseRecord(epoch, flags, start_ns, end_ns, start_ns + draw(st.integers(0, 20 * MS)))
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Mostly around the current lease, where the decisions are; any order of epochs and instants can occur."""
+    none = LeaseRecord()
+    current = draw(leases(5, 20 * MS)) if draw(st.integers(0, 5)) else none
+    around = min(current.end_ns, 60 * MS)
+    following = (
+        draw(leases(7, draw(st.sampled_from([around, around + 5 * MS, 10 * MS])))) if draw(st.booleans()) else none
+    )
+    moments = [
+        at for lease in (current, following) for at in (lease.start_ns, lease.go_by_ns, min(lease.end_ns, 90 * MS))
+    ]
+    epochs_left = st.sampled_from([0, 0, 0, 0, 0, 3, 4, 4, 4, 4, 5, 7])
+    return Situation(
+        PlanRecord(current, following),
+        now_ns=max(draw(st.sampled_from(moments)) + draw(offsets), 0),
+        window_ns=draw(st.sampled_from([0, MS // 4, MS, 5 * MS])),
+        backlog_ns=draw(lengths),
+        predicted_ns=draw(st.one_of(st.just(UNKNOWN_NS), lengths)),
+        unknown_in_flight=draw(st.sampled_from([0, 0, 1, 2])),
+        go_epoch=draw(st.sampled_from([0, 4, 5, 5, 5, 6, 7, 7, 7, 8])),
+        returned_epoch=draw(epochs_left),
+        drained_epoch=draw(epochs_left),
+        last_epoch=draw(st.sampled_from([0, 4, 5, 5, 7])),
+        contended=draw(st.booleans()),
+    )
+
+
+def lease_of(situation: Situation, verdict: GateVerdict) -> LeaseRecord:
+    [lease] = [lease for lease in situation.plan if lease.epoch == verdict.epoch]
+    return lease
+
+
+@given(situations())
+def test_submits_only_under_a_usable_lease_and_waits_for_backlog_only_there(situation: Situation) -> None:
+    verdict = situation.decide()
+    if verdict.action == WAIT_LEASE:
+        assert verdict.epoch == 0
+    else:
+        assert situation.usable(lease_of(situation, verdict))
+
+
+@given(situations())
+def test_a_current_lease_goes_before_the_next(situation: Situation) -> None:
+    verdict = situation.decide()
+    if verdict.epoch == 0 or verdict.epoch != situation.plan.next.epoch:
+        return
+    alone = replace(situation, plan=PlanRecord(situation.plan.current, LeaseRecord()))
+    assert alone.decide().action == WAIT_LEASE
+
+
+@given(situations())
+def test_the_queue_stays_within_the_window_unless_it_was_small(situation: Situation) -> None:
+    verdict = situation.decide()
+    assume(verdict.action == SUBMIT)
+    lease = lease_of(situation, verdict)
+    if lease.flags & LEASE_OPEN and not situation.contended:
+        return
+    small = situation.backlog_ns <= situation.window_ns // 4
+    if situation.predicted_ns == UNKNOWN_NS:
+        assert small
+        assert situation.unknown_in_flight == 0
+    else:
+        assert small or situation.backlog_ns + situation.predicted_ns <= situation.window_ns
+
+
+@given(situations())
+def test_at_least_half_of_a_kernel_fits_before_the_end_unless_it_is_the_first(situation: Situation) -> None:
+    verdict = situation.decide()
+    assume(verdict.action == SUBMIT)
+    lease = lease_of(situation, verdict)
+    length = situation.window_ns if situation.predicted_ns == UNKNOWN_NS else situation.predicted_ns
+    first = situation.last_epoch != lease.epoch
+    assert first or lease.end_ns == FOREVER_NS or situation.now_ns + situation.backlog_ns + length // 2 <= lease.end_ns
+
+
+@given(situations(), st.integers(1, 5 * MS))
+def test_less_backlog_never_turns_a_submission_into_a_wait(situation: Situation, less: int) -> None:
+    assume(situation.decide().action == SUBMIT)
+    assert replace(situation, backlog_ns=max(situation.backlog_ns - less, 0)).decide().action == SUBMIT
+
+
+@given(situations(), lengths)
+def test_a_shorter_kernel_is_never_held_back_where_a_longer_one_goes(situation: Situation, shorter: int) -> None:
+    assume(situation.decide().action == SUBMIT)
+    if situation.predicted_ns == UNKNOWN_NS:
+        return
+    assert replace(situation, predicted_ns=min(shorter, situation.predicted_ns)).decide().action == SUBMIT
+
+
+@given(situations())
+def test_an_idle_process_with_a_usable_lease_always_gets_its_first_kernel_in(situation: Situation) -> None:
+    """Otherwise a kernel longer than every quantum would never run."""
+    idle = replace(situation, backlog_ns=0, unknown_in_flight=0, last_epoch=99)
+    assume(any(map(idle.usable, idle.plan)))
+    assert idle.decide().action == SUBMIT
+
+
+@given(situations())
+def test_every_wait_is_for_something_that_comes(situation: Situation) -> None:
+    """If only time passes and the queue runs as predicted until ``until_ns``, the verdict is another then."""
+    verdict = situation.decide()
+    assume(verdict.action != SUBMIT and verdict.until_ns != FOREVER_NS)
+    assert verdict.until_ns > situation.now_ns
+    waited = verdict.until_ns - situation.now_ns
+    later = replace(
+        situation,
+        now_ns=verdict.until_ns,
+        backlog_ns=max(situation.backlog_ns - waited, 0),
+        unknown_in_flight=0,
+    )
+    if verdict.action == WAIT_BACKLOG:
+        lease = lease_of(situation, verdict)
+        assert verdict.until_ns <= lease.end_ns
+        assert later.decide().action != WAIT_BACKLOG or verdict.until_ns == lease.end_ns
+    else:
+        assert any(later.usable(lease) and not situation.usable(lease) for lease in later.plan)
+
+
+@given(situations())
+def test_waits_for_ever_only_if_time_alone_opens_no_lease(situation: Situation) -> None:
+    verdict = situation.decide()
+    assume(verdict.action == WAIT_LEASE and verdict.until_ns == FOREVER_NS)
+    for lease in situation.plan:
+        for now in (lease.start_ns, lease.go_by_ns):
+            opened = replace(situation, now_ns=max(now, situation.now_ns))
+            assert situation.usable(lease) or not opened.usable(lease)
+
+
+@given(situations(), st.integers(1, 2**32 - 1))
+@example(
+    Situation(PlanRecord(LeaseRecord(2, 0, 0, MS, 0), LeaseRecord(3, 0, MS, 2 * MS, MS)), returned_epoch=1), 2**32 - 3
+)
+def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
+    """Only distances between epochs matter; 0, which means none, is stepped over."""
+    used = {
+        situation.go_epoch,
+        situation.returned_epoch,
+        situation.drained_epoch,
+        situation.last_epoch,
+        situation.plan.current.epoch,
+        situation.plan.next.epoch,
+    }
+
+    def turned(epoch: int) -> int:
+        return (epoch + turn) % 2**32 if epoch else 0
+
+    assume(all(turned(epoch) != 0 for epoch in used - {0}))
+    current, following = (lease._replace(epoch=turned(lease.epoch)) for lease in situation.plan)
+    moved = replace(
+        situation,
+        plan=PlanRecord(current, following),
+        go_epoch=turned(situation.go_epoch),
+        returned_epoch=turned(situation.returned_epoch),
+        drained_epoch=turned(situation.drained_epoch),
+        last_epoch=turned(situation.last_epoch),
+    )
+    before, after = situation.decide(), moved.decide()
+    assert after == before._replace(epoch=turned(before.epoch))
+
+
+word, time64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1)
+any_lease = st.builds(LeaseRecord, word, word, time64, time64, time64)
+
+
+@given(
+    st.builds(
+        Situation,
+        st.builds(PlanRecord, any_lease, any_lease),
+        time64,
+        time64,
+        time64,
+        st.one_of(st.just(UNKNOWN_NS), time64),
+        word,
+        word,
+        word,
+        word,
+        word,
+        st.booleans(),
+    )
+)
+def test_no_number_overflows(situation: Situation) -> None:
+    """With any 64-bit times the verdict still says something about a lease of the plan, or about none."""
+    verdict = situation.decide()
+    assert verdict.action in (SUBMIT, WAIT_BACKLOG, WAIT_LEASE)
+    assert verdict.epoch in {0, *(lease.epoch for lease in situation.plan)}
+    assert verdict.until_ns >= (0 if verdict.action == SUBMIT else situation.now_ns)
