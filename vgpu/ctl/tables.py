@@ -19,7 +19,7 @@ VGPUS: Final = (
     Column("SHARE", right=True),
     Column("USED", right=True),
     Column("MEMORY", right=True),
-    Column("PROCS", right=True),
+    Column("PROCS", right=True, extra=True),
     Column("TOKENS/S", right=True, extra=True),
     Column("PEAK", right=True, extra=True),
     Column("REFUSED", right=True, extra=True),

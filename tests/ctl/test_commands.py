@@ -1,0 +1,329 @@
+"""vgpuctl against a node whose answers are known: what is asked, what is printed, what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
+from vgpu.ctl.exits import FOR_ERROR, Exit
+from vgpu.ctl.main import run
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import Create, Remove, Set, SetGpu
+
+ROOT = Path(__file__).parents[2]
+HOOK = Path("/opt/vgpu/libvgpu_hook.so")
+
+
+@pytest.fixture(autouse=True)
+def hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are not about the native library, nor about what preloads it on this machine."""
+    monkeypatch.setattr("client_hook.environment.hook_to_preload", lambda: HOOK)
+    for name in ("VGPU_ID", "LD_PRELOAD", "VGPU_SIM_DIR", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def dump(model: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = model.model_dump(mode="json")
+    return dumped
+
+
+def refuse(code: ErrorCode, message: str = "no", hint: str = "") -> Any:
+    def answer(_: object) -> dict[str, Any]:
+        raise VgpuError(code, message, hint)
+
+    return answer
+
+
+# --- create ---------------------------------------------------------------------------------------------------------
+
+
+def test_create_asks_for_what_the_options_say(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["create"] = lambda _: dump(vgpu_reading())
+    options = "--sm 30% --mem 8G --quota-request 40 --quota-limit 60 --burst --priority high --gpu 1 --name t --ttl 8h"
+    assert run(["create", *options.split(), "--overcommit", "--on-server-loss", "error"]) == 0
+    assert capsys.readouterr().out == "vgpu-0a1b2c3d\n"
+    [asked] = node.asked
+    assert isinstance(asked, Create)
+    assert asked.gpu == "1"
+    assert asked.spec.model_dump(exclude_none=True) == {
+        "sm_percent": 30.0,
+        "memory_bytes": 8 << 30,
+        "quota_request_percent": 40.0,
+        "quota_limit_percent": 60.0,
+        "burst": True,
+        "overcommit": True,
+        "priority": "high",
+        "on_server_loss": "error",
+        "name": "t",
+        "ttl_ns": 8 * 3600 * 10**9,
+    }
+
+
+def test_create_prints_lines_that_a_shell_can_eval(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"VGPU_ID": "vgpu-0a1b2c3d", "VGPU_RUNTIME_DIR": "/tmp/it's $HOME", "VGPU_SIM_DIR": "/tmp/s i m"}
+    node.answers["create"] = lambda _: dump(vgpu_reading(simulated=True, environment=odd))
+    assert run(["create", "--sm", "30", "-o", "env"]) == 0
+    script = capsys.readouterr().out + "env -0"
+    told = subprocess.run(["/bin/sh", "-c", script], env={"PATH": os.defpath}, capture_output=True, check=True).stdout
+    seen = dict(entry.decode().split("=", 1) for entry in told.rstrip(b"\0").split(b"\0"))
+    assert seen["VGPU_ID"] == "vgpu-0a1b2c3d"
+    assert seen["VGPU_RUNTIME_DIR"] == "/tmp/it's $HOME"
+    assert seen["VGPU_SIM_DIR"] == "/tmp/s i m"
+    assert seen["LD_PRELOAD"] == str(HOOK)
+    assert seen["LD_LIBRARY_PATH"].endswith("/cython_ext/lib/sim")
+
+
+def test_create_json_is_the_whole_reading(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    reading = vgpu_reading(name="größe")
+    node.answers["create"] = lambda _: dump(reading)
+    assert run(["create", "--fraction", "1/4", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == dump(reading)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--sm", "0.3"], "less than 1 percent"),
+        (["--sm", "130"], "not between 1 and 100"),
+        (["--sm", "30", "--mem", "8Q"], "'8Q' is not a size"),
+        (["--sm", "30", "--ttl", "8"], "'8' is not a duration"),
+        ([], "give --sm 30"),
+        (["--priority", "urgent", "--sm", "3"], "--priority"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_the_reason_before_the_node_is_asked(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    assert run(["create", *options]) == Exit.USAGE
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.out == ""
+    assert node.asked == []
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_refusal_has_its_exit_code_its_reason_and_a_next_step(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], code: ErrorCode
+) -> None:
+    node.answers["create"] = refuse(code, "it does not fit", "vgpuctl create --sm 20")
+    assert run(["create", "--sm", "30"]) == FOR_ERROR[code]
+    assert FOR_ERROR[code] != 0
+    assert capsys.readouterr().err == "vgpuctl: it does not fit\n  → vgpuctl create --sm 20\n"
+
+
+def test_without_a_node_it_says_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VGPU_RUNTIME_DIR", str(tmp_path))
+    for command in (["ls"], ["status"], ["create", "--sm", "30"], ["rm", "x"], ["gpu", "ls"], ["stop"]):
+        assert run(command) == Exit.NODE_DOWN, command
+        assert "vgpuctl serve" in capsys.readouterr().err
+    assert run(["exec", "x", "--", "true"]) == Exit.LAUNCH
+
+
+def test_a_mistyped_command_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["creat"]) == Exit.USAGE
+    assert "create" in capsys.readouterr().err
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_node(node: FakeNode) -> FakeNode:
+    vgpus = [
+        vgpu_reading(name="trainer"),
+        vgpu_reading(vgpu_id="vgpu-99887766", name="a" * 60, memory_limit_bytes=100 << 30, guarantee_ratio=0.12),
+        vgpu_reading(vgpu_id="vgpu-11111111", simulated=True, throttled=True, state="idle"),
+    ]
+    node.answers["list"] = lambda _: {"vgpus": [dump(vgpu) for vgpu in vgpus]}
+    node.answers["processes"] = lambda _: {"processes": [process_reading(), process_reading(pid=7, alive=False)]}
+    node.answers["gpus"] = lambda _: {"gpus": [dump(gpu_reading()), dump(gpu_reading(index=1, simulated=True))]}
+    node.answers["inspect"] = lambda _: {
+        "vgpu": dump(vgpus[0]),
+        "gpu": dump(gpu_reading()),
+        "processes": [process_reading()],
+        "notes": ["a note"],
+    }
+    return node
+
+
+def test_piped_tables_have_one_whole_row_each(full_node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["VGPU", "NAME", "GPU"]
+    assert [row.split()[0] for row in rows] == ["vgpu-0a1b2c3d", "vgpu-99887766", "vgpu-11111111"]
+    assert "a" * 60 in rows[1]
+    assert "1 (sim)" not in rows[0]
+    assert "0 (sim)" in rows[2]
+    assert "\x1b" not in "".join(rows)
+    assert run(["ps"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("/datasets/imagenet")
+
+
+def test_quiet_prints_ids_alone(full_node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls", "-q"]) == 0
+    assert capsys.readouterr().out.split() == ["vgpu-0a1b2c3d", "vgpu-99887766", "vgpu-11111111"]
+
+
+@pytest.mark.parametrize("command", ["ls", "ps", "gpu ls", "inspect trainer"])
+@pytest.mark.parametrize("columns", [80, 160])
+def test_tables_fit_a_terminal(
+    full_node: FakeNode, command: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run(command.split()) == 0
+    written = terminal.getvalue()
+    assert "\x1b[" in written
+    assert all(cell_len(Text.from_ansi(line).plain.rstrip()) <= columns for line in written.splitlines())
+
+
+@pytest.mark.parametrize("command", ["ls", "ps", "gpu ls", "inspect trainer"])
+def test_json_is_what_the_node_said(full_node: FakeNode, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert run([*command.split(), "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first = told["vgpu"] if command.startswith("inspect") else told[0]
+    assert first.get("vgpu_id", "vgpu-0a1b2c3d") == "vgpu-0a1b2c3d"
+
+
+# --- changes --------------------------------------------------------------------------------------------------------
+
+
+def test_set_sends_only_what_was_given(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["set"] = lambda _: dump(vgpu_reading())
+    assert run(["set", "trainer", "--sm", "50", "--no-burst"]) == 0
+    [asked] = node.asked
+    assert isinstance(asked, Set)
+    assert asked.vgpu == "trainer"
+    assert asked.changes.model_dump(exclude_none=True) == {"sm_percent": 50.0, "burst": False}
+    assert run(["set", "trainer"]) == Exit.USAGE
+
+
+def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["set-gpu"] = lambda _: dump(gpu_reading())
+    assert run(["gpu", "set", "0", "--mode", "temporal", "--quantum", "40ms"]) == 0
+    [asked] = node.asked
+    assert isinstance(asked, SetGpu)
+    assert (asked.gpu, asked.mode, asked.period_ns) == ("0", "temporal", 40_000_000)
+    assert run(["gpu", "set", "0"]) == Exit.USAGE
+    assert run(["gpu", "set", "0", "--quantum", "40"]) == Exit.USAGE
+
+
+def test_rm_removes_what_it_can_and_exits_with_the_worst(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(request: Remove) -> dict[str, Any]:
+        if request.vgpu == "busy":
+            raise VgpuError(ErrorCode.IN_USE, "busy has 1 process", "vgpuctl rm -f busy")
+        return dump(vgpu_reading(vgpu_id=request.vgpu))
+
+    node.answers["remove"] = answer
+    assert run(["rm", "vgpu-00000001", "busy", "vgpu-00000002"]) == Exit.REFUSED
+    said = capsys.readouterr()
+    assert said.out.split() == ["vgpu-00000001", "vgpu-00000002"]
+    assert "vgpuctl rm -f busy" in said.err
+    assert [request.force for request in node.asked] == [False] * 3
+    assert run(["rm", "-f", "vgpu-00000001"]) == 0
+    assert node.asked[-1].force
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+def vgpuctl(runtime_dir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: exec replaces it. The hook is switched off by a library that is only named like it."""
+    script = (
+        "import sys; from pathlib import Path; import client_hook.environment as e;"
+        "e.hook_to_preload = lambda: None; from vgpu.ctl.main import main; sys.exit(main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "VGPU_RUNTIME_DIR": str(runtime_dir), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_exec_runs_the_program_in_the_vgpu(full_node: FakeNode, tmp_path: Path) -> None:
+    done = vgpuctl(tmp_path, "exec", "trainer", "--", "sh", "-c", "echo $VGPU_ID --help; exit 42")
+    assert (done.stdout, done.returncode) == ("vgpu-0a1b2c3d --help\n", 42)
+    assert full_node.asked[0].vgpu == "trainer"
+
+
+def test_exec_takes_the_vgpu_from_the_environment(full_node: FakeNode, tmp_path: Path) -> None:
+    assert vgpuctl(tmp_path, "exec", "--", "true", VGPU_ID="vgpu-0a1b2c3d").returncode == 0
+    assert full_node.asked[0].vgpu == "vgpu-0a1b2c3d"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["exec", "x"], ["exec", "x", "ls"], ["exec", "x", "--"], ["run", "--sm", "30"], ["exec", "--", "ls"]]
+)
+def test_a_launch_that_cannot_begin_is_125(node: FakeNode, tmp_path: Path, arguments: list[str]) -> None:
+    done = vgpuctl(tmp_path, *arguments)
+    assert done.returncode == Exit.LAUNCH
+    assert "→ vgpuctl" in done.stderr
+    assert node.asked == []
+
+
+def test_run_makes_a_vgpu_and_removes_it_after(node: FakeNode, tmp_path: Path) -> None:
+    node.answers["create"] = lambda _: dump(vgpu_reading())
+    node.answers["remove"] = lambda _: dump(vgpu_reading())
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--mem", "1G", "--", "sh", "-c", "echo $VGPU_ID; kill -9 $$")
+    assert (done.stdout, done.returncode) == ("vgpu-0a1b2c3d\n", 137)
+    assert [request.op for request in node.asked] == ["create", "remove"]
+    assert node.asked[1].force
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
+def test_run_removes_the_vgpu_of_a_program_that_never_ran(
+    node: FakeNode, tmp_path: Path, program: str, code: int
+) -> None:
+    node.answers["create"] = lambda _: dump(vgpu_reading())
+    node.answers["remove"] = lambda _: dump(vgpu_reading())
+    assert vgpuctl(tmp_path, "run", "--sm", "30", "--", program).returncode == code
+    assert [request.op for request in node.asked] == ["create", "remove"]
+
+
+def test_run_that_is_refused_runs_nothing(node: FakeNode, tmp_path: Path) -> None:
+    node.answers["create"] = refuse(ErrorCode.NO_ROOM, "no room", "--sm 20 would fit")
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--", "echo", "ran")
+    assert (done.stdout, done.returncode) == ("", Exit.LAUNCH)
+
+
+# --- speed ----------------------------------------------------------------------------------------------------------
+
+
+def test_ls_imports_nothing_it_does_not_need(full_node: FakeNode, tmp_path: Path) -> None:
+    """What `vgpuctl ls` has 200 ms for; the modules named here cost 20 to 150 ms each."""
+    script = (
+        "import sys; from vgpu.ctl.main import run; code = run(['ls', '-o', 'json']); assert code == 0;"
+        "print(*[m for m in ('rich', 'trio', 'structlog', 'pynvml', 'psutil', 'asyncio', 'vgpu.demo.run',"
+        " 'client_hook.install') if m in sys.modules], file=sys.stderr)"
+    )
+    environment = os.environ | {"VGPU_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
