@@ -37,8 +37,8 @@ cdef extern void mem_release(Allocation* allocation) noexcept nogil
 
 # pools.pyx
 cdef extern CUresult mem_free_pooled(Allocation* allocation) noexcept nogil
+cdef extern void mem_trim_pools(Context* context) noexcept nogil
 cdef extern void mem_forget_pools(Context* context) noexcept nogil
 
 # vmm.pyx
-cdef extern bint mem_is_mapped(Allocation* allocation) noexcept nogil
 cdef extern void mem_forget_physical(Context* context) noexcept nogil

@@ -74,38 +74,58 @@ cdef bint on_device(uint64_t address) noexcept nogil:
     return found
 
 
-cdef CUresult submit(void* handle, Work* work, bint synchronous) noexcept nogil:
-    """Price a copy or fill, queue it, and wait for it if the call is a synchronous one."""
-    cdef Stream* stream
+cdef void touch_range(Work* work, uint64_t address, uint64_t size) noexcept nogil:
+    """Note every piece of device memory in a range."""
+    cdef Allocation* piece
+    cdef uint64_t end = address + size
+    while address < end:
+        drv_touch(&work.effect, address)
+        drv_lock()
+        piece = mem_find(address)
+        address = piece.address + piece.size if piece != NULL else end
+        drv_unlock()
+
+
+cdef bint crosses(Work* work) noexcept nogil:
+    """Whether a copy goes between host and device."""
+    return work.data == DATA_COPY and on_device(work.target) != on_device(work.source)
+
+
+cdef public CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil:
+    """Check the device sides of a copy or fill, and say what it costs."""
     cdef uint64_t size = work.width * work.height
-    cdef bint into, out
-    cdef CUresult result = drv_stream(handle, &stream)
-    if result == SUCCESS and synchronous:
-        result = drv_check_unsafe()
-    if result != SUCCESS or size == 0:
-        return result
-    into = on_device(work.target)
-    out = work.data == DATA_COPY and on_device(work.source)
-    if work.data == DATA_FILL and mem_check_range(work.target, work.width) != SUCCESS:
+    cdef bint into = on_device(work.target)
+    if (into or work.data == DATA_FILL) and mem_check_range(work.target, work.width) != SUCCESS:
         return INVALID_VALUE
-    if into and mem_check_range(work.target, work.width) != SUCCESS:
+    if work.data == DATA_COPY and on_device(work.source) and mem_check_range(work.source, work.width) != SUCCESS:
         return INVALID_VALUE
-    if out and mem_check_range(work.source, work.width) != SUCCESS:
-        return INVALID_VALUE
-    drv_touch(&work.effect, work.target)
+    touch_range(work, work.target, work.width)
     if work.data == DATA_COPY:
-        drv_touch(&work.effect, work.source)
-    if into == out or work.data == DATA_FILL:
+        touch_range(work, work.source, work.width)
+    if crosses(work):
+        work.kind = OP_COPY_IN if into else OP_COPY_OUT
+        work.ns = COPY_NS + size / stream.gpu.copy_bytes_per_ns
+    else:
         # Inside the device a copy reads and writes at the memory's speed, and takes few SMs.
         work.kind = OP_KERNEL
         work.sms = 16
         work.ns = COPY_NS + size * (2 if work.data == DATA_COPY else 1) / stream.gpu.memory_bytes_per_ns
-    else:
-        work.kind = OP_COPY_IN if into else OP_COPY_OUT
-        work.ns = COPY_NS + size / stream.gpu.copy_bytes_per_ns
-    result = drv_submit(stream, work)
+    return SUCCESS
+
+
+cdef CUresult submit(void* handle, Work* work, bint synchronous) noexcept nogil:
+    """Queue a copy or fill, and wait for it if the call is a synchronous one."""
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS and synchronous:
+        result = drv_check_unsafe()
+    if result != SUCCESS or work.width * work.height == 0:
+        return result
+    result = drv_price_copy(stream, work)
+    if result == SUCCESS:
+        result = drv_submit(stream, work)
     # Fills return before they are done; so do copies within the device.
-    if result == SUCCESS and synchronous and work.data == DATA_COPY and into != out:
+    if result == SUCCESS and synchronous and crosses(work):
         result = drv_synchronize(stream)
     return result
 

@@ -74,6 +74,7 @@ cdef enum:
     MARK_FUNCTION = 0x46554e31
     MARK_GRAPH = 0x47525031
     MARK_EXEC = 0x47524531
+    MARK_NODE = 0x4e4f4431
     MARK_POOL = 0x504f4f31
 
 # What its process has to do about an operation that the GPU has reached or finished.
@@ -134,6 +135,42 @@ cdef public struct Work:
     unsigned int shared_bytes
 
 
+# Nodes of a graph that something comes after.
+cdef public struct Frontier:
+    Node* node[32]
+    uint32_t count
+
+
+cdef public struct Node:
+    uint32_t mark
+    int type                # CUgraphNodeType
+    Graph* graph
+    Work work
+    Frontier needs
+    uint32_t needed_by      # nodes that depend on it
+    uint32_t order          # position in the graph; an exec runs nodes in an order that respects dependencies
+    Node* next
+
+
+cdef public struct Graph:
+    uint32_t mark
+    uint32_t count
+    Node* first
+    Node* last
+
+
+# One capture, begun in one stream and joined by others through events.
+cdef public struct Capture:
+    uint32_t id
+    int mode                # CUstreamCaptureMode
+    uint32_t thread
+    bint invalidated
+    bint foreign            # into a graph of the program's (cuStreamBeginCaptureToGraph)
+    Graph* graph
+    Stream* origin
+    Capture* next
+
+
 cdef public struct Device:
     SimGpu* gpu
     Context* primary
@@ -168,8 +205,8 @@ cdef public struct Stream:
     uint32_t generation
     uint32_t flags          # SimStreamFlags
     int priority
-    void* capture           # Capture this stream takes part in
-    uint32_t lane           # its number there
+    Capture* capture        # it takes part in
+    Frontier frontier       # nodes that its next one will depend on
     bint closing            # destroyed, but not yet drained
     Effect* effects         # ring parallel to the shared one
     Stream* next
@@ -187,9 +224,8 @@ cdef public struct Event:
     uint64_t count          # operations of that stream that must be done
     int64_t time_ns         # 0 until seen
     uint32_t pending        # records on their way; the memory is kept for them
-    void* capture           # recorded within this capture
-    uint64_t capture_id
-    uint32_t clock[32]      # how far each lane of the capture had come
+    Capture* capture        # recorded within this capture
+    Frontier frontier       # and after these nodes
     Event* next
 
 
@@ -250,6 +286,17 @@ cdef extern CUresult drv_capture_work(Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_capture_event(Stream* stream, Event* event) noexcept nogil
 cdef extern CUresult drv_capture_wait(Stream* stream, Event* event) noexcept nogil
 cdef extern CUresult drv_break_captures(Context* context) noexcept nogil
+
+# launch.pyx, copies.pyx
+cdef extern CUresult drv_price_kernel(
+    Function* function, const unsigned int* grid, const unsigned int* block, unsigned int shared_bytes,
+    void** parameters, void** extra, Stream* stream, Work* work) noexcept nogil
+cdef extern CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil
+
+# graphs.pyx
+cdef extern Graph* drv_new_graph() noexcept nogil
+cdef extern void drv_free_graph(Graph* graph) noexcept nogil
+cdef extern Node* drv_add_node(Graph* graph, Frontier* needs, Work* work, int type) noexcept nogil
 
 # memory.pyx
 cdef extern void drv_touch(Effect* effect, uint64_t address) noexcept nogil

@@ -60,8 +60,9 @@ cdef void read_parameters(Function* function, void** parameters, void** extra, S
             drv_touch(&work.effect, terms.parameter[i])
 
 
-cdef CUresult describe(Function* function, unsigned int* grid, unsigned int* block, unsigned int shared_bytes,
-                       void** parameters, void** extra, Stream* stream, Work* work) noexcept nogil:
+cdef public CUresult drv_price_kernel(Function* function, const unsigned int* grid, const unsigned int* block,
+                                      unsigned int shared_bytes, void** parameters, void** extra, Stream* stream,
+                                      Work* work) noexcept nogil:
     """Make a launch into a piece of work, or say what is wrong with it."""
     cdef SimTerms terms
     cdef double value
@@ -101,7 +102,7 @@ cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block
     cdef Work work
     cdef CUresult result = drv_stream(handle, &stream)
     if result == SUCCESS:
-        result = describe(function, grid, block, shared_bytes, parameters, extra, stream, &work)
+        result = drv_price_kernel(function, grid, block, shared_bytes, parameters, extra, stream, &work)
     return drv_submit(stream, &work) if result == SUCCESS else result
 
 
@@ -148,7 +149,18 @@ cdef public CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* func
     return launch(function, c.grid, c.block, c.shared_bytes, c.stream, parameters, extra)
 
 
-cdef public CUresult cuLaunchHostFunc(void* handle, void* function, void* user) noexcept nogil:
+cdef public CUresult cuLaunchKernelEx_ptsz(const LaunchConfig* config, Function* function, void** parameters,
+                                           void** extra) noexcept nogil:
+    cdef LaunchConfig own
+    if config == NULL:
+        return INVALID_VALUE
+    own = config[0]
+    if own.stream == NULL:
+        own.stream = <void*>2
+    return cuLaunchKernelEx(&own, function, parameters, extra)
+
+
+cdef CUresult launch_host(void* handle, void* function, void* user, bint callback) noexcept nogil:
     cdef Stream* stream
     cdef Work work
     cdef CUresult result = drv_stream(handle, &stream)
@@ -161,4 +173,14 @@ cdef public CUresult cuLaunchHostFunc(void* handle, void* function, void* user) 
     work.effect.kind = EFFECT_HOST
     work.effect.function = function
     work.effect.address = <uint64_t>user
+    work.effect.flags = callback
+    work.effect.value = <uint64_t>handle
     return drv_submit(stream, &work)
+
+
+cdef public CUresult cuLaunchHostFunc(void* stream, void* function, void* user) noexcept nogil:
+    return launch_host(stream, function, user, False)
+
+
+cdef public CUresult cuStreamAddCallback(void* stream, void* function, void* user, unsigned int flags) noexcept nogil:
+    return launch_host(stream, function, user, True)

@@ -1,16 +1,344 @@
-"""Memory pools (interim)."""
+"""Stream-ordered allocation: pools that keep what was freed until they are trimmed or a synchronisation lets it go.
 
-from cython_ext.sim.cuda.driver cimport Context, CUresult, NOT_SUPPORTED
-from cython_ext.sim.cuda.allocations cimport Allocation
+A pool takes memory from the GPU in steps of 32 MiB (its *reserved* memory) and hands it out (its *used* memory).
+Memory freed in a stream is reusable at once: contents change at submission here, so no order can be violated.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc
+from libc.string cimport memset
+
+from cython_ext.sim.cuda.allocations cimport (
+    Allocation, BACKING_POOL, mem_add, mem_at, mem_charge, mem_discharge, mem_find, mem_remove,
+)
+from cython_ext.sim.cuda.driver cimport (
+    Context, CUresult, Device, INVALID_DEVICE, INVALID_VALUE, MARK_POOL, NOT_PERMITTED, NOT_SUPPORTED,
+    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_begin, drv_device, drv_end, drv_stream, drv_submit,
+)
+from cython_ext.sim.share cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
+)
+from cython_ext.sim.state cimport OP_MARK
+
+cdef enum:
+    PAGE = 4096
+    UNIT = 512
+    STEP = 32 << 20
+    ATTRIBUTE_RELEASE_THRESHOLD = 4
+    ATTRIBUTE_RESERVED = 5
+    ATTRIBUTE_RESERVED_HIGH = 6
+    ATTRIBUTE_USED = 7
+    ATTRIBUTE_USED_HIGH = 8
+
+cdef public struct Pool:
+    uint32_t mark
+    int device
+    bint is_default
+    Context* context        # pays for what is reserved
+    uint64_t reserved_bytes
+    uint64_t used_bytes
+    uint64_t reserved_high_bytes
+    uint64_t used_high_bytes
+    uint64_t threshold_bytes    # kept at a synchronisation
+    uint64_t most_bytes         # 0: no limit of its own
+    int reuse[4]
+    Pool* next
+
+cdef Pool* pools
+
+
+cdef uint64_t rounded(uint64_t size, uint64_t unit) noexcept nogil:
+    return (size + unit - 1) / unit * unit
+
+
+cdef Pool* new_pool(int device, bint is_default) noexcept nogil:
+    global pools
+    cdef Pool* pool = <Pool*>calloc(1, sizeof(Pool))
+    if pool == NULL:
+        return NULL
+    pool.mark = MARK_POOL
+    pool.device = device
+    pool.is_default = is_default
+    pool.reuse[1] = pool.reuse[2] = pool.reuse[3] = 1
+    pool.next = pools
+    pools = pool
+    return pool
+
+
+cdef Pool* default_pool(int index) noexcept nogil:
+    cdef Device* device = drv_device(index)
+    if device != NULL and device.default_pool == NULL:
+        device.default_pool = new_pool(index, True)
+    return <Pool*>device.default_pool if device != NULL else NULL
+
+
+cdef Pool* current_pool(int index) noexcept nogil:
+    cdef Device* device = drv_device(index)
+    if device != NULL and device.pool == NULL:
+        device.pool = default_pool(index)
+    return <Pool*>device.pool if device != NULL else NULL
+
+
+cdef bint is_pool(Pool* pool) noexcept nogil:
+    return pool != NULL and pool.mark == MARK_POOL
+
+
+# -- taking from and giving back to the GPU (under the locks)
+
+cdef bint grow(Pool* pool, Context* context, uint64_t size) noexcept nogil:
+    cdef uint64_t missing
+    if pool.context == NULL:
+        pool.context = context
+    if pool.used_bytes + size > pool.reserved_bytes:
+        missing = rounded(pool.used_bytes + size - pool.reserved_bytes, STEP)
+        if pool.most_bytes and pool.reserved_bytes + missing > pool.most_bytes:
+            return False
+        if not mem_charge(pool.context, missing):
+            return False
+        pool.reserved_bytes += missing
+        pool.reserved_high_bytes = max(pool.reserved_high_bytes, pool.reserved_bytes)
+    pool.used_bytes += size
+    pool.used_high_bytes = max(pool.used_high_bytes, pool.used_bytes)
+    return True
+
+
+cdef void trim(Pool* pool, uint64_t keep) noexcept nogil:
+    cdef uint64_t target = max(rounded(pool.used_bytes, STEP), keep)
+    if pool.context != NULL and pool.reserved_bytes > target:
+        mem_discharge(pool.context, pool.reserved_bytes - target)
+        pool.reserved_bytes = target
+
+
+cdef public void mem_trim_pools(Context* context) noexcept nogil:
+    """At a synchronisation pools let go of what is beyond their threshold."""
+    cdef Pool* pool = pools
+    if pool == NULL:
+        return
+    drv_begin(context)
+    while pool != NULL:
+        if pool.context == context:
+            trim(pool, pool.threshold_bytes)
+        pool = pool.next
+    drv_end(context)
 
 
 cdef public CUresult mem_free_pooled(Allocation* allocation) noexcept nogil:
-    return NOT_SUPPORTED
+    (<Pool*>allocation.owner).used_bytes -= rounded(allocation.size, UNIT)
+    munmap(<void*>allocation.address, allocation.mapped)
+    mem_remove(allocation)
+    return SUCCESS
 
 
 cdef public void mem_forget_pools(Context* context) noexcept nogil:
-    pass
+    """The context that pays for a pool is gone, and with it the pool's memory."""
+    cdef Pool* pool = pools
+    cdef Allocation* allocation
+    cdef uint32_t i = 0
+    while mem_at(i) != NULL:
+        allocation = mem_at(i)
+        if allocation.backing == BACKING_POOL and (<Pool*>allocation.owner).context == context:
+            mem_free_pooled(allocation)
+        else:
+            i += 1
+    while pool != NULL:
+        if pool.context == context:
+            pool.context = NULL
+            pool.reserved_bytes = pool.used_bytes = 0
+        pool = pool.next
 
 
-cdef public void mem_forget_physical(Context* context) noexcept nogil:
-    pass
+# -- allocation
+
+cdef CUresult allocate(uint64_t* address, uint64_t size, Pool* pool, void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef Allocation allocation
+    cdef void* memory = NULL
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if pool == NULL:
+        pool = current_pool(stream.context.device)
+    if size == 0 or not is_pool(pool):
+        return INVALID_VALUE
+    if stream.capture != NULL:
+        return NOT_SUPPORTED  # memory nodes of graphs are not simulated
+    result = drv_begin(stream.context)
+    if result == SUCCESS and not grow(pool, stream.context, rounded(size, UNIT)):
+        result = OUT_OF_MEMORY
+    if result == SUCCESS:
+        memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if memory == MAP_FAILED:
+            pool.used_bytes -= rounded(size, UNIT)
+            result = OUT_OF_MEMORY
+    if result == SUCCESS:
+        memset(&allocation, 0, sizeof(Allocation))
+        allocation.address = <uint64_t>memory
+        allocation.size = size
+        allocation.mapped = rounded(size, PAGE)
+        allocation.context = stream.context
+        allocation.backing = BACKING_POOL
+        allocation.owner = pool
+        allocation.accessible = True
+        mem_add(&allocation)
+        address[0] = allocation.address
+    drv_end(stream.context)
+    if result == SUCCESS:
+        memset(&work, 0, sizeof(Work))
+        work.kind = OP_MARK
+        result = drv_submit(stream, &work)
+    return result
+
+
+cdef public CUresult cuMemAllocAsync(uint64_t* address, size_t size, void* stream) noexcept nogil:
+    return allocate(address, size, NULL, stream)
+
+
+cdef public CUresult cuMemAllocFromPoolAsync(uint64_t* address, size_t size, Pool* pool, void* stream) noexcept nogil:
+    return allocate(address, size, pool, stream) if is_pool(pool) else INVALID_VALUE
+
+
+cdef public CUresult cuMemFreeAsync(uint64_t address, void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef Allocation* allocation
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result != SUCCESS:
+        return result
+    if stream.capture != NULL:
+        return NOT_SUPPORTED
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_MARK
+    result = drv_submit(stream, &work)
+    if result != SUCCESS:
+        return result
+    drv_begin(stream.context)
+    allocation = mem_find(address)
+    if allocation == NULL or allocation.address != address or allocation.backing != BACKING_POOL:
+        result = INVALID_VALUE
+    else:
+        result = mem_free_pooled(allocation)
+    drv_end(stream.context)
+    return result
+
+
+# -- pools
+
+cdef public struct PoolProperties:
+    int type
+    int handle_types
+    int location_type
+    int location
+    void* security
+    size_t most_bytes
+    unsigned short usage
+    unsigned char reserved[54]
+
+
+cdef public CUresult cuMemPoolCreate(Pool** out, const PoolProperties* properties) noexcept nogil:
+    if properties.type != 1 or properties.location_type != 1:
+        return INVALID_VALUE
+    if drv_device(properties.location) == NULL:
+        return INVALID_DEVICE
+    out[0] = new_pool(properties.location, False)
+    if out[0] == NULL:
+        return OUT_OF_MEMORY
+    out[0].most_bytes = properties.most_bytes
+    return SUCCESS
+
+
+cdef public CUresult cuMemPoolDestroy(Pool* pool) noexcept nogil:
+    """What is still allocated stays until it is freed; nothing more is handed out."""
+    cdef Device* device
+    if not is_pool(pool):
+        return INVALID_VALUE
+    if pool.is_default:
+        return NOT_PERMITTED
+    device = drv_device(pool.device)
+    if device.pool == pool:
+        device.pool = default_pool(pool.device)
+    if pool.context != NULL:
+        drv_begin(pool.context)
+        trim(pool, 0)
+        drv_end(pool.context)
+    pool.mark = 0
+    pool.threshold_bytes = 0
+    return SUCCESS
+
+
+cdef public CUresult cuDeviceGetDefaultMemPool(Pool** out, int device) noexcept nogil:
+    out[0] = default_pool(device)
+    return SUCCESS if out[0] != NULL else INVALID_DEVICE
+
+
+cdef public CUresult cuDeviceGetMemPool(Pool** out, int device) noexcept nogil:
+    out[0] = current_pool(device)
+    return SUCCESS if out[0] != NULL else INVALID_DEVICE
+
+
+cdef public CUresult cuDeviceSetMemPool(int device, Pool* pool) noexcept nogil:
+    if drv_device(device) == NULL:
+        return INVALID_DEVICE
+    if not is_pool(pool) or pool.device != device:
+        return INVALID_VALUE
+    drv_device(device).pool = pool
+    return SUCCESS
+
+
+cdef public CUresult cuMemPoolTrimTo(Pool* pool, size_t keep) noexcept nogil:
+    if not is_pool(pool):
+        return INVALID_VALUE
+    if pool.context != NULL:
+        drv_begin(pool.context)
+        trim(pool, keep)
+        drv_end(pool.context)
+    return SUCCESS
+
+
+cdef public CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) noexcept nogil:
+    cdef uint64_t* wide = <uint64_t*>value
+    if not is_pool(pool) or not 1 <= attribute <= ATTRIBUTE_USED_HIGH:
+        return INVALID_VALUE
+    if attribute < ATTRIBUTE_RELEASE_THRESHOLD:
+        (<int*>value)[0] = pool.reuse[attribute]
+    elif attribute == ATTRIBUTE_RELEASE_THRESHOLD:
+        wide[0] = pool.threshold_bytes
+    elif attribute == ATTRIBUTE_RESERVED:
+        wide[0] = pool.reserved_bytes
+    elif attribute == ATTRIBUTE_RESERVED_HIGH:
+        wide[0] = pool.reserved_high_bytes
+    elif attribute == ATTRIBUTE_USED:
+        wide[0] = pool.used_bytes
+    else:
+        wide[0] = pool.used_high_bytes
+    return SUCCESS
+
+
+cdef public CUresult cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) noexcept nogil:
+    """High-water marks can only be reset to zero, as documented."""
+    if not is_pool(pool):
+        return INVALID_VALUE
+    if 1 <= attribute < ATTRIBUTE_RELEASE_THRESHOLD:
+        pool.reuse[attribute] = (<int*>value)[0]
+    elif attribute == ATTRIBUTE_RELEASE_THRESHOLD:
+        pool.threshold_bytes = (<uint64_t*>value)[0]
+    elif (<uint64_t*>value)[0] != 0:
+        return INVALID_VALUE
+    elif attribute == ATTRIBUTE_RESERVED_HIGH:
+        pool.reserved_high_bytes = pool.reserved_bytes
+    elif attribute == ATTRIBUTE_USED_HIGH:
+        pool.used_high_bytes = pool.used_bytes
+    else:
+        return INVALID_VALUE
+    return SUCCESS
+
+
+cdef public CUresult cuMemPoolSetAccess(Pool* pool, const void* accesses, size_t count) noexcept nogil:
+    return SUCCESS if is_pool(pool) else INVALID_VALUE
+
+
+cdef public CUresult cuMemPoolGetAccess(int* flags, Pool* pool, int* location) noexcept nogil:
+    """Every GPU of a simulated node reaches all of its memory."""
+    flags[0] = 3
+    return SUCCESS if is_pool(pool) else INVALID_VALUE

@@ -45,10 +45,13 @@ cdef enum:
 
 ctypedef volatile uint64_t volatile_u64
 ctypedef void (*HostFunction)(void* user) noexcept nogil
+ctypedef void (*Callback)(void* stream, int status, void* user) noexcept nogil
 
 cdef struct HostCall:
-    HostFunction function
+    void* function
     void* user
+    bint callback           # of cuStreamAddCallback: it is told the stream and the result
+    void* handle
     Stream* stream
     uint32_t generation
     uint64_t ordinal
@@ -298,7 +301,9 @@ cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
                 if op.kind != OP_EXTERNAL or op.released or sim_held_back(gpu, stream.slot, op):
                     break
                 if effect.kind == EFFECT_HOST and calls != NULL and called < HOST_BATCH:
-                    calls[called].function = <HostFunction>effect.function
+                    calls[called].function = effect.function
+                    calls[called].callback = effect.flags
+                    calls[called].handle = <void*>effect.value
                     calls[called].user = <void*>effect.address
                     calls[called].stream = stream
                     calls[called].generation = stream.generation
@@ -379,7 +384,10 @@ cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
 
 cdef void call_host(SimGpu* gpu, HostCall* call) noexcept nogil:
     cdef Stream* stream = call.stream
-    call.function(call.user)
+    if call.callback:
+        (<Callback>call.function)(call.handle, SUCCESS, call.user)
+    else:
+        (<HostFunction>call.function)(call.user)
     enter(gpu)
     if stream.generation == call.generation and gpu.streams[stream.slot].head == call.ordinal:
         sim_op(gpu, stream.slot, call.ordinal).released = 1

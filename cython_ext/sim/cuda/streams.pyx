@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc
 from libc.string cimport memset
 
 from cython_ext.native cimport now_ns
+from cython_ext.sim.cuda.allocations cimport mem_trim_pools
 from cython_ext.sim.cuda.driver cimport (
     CAPTURED_EVENT, CAPTURE_UNSUPPORTED, Context, CUresult, EFFECT_EVENT, EFFECT_HOST, EFFECT_NONE, EFFECT_REMOTE,
     EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, MARK_CONTEXT,
@@ -183,7 +184,19 @@ cdef CUresult drv_synchronize_blocking(Context* context) noexcept nogil:
 
 cdef public CUresult drv_synchronize_context(Context* context) noexcept nogil:
     cdef CUresult result = drv_check_unsafe()
-    return synchronize_all(context, False) if result == SUCCESS else result
+    if result == SUCCESS:
+        result = synchronize_all(context, False)
+    if result == SUCCESS:
+        mem_trim_pools(context)
+    return result
+
+
+cdef CUresult check_not_capturing(Stream* stream) noexcept nogil:
+    """Asking a capturing stream whether it is done breaks its capture."""
+    if stream.capture != NULL:
+        stream.capture.invalidated = True
+        return CAPTURE_UNSUPPORTED
+    return drv_check_unsafe()
 
 
 # -- streams
@@ -222,7 +235,7 @@ cdef public CUresult cuStreamQuery(void* handle) noexcept nogil:
     cdef bint done
     cdef CUresult result = drv_stream(handle, &stream)
     if result == SUCCESS:
-        result = CAPTURE_UNSUPPORTED if stream.capture != NULL else drv_check_unsafe()
+        result = check_not_capturing(stream)
     if result != SUCCESS:
         return result
     result = drv_begin(stream.context)
@@ -235,9 +248,12 @@ cdef public CUresult cuStreamSynchronize(void* handle) noexcept nogil:
     cdef Stream* stream
     cdef CUresult result = drv_stream(handle, &stream)
     if result == SUCCESS:
-        result = CAPTURE_UNSUPPORTED if stream.capture != NULL else drv_check_unsafe()
-    return drv_synchronize(stream) if result == SUCCESS else result
-
+        result = check_not_capturing(stream)
+    if result == SUCCESS:
+        result = drv_synchronize(stream)
+    if result == SUCCESS:
+        mem_trim_pools(stream.context)
+    return result
 
 cdef public CUresult cuStreamGetPriority(void* handle, int* priority) noexcept nogil:
     cdef Stream* stream
@@ -351,6 +367,30 @@ cdef public CUresult cuStreamWaitValue64_v2(void* stream, uint64_t address, uint
 cdef public CUresult cuStreamWriteValue64_v2(void* stream, uint64_t address, uint64_t value,
                                              unsigned int flags) noexcept nogil:
     return word_operation(stream, address, value, flags, EFFECT_WRITE, True)
+
+
+# One entry of a batch: operation (1 wait, 2 write 32 bits; 4 wait, 5 write 64 bits), address, value, flags.
+cdef public struct WordOperation:
+    int operation
+    uint64_t address
+    uint64_t value
+    unsigned int flags
+    uint64_t rest[2]
+
+
+cdef public CUresult cuStreamBatchMemOp_v2(void* stream, unsigned int count, WordOperation* operations,
+                                           unsigned int flags) noexcept nogil:
+    cdef unsigned int i
+    cdef WordOperation* o
+    cdef CUresult result = SUCCESS
+    for i in range(count):
+        o = &operations[i]
+        if o.operation in (1, 2, 4, 5) and result == SUCCESS:
+            result = word_operation(stream, o.address, o.value, o.flags,
+                                    EFFECT_WAIT if o.operation in (1, 4) else EFFECT_WRITE, o.operation >= 4)
+        elif o.operation not in (3, 6):  # flushes and barriers: memory is coherent here
+            result = INVALID_VALUE if result == SUCCESS else result
+    return result
 
 
 # -- events

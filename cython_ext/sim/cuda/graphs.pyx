@@ -1,0 +1,449 @@
+"""Graphs: nodes with dependencies, made executable as one sequence that respects them, and launched as a whole.
+
+The hardware runs independent branches at the same time; here they follow each other in the launching stream. Their
+sum of work and their order are right, their overlap is not modelled.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from cython_ext.sim.cuda.driver cimport (
+    Context, CUresult, DATA_COPY, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph,
+    INVALID_HANDLE, INVALID_VALUE, MARK_EVENT, MARK_EXEC, MARK_FUNCTION, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY,
+    SUCCESS, Stream, Work, drv_capture_work, drv_current_context, drv_enqueue, drv_move_data, drv_price_copy,
+    drv_price_kernel, drv_ready, drv_stream,
+)
+from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
+
+cdef enum:
+    NODE_KERNEL = 0
+    NODE_FILL = 2
+    NODE_HOST = 3
+    NODE_EMPTY = 5
+    NODE_RECORD_EVENT = 7
+
+cdef public struct Exec:
+    uint32_t mark
+    uint32_t count
+    unsigned long long flags
+    Work* work
+    int* type
+
+
+# -- building
+
+cdef public Graph* drv_new_graph() noexcept nogil:
+    cdef Graph* graph = <Graph*>calloc(1, sizeof(Graph))
+    if graph != NULL:
+        graph.mark = MARK_GRAPH
+    return graph
+
+
+cdef public void drv_free_graph(Graph* graph) noexcept nogil:
+    cdef Node* node = graph.first
+    cdef Node* following
+    while node != NULL:
+        following = node.next
+        node.mark = 0
+        free(node)
+        node = following
+    graph.mark = 0
+    free(graph)
+
+
+cdef public Node* drv_add_node(Graph* graph, Frontier* needs, Work* work, int type) noexcept nogil:
+    """A node behind those of `needs`, which are of the same graph: so creation order respects dependencies."""
+    cdef Node* node = <Node*>calloc(1, sizeof(Node))
+    cdef uint32_t i
+    if node == NULL:
+        return NULL
+    node.mark = MARK_NODE
+    node.type = type
+    node.graph = graph
+    node.work = work[0]
+    node.needs = needs[0]
+    node.order = graph.count
+    for i in range(needs.count):
+        needs.node[i].needed_by += 1
+    if graph.last != NULL:
+        graph.last.next = node
+    else:
+        graph.first = node
+    graph.last = node
+    graph.count += 1
+    return node
+
+
+cdef CUresult is_graph(Graph* graph) noexcept nogil:
+    return SUCCESS if graph != NULL and graph.mark == MARK_GRAPH else INVALID_VALUE
+
+
+cdef CUresult add(Node** out, Graph* graph, Node** dependencies, size_t count, Work* work, int type) noexcept nogil:
+    cdef Frontier needs
+    cdef size_t i
+    if is_graph(graph) != SUCCESS or count > 32:
+        return INVALID_VALUE
+    needs.count = <uint32_t>count
+    for i in range(count):
+        if dependencies[i] == NULL or dependencies[i].mark != MARK_NODE or dependencies[i].graph != graph:
+            return INVALID_VALUE
+        needs.node[i] = dependencies[i]
+    out[0] = drv_add_node(graph, &needs, work, type)
+    return SUCCESS if out[0] != NULL else OUT_OF_MEMORY
+
+
+cdef public CUresult cuGraphCreate(Graph** out, unsigned int flags) noexcept nogil:
+    cdef CUresult result = drv_ready()
+    if result == SUCCESS:
+        out[0] = drv_new_graph()
+        result = SUCCESS if out[0] != NULL else OUT_OF_MEMORY
+    return result
+
+
+cdef public CUresult cuGraphDestroy(Graph* graph) noexcept nogil:
+    cdef CUresult result = is_graph(graph)
+    if result == SUCCESS:
+        drv_free_graph(graph)
+    return result
+
+
+cdef public struct KernelNodeParams:
+    Function* function
+    unsigned int grid[3]
+    unsigned int block[3]
+    unsigned int shared_bytes
+    void** parameters
+    void** extra
+    Function* kernel
+    Context* context
+
+
+cdef public CUresult cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                             const KernelNodeParams* p) noexcept nogil:
+    cdef Context* context
+    cdef Work work
+    cdef Function* function = p.function if p.function != NULL else p.kernel
+    cdef CUresult result = drv_current_context(&context)
+    if result == SUCCESS:
+        result = drv_price_kernel(function, p.grid, p.block, p.shared_bytes, p.parameters, p.extra, context.legacy,
+                                  &work)
+    return add(out, graph, dependencies, count, &work, NODE_KERNEL) if result == SUCCESS else result
+
+
+cdef public CUresult cuGraphAddEmptyNode(Node** out, Graph* graph, Node** dependencies, size_t count) noexcept nogil:
+    cdef Work work
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_MARK
+    return add(out, graph, dependencies, count, &work, NODE_EMPTY)
+
+
+cdef public struct HostNodeParams:
+    void* function
+    void* user
+
+
+cdef public CUresult cuGraphAddHostNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                        const HostNodeParams* p) noexcept nogil:
+    cdef Work work
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_EXTERNAL
+    work.effect.kind = EFFECT_HOST
+    work.effect.function = p.function
+    work.effect.address = <uint64_t>p.user
+    return add(out, graph, dependencies, count, &work, NODE_HOST)
+
+
+cdef public CUresult cuGraphAddEventRecordNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                               Event* event) noexcept nogil:
+    cdef Work work
+    if event == NULL or event.mark != MARK_EVENT:
+        return INVALID_HANDLE
+    memset(&work, 0, sizeof(Work))
+    work.kind = OP_MARK
+    work.effect.kind = EFFECT_EVENT
+    work.effect.event = event
+    return add(out, graph, dependencies, count, &work, NODE_RECORD_EVENT)
+
+
+cdef public struct FillNodeParams:
+    uint64_t target
+    size_t pitch
+    unsigned int value
+    unsigned int element_bytes
+    size_t width
+    size_t height
+
+
+cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                          const FillNodeParams* p, Context* context) noexcept nogil:
+    cdef Context* current
+    cdef Work work
+    cdef CUresult result = drv_current_context(&current)
+    if result != SUCCESS:
+        return result
+    if p.element_bytes not in (1, 2, 4):
+        return INVALID_VALUE
+    memset(&work, 0, sizeof(Work))
+    work.data = DATA_FILL
+    work.target = p.target
+    work.target_pitch = p.pitch
+    work.width = p.width * p.element_bytes
+    work.height = p.height
+    work.fill = p.value
+    work.fill_bytes = p.element_bytes
+    result = drv_price_copy(current.legacy, &work)
+    return add(out, graph, dependencies, count, &work, NODE_FILL) if result == SUCCESS else result
+
+
+cdef public CUresult cuGraphAddChildGraphNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                              Graph* child) noexcept nogil:
+    """The child's nodes are put in its place."""
+    cdef Node* node
+    cdef Frontier needs
+    cdef CUresult result = cuGraphAddEmptyNode(out, graph, dependencies, count)
+    if result == SUCCESS:
+        result = is_graph(child)
+    if result != SUCCESS:
+        return result
+    needs.node[0] = out[0]
+    needs.count = 1
+    node = child.first
+    while node != NULL:
+        needs.node[0] = drv_add_node(graph, &needs, &node.work, node.type)
+        if needs.node[0] == NULL:
+            return OUT_OF_MEMORY
+        node = node.next
+    out[0] = needs.node[0]
+    return SUCCESS
+
+
+cdef public CUresult cuGraphAddDependencies_v2(Graph* graph, Node** before, Node** after, void* edges,
+                                               size_t count) noexcept nogil:
+    """Only from older to newer nodes: creation order is the order of execution."""
+    cdef size_t i
+    for i in range(count):
+        if before[i].order >= after[i].order or after[i].needs.count == 32:
+            return INVALID_VALUE
+        after[i].needs.node[after[i].needs.count] = before[i]
+        after[i].needs.count += 1
+        before[i].needed_by += 1
+    return SUCCESS
+
+
+cdef public CUresult cuGraphAddDependencies(Graph* graph, Node** before, Node** after, size_t count) noexcept nogil:
+    return cuGraphAddDependencies_v2(graph, before, after, NULL, count)
+
+
+cdef public CUresult cuGraphClone(Graph** out, Graph* graph) noexcept nogil:
+    cdef Node* node
+    cdef Node** copies
+    cdef Frontier needs
+    cdef uint32_t i
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    out[0] = drv_new_graph()
+    copies = <Node**>calloc(graph.count + 1, sizeof(Node*))
+    node = graph.first
+    while node != NULL:
+        needs.count = node.needs.count
+        for i in range(needs.count):
+            needs.node[i] = copies[node.needs.node[i].order]
+        copies[node.order] = drv_add_node(out[0], &needs, &node.work, node.type)
+        node = node.next
+    free(copies)
+    return SUCCESS
+
+
+# -- looking
+
+cdef public CUresult cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) noexcept nogil:
+    cdef Node* node
+    cdef size_t i = 0, room
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    room = count[0]
+    count[0] = graph.count
+    if nodes == NULL:
+        return SUCCESS
+    node = graph.first
+    for i in range(room):
+        nodes[i] = node
+        node = node.next if node != NULL else NULL
+    count[0] = min(room, <size_t>graph.count)
+    return SUCCESS
+
+
+cdef public CUresult cuGraphGetRootNodes(Graph* graph, Node** nodes, size_t* count) noexcept nogil:
+    cdef Node* node
+    cdef size_t found = 0
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    node = graph.first
+    while node != NULL:
+        if node.needs.count == 0:
+            if nodes != NULL and found < count[0]:
+                nodes[found] = node
+            found += 1
+        node = node.next
+    count[0] = found if nodes == NULL else min(found, count[0])
+    return SUCCESS
+
+
+cdef public CUresult cuGraphGetEdges_v2(Graph* graph, Node** before, Node** after, void* edges,
+                                        size_t* count) noexcept nogil:
+    cdef Node* node
+    cdef size_t found = 0
+    cdef uint32_t i
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    node = graph.first
+    while node != NULL:
+        for i in range(node.needs.count):
+            if before != NULL and found < count[0]:
+                before[found] = node.needs.node[i]
+                after[found] = node
+            found += 1
+        node = node.next
+    count[0] = found if before == NULL else min(found, count[0])
+    return SUCCESS
+
+
+cdef public CUresult cuGraphGetEdges(Graph* graph, Node** before, Node** after, size_t* count) noexcept nogil:
+    return cuGraphGetEdges_v2(graph, before, after, NULL, count)
+
+
+cdef public CUresult cuGraphNodeGetType(Node* node, int* type) noexcept nogil:
+    if node == NULL or node.mark != MARK_NODE:
+        return INVALID_VALUE
+    type[0] = node.type
+    return SUCCESS
+
+
+cdef public CUresult cuGraphKernelNodeGetParams_v2(Node* node, KernelNodeParams* p) noexcept nogil:
+    """Everything but the parameters' values, which are not kept."""
+    if node == NULL or node.mark != MARK_NODE or node.type != NODE_KERNEL:
+        return INVALID_VALUE
+    memset(p, 0, sizeof(KernelNodeParams))
+    p.function = node.work.function
+    memcpy(p.grid, node.work.grid, 12)
+    memcpy(p.block, node.work.block, 12)
+    p.shared_bytes = node.work.shared_bytes
+    return SUCCESS
+
+
+# -- executing
+
+cdef public CUresult cuGraphInstantiateWithFlags(Exec** out, Graph* graph, unsigned long long flags) noexcept nogil:
+    cdef Exec* executable
+    cdef Node* node
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    executable = <Exec*>calloc(1, sizeof(Exec))
+    executable.mark = MARK_EXEC
+    executable.flags = flags
+    executable.work = <Work*>calloc(graph.count + 1, sizeof(Work))
+    executable.type = <int*>calloc(graph.count + 1, sizeof(int))
+    node = graph.first
+    while node != NULL:
+        executable.work[executable.count] = node.work
+        executable.type[executable.count] = node.type
+        executable.count += 1
+        node = node.next
+    out[0] = executable
+    return SUCCESS
+
+
+cdef public CUresult cuGraphInstantiate_v2(Exec** out, Graph* graph, Node** wrong, char* log,
+                                           size_t size) noexcept nogil:
+    return cuGraphInstantiateWithFlags(out, graph, 0)
+
+
+cdef public CUresult cuGraphInstantiate(Exec** out, Graph* graph, Node** wrong, char* log, size_t size) noexcept nogil:
+    return cuGraphInstantiateWithFlags(out, graph, 0)
+
+
+cdef public struct InstantiateParams:
+    uint64_t flags
+    void* upload_stream
+    Node* wrong
+    int result
+
+
+cdef public CUresult cuGraphInstantiateWithParams(Exec** out, Graph* graph, InstantiateParams* p) noexcept nogil:
+    p.wrong = NULL
+    p.result = 0
+    return cuGraphInstantiateWithFlags(out, graph, p.flags)
+
+
+cdef CUresult is_exec(Exec* executable) noexcept nogil:
+    return SUCCESS if executable != NULL and executable.mark == MARK_EXEC else INVALID_VALUE
+
+
+cdef public CUresult cuGraphExecGetFlags(Exec* executable, uint64_t* flags) noexcept nogil:
+    if is_exec(executable) != SUCCESS:
+        return INVALID_VALUE
+    flags[0] = executable.flags
+    return SUCCESS
+
+
+cdef public CUresult cuGraphUpload(Exec* executable, void* stream) noexcept nogil:
+    return is_exec(executable)
+
+
+cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef uint32_t i
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = is_exec(executable)
+    for i in range(executable.count if result == SUCCESS else 0):
+        work = executable.work[i]
+        if stream.capture != NULL:
+            result = drv_capture_work(stream, &work)
+        else:
+            if work.data:
+                drv_move_data(&work)
+            result = drv_enqueue(stream, &work)
+        if result != SUCCESS:
+            break
+    return result
+
+
+cdef public CUresult cuGraphExecDestroy(Exec* executable) noexcept nogil:
+    if is_exec(executable) != SUCCESS:
+        return INVALID_VALUE
+    executable.mark = 0
+    free(executable.work)
+    free(executable.type)
+    free(executable)
+    return SUCCESS
+
+
+cdef public struct UpdateInfo:
+    int result
+    Node* wrong
+    Node* wrong_from
+
+
+cdef public CUresult cuGraphExecUpdate_v2(Exec* executable, Graph* graph, UpdateInfo* info) noexcept nogil:
+    """Take over a graph's nodes if it has as many, of the same types; else CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE."""
+    cdef Node* node
+    cdef uint32_t i = 0
+    if is_exec(executable) != SUCCESS or is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    memset(info, 0, sizeof(UpdateInfo))
+    node = graph.first
+    while node != NULL and graph.count == executable.count and node.type == executable.type[i]:
+        node = node.next
+        i += 1
+    if node != NULL or graph.count != executable.count:
+        info.result = 2  # CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED
+        info.wrong = node
+        return 910
+    node = graph.first
+    while node != NULL:
+        executable.work[node.order] = node.work
+        node = node.next
+    return SUCCESS
