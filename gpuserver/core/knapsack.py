@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Number = int | float
-"""Values of one call are all of one kind."""
+State = tuple[int, int, tuple[int, ...]]
+"""Weight, value, indices of a set."""
 
 
-def best_set(weights: Sequence[int], values: Sequence[Number], capacity: int) -> list[int]:
+def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> list[int]:
     """Indices of the set with the greatest total value among those whose weights sum to at most ``capacity``.
 
-    Weights are ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
+    Exact, in integers. Weights are ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
 
     Dynamic programming over the undominated (weight, value) pairs, items by falling value per weight, so that whatever
     cannot reach the best set found so far, even if the rest could be cut to measure, is dropped at once
@@ -20,8 +20,8 @@ def best_set(weights: Sequence[int], values: Sequence[Number], capacity: int) ->
     """
     items = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
     items.sort(key=lambda i: (-values[i] / max(weights[i], 1), i))
-    states: list[tuple[int, Number, tuple[int, ...]]] = [(0, 0, ())]
-    best: Number = _greedy(items, weights, values, capacity)
+    states: list[State] = [(0, 0, ())]
+    best = _greedy(items, weights, values, capacity)
     for position, item in enumerate(items):
         weight, value = weights[item], values[item]
         taken = [(w + weight, v + value, (*chosen, item)) for w, v, chosen in states if w + weight <= capacity]
@@ -35,8 +35,8 @@ def best_set(weights: Sequence[int], values: Sequence[Number], capacity: int) ->
     return sorted(max(states, key=lambda s: (s[1], -s[0]))[2])
 
 
-def _greedy(items: list[int], weights: Sequence[int], values: Sequence[Number], capacity: int) -> Number:
-    total: Number = 0
+def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> int:
+    total = 0
     for item in items:
         if weights[item] <= capacity:
             capacity -= weights[item]
@@ -44,12 +44,10 @@ def _greedy(items: list[int], weights: Sequence[int], values: Sequence[Number], 
     return total
 
 
-def _undominated(
-    one: list[tuple[int, Number, tuple[int, ...]]], other: list[tuple[int, Number, tuple[int, ...]]]
-) -> list[tuple[int, Number, tuple[int, ...]]]:
+def _undominated(one: list[State], other: list[State]) -> list[State]:
     """Merge two lists by rising weight, keeping only what is worth more than everything lighter."""
     merged = sorted([*one, *other], key=lambda s: (s[0], -s[1]))
-    kept: list[tuple[int, Number, tuple[int, ...]]] = []
+    kept: list[State] = []
     for state in merged:
         if not kept or state[1] > kept[-1][1]:
             kept.append(state)

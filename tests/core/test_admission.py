@@ -1,0 +1,145 @@
+"""Admission: every packing comes with a proof, and the proof is checked."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserver.core.admission import (
+    PACKING_LIMIT,
+    Demand,
+    admit,
+    fits,
+    largest_guarantee,
+    overcommitted,
+    pack,
+    packing_ratio,
+)
+from gpuserver.core.leases import Mode, Share
+from gpuserver.core.policy import PPM
+
+GIB = 2**30
+
+
+def share(percent: float, sm_percent: float = 100) -> Share:
+    return Share(round(percent * PPM / 100), PPM, round(sm_percent * 1000))
+
+
+def spatial(*shares: tuple[float, float]) -> list[Share]:
+    return [share(quota, sms) for sms, quota in shares]
+
+
+populations = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), min_size=1, max_size=8)
+
+
+@given(populations)
+def test_a_packing_is_feasible_and_nothing_less_would_do(population: list[tuple[int, int]]) -> None:
+    widths = [1000 * s for s, _ in population]
+    guarantees = [r / 1000 for _, r in population]
+    packing = pack(widths, guarantees)
+    for members, time in packing.sets:
+        assert time >= 0
+        assert sum(widths[i] for i in members) <= 100_000
+    for i, guarantee in enumerate(guarantees):
+        assert sum(time for members, time in packing.sets if i in members) >= guarantee - 1e-6
+    assert packing.time == pytest.approx(sum(time for _, time in packing.sets), abs=1e-6)
+    # The dual solution: no packing at all can be shorter than Σ price·r.
+    every = chain.from_iterable(combinations(range(len(widths)), k) for k in range(1, len(widths) + 1))
+    for members in every:
+        if sum(widths[i] for i in members) <= 100_000:
+            assert sum(packing.prices[i] for i in members) <= 1 + 1e-6
+    assert all(price >= -1e-6 for price in packing.prices)
+    assert sum(p * r for p, r in zip(packing.prices, guarantees, strict=True)) == pytest.approx(packing.time, abs=1e-6)
+
+
+def test_sixty_four_partitions_are_packed() -> None:
+    """Beyond any enumeration; at least the area, and less than each alone."""
+    widths = [6061 + 1515 * (i % 13) for i in range(64)]
+    guarantees = [0.05 + 0.01 * (i % 5) for i in range(64)]
+    packing = pack(widths, guarantees)
+    area = sum(w * r for w, r in zip(widths, guarantees, strict=True)) / 100_000
+    assert area <= packing.time <= 1.1 * area
+    for i, guarantee in enumerate(guarantees):
+        assert sum(time for members, time in packing.sets if i in members) >= guarantee - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("population", "ratio"),
+    [
+        ([(51, 50)] * 3, 1.5),
+        ([(30, 100)] * 4, 4 / 3),
+        ([(12, 40)] * 4 + [(24, 40)] * 2 + [(50, 60)] * 2, 1.0),
+        ([(30, 100), (70, 100)], 1.0),
+    ],
+)
+def test_known_packings(population: list[tuple[float, float]], ratio: float) -> None:
+    assert packing_ratio(Mode.SPATIAL, spatial(*population)) == pytest.approx(ratio, abs=1e-5)
+
+
+def test_temporal_guarantees_may_fill_the_gpu_to_the_last_millionth() -> None:
+    present = [Demand(share(30)), Demand(share(30))]
+    assert admit(Mode.TEMPORAL, 0, present, Demand(share(40))) is None
+    refusal = admit(Mode.TEMPORAL, 0, present, Demand(share(40.0001)))
+    assert refusal is not None
+    assert refusal.largest_guarantee_ppm == 400_000
+    assert "40%" in refusal.reason
+    assert admit(Mode.TEMPORAL, 0, present, Demand(share(90)), overcommit=True) is None
+
+
+def test_where_all_partitions_fit_at_once_there_is_nothing_to_pack() -> None:
+    assert fits(Mode.SPATIAL, spatial((30, 100), (70, 100)))
+    assert not fits(Mode.SPATIAL, spatial((30, 100), (71, 100)))
+    assert fits(Mode.SPATIAL, spatial((51, 47), (51, 47)))
+    assert not fits(Mode.SPATIAL, spatial((51, 48), (51, 48)))
+
+
+def test_a_refusal_says_what_would_fit() -> None:
+    present = [Demand(share(100, 30))] * 3
+    refusal = admit(Mode.SPATIAL, 0, present, Demand(share(100, 30)))
+    assert refusal is not None
+    assert (refusal.largest_guarantee_ppm, refusal.largest_sm_mpercent) == (0, 10_000)
+    assert "1.33 s of every second" in refusal.reason
+    assert "71% each would fit" in refusal.reason
+    refusal = admit(Mode.SPATIAL, 0, [Demand(share(50, 51))], Demand(share(60, 51)))
+    assert refusal is not None
+    assert refusal.largest_guarantee_ppm == 450_000
+
+
+@given(populations, st.integers(1, 100))
+def test_the_largest_that_would_fit_fits_and_a_little_more_does_not(
+    population: list[tuple[int, int]], width: int
+) -> None:
+    present = spatial(*((s, r / 10) for s, r in population))
+    largest = largest_guarantee(present, share(100, width))
+    new = Share(largest, PPM, 1000 * width)
+    if largest == PPM:
+        return
+    if largest:
+        assert fits(Mode.SPATIAL, [*present, new])
+    more = Share(largest + 1100, PPM, 1000 * width)
+    assert packing_ratio(Mode.SPATIAL, [*present, more]) > PACKING_LIMIT
+
+
+def test_memory_is_a_sum_and_the_card_is_the_end() -> None:
+    present = [Demand(share(10), 30 * GIB)]
+    assert admit(Mode.TEMPORAL, 80 * GIB, present, Demand(share(10), 50 * GIB)) is None
+    refusal = admit(Mode.TEMPORAL, 80 * GIB, present, Demand(share(10), 50 * GIB + 1))
+    assert refusal is not None
+    assert refusal.largest_memory_bytes == 50 * GIB
+    assert "50 GiB of 80 GiB are left" in refusal.reason
+    assert admit(Mode.TEMPORAL, 80 * GIB, present, Demand(share(10), 80 * GIB), swap=True) is None
+    refusal = admit(Mode.TEMPORAL, 80 * GIB, present, Demand(share(10), 81 * GIB), swap=True)
+    assert refusal is not None
+    assert refusal.largest_memory_bytes == 80 * GIB
+
+
+@pytest.mark.parametrize("mode", [Mode.TEMPORAL, Mode.SPATIAL])
+def test_overcommitted_shares_keep_their_proportions_and_fit(mode: Mode) -> None:
+    scaled = overcommitted(mode, [share(90, 60), share(60, 60), share(30, 60)])
+    assert fits(mode, scaled)
+    assert scaled[0].guarantee_ppm == pytest.approx(3 * scaled[2].guarantee_ppm, abs=5)
+    unchanged = [share(20, 30), share(30, 30)]
+    assert overcommitted(mode, unchanged) == unchanged
