@@ -119,6 +119,11 @@ class Competition(ABC):
     def next_deadline_ns(self) -> int | None:
         """When ``Tick`` is due at the latest; None: only another event can change anything."""
 
+    @property
+    def next_epoch(self) -> int:
+        """Above every epoch that was given out. A scheduler after this one has to begin here or later."""
+        return self._next_epoch
+
     def books(self) -> dict[VgpuKey, Book]:
         """What the journal keeps: everything held is charged up to the last event."""
         now_ns = self._now_ns

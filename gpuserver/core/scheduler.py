@@ -22,6 +22,9 @@ class Scheduler(Protocol):
 
     policy: Policy
 
+    @property
+    def next_epoch(self) -> int: ...
+
     def handle(self, event: Event, now_ns: int) -> list[Command]: ...
 
     def next_deadline_ns(self) -> int | None: ...

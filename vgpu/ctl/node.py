@@ -39,7 +39,7 @@ def node_command(simulate: int, mode: Mode) -> list[str]:
 def serve(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
     simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=64)] = 0,
-    mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.AUTO,
+    mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.TEMPORAL,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
     command = node_command(simulate, mode)

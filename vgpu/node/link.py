@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import Decoder, Message, encode
+from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import (
     Create,
     GpuList,
     GpuReading,
     Gpus,
-    Hello,
     Inspect,
     List,
     ModeChoice,
@@ -27,7 +27,6 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     Remove,
-    Request,
     Set,
     SetGpu,
     Status,
@@ -35,7 +34,6 @@ from vgpu.protocol.messages import (
     VgpuList,
     VgpuReading,
     Watch,
-    Welcome,
 )
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 
@@ -115,9 +113,7 @@ class ControlLink:
         vgpus: tuple[str, ...] = (),
     ) -> Iterator[Notice]:
         """Notices for as long as the caller iterates; the link serves nothing else afterwards."""
-        request = Watch(
-            id=self._fresh_id(), snapshots=snapshots, events=events, interval_ns=interval_ns, vgpus=vgpus
-        )
+        request = Watch(id=self._fresh_id(), snapshots=snapshots, events=events, interval_ns=interval_ns, vgpus=vgpus)
         self._send(request)
         # Between events nothing may happen for hours; with snapshots silence means that the node hangs.
         self._socket.settimeout(self._timeout_s + interval_ns / 1e9 if snapshots else None)

@@ -12,50 +12,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from vgpu.errors import ErrorCode
+from vgpu.protocol.hello import Reading, Request
 from vgpu.spec import DurationNs, VgpuChanges, VgpuSpec
-
-PROTOCOL_VERSION = 1
-OLDEST_VERSION = 1
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
-
-
-class Request(BaseModel):
-    """Base of all that is asked for: unknown fields are an error of the sender."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: int = 0
-
-
-class Reading(BaseModel):
-    """Base of all that is told: a newer node may tell more than this end knows."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-# --- opening a link -----------------------------------------------------------------------------------------------
-
-
-class Hello(Request):
-    """First message of whoever connects. ``role``: what kind of conversation follows."""
-
-    op: Literal["hello"] = "hello"
-    version: int = PROTOCOL_VERSION
-    oldest_version: int = OLDEST_VERSION
-    role: Literal["control", "broker"] = "control"
-
-
-class Welcome(Reading):
-    """Answer to ``Hello``: ``version`` is what both understand. Identity comes from the kernel, so none is stated."""
-
-    version: int
-    software: str  # version of st-vgpu at the other end
-    pid: int
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -138,11 +102,28 @@ class Watch(Request):
     vgpus: tuple[str, ...] = ()
 
 
+class Look(Request):
+    """Everything that moves, once → ``Snapshot``."""
+
+    op: Literal["look"] = "look"
+
+
 AnyRequest = Annotated[
-    Hello | Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Watch,
+    Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Look | Watch,
     Field(discriminator="op"),
 ]
 REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+
+
+class Forward(Request):
+    """Node → GPU Server: ``request`` of the process that the node has on its own link, by the kernel's word."""
+
+    op: Literal["forward"] = "forward"
+    uid: int
+    request: AnyRequest
+
+
+FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
 
 
 # --- readings -----------------------------------------------------------------------------------------------------
@@ -297,7 +278,7 @@ class EventReading(Reading):
     gpu_index: int
     vgpu_id: str = ""
     text: str
-    fields: dict[str, int | float | str] = {}
+    fields: dict[str, int | float | str] = Field(default_factory=dict)
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,247 @@
+"""The brokers of one GPU: started, found again, restarted, and talked to.
+
+A broker is a process of its own session: it outlives this server. After a restart the journal says which broker served
+a vGPU; if it still lives it will knock within a second, bringing the activity page, and is watched like one of our own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+import trio
+from pydantic import ValidationError
+
+from cython_ext.pages import PageError, RelayPage
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from vgpu.errors import VgpuError
+from vgpu.identity import Process
+from vgpu.paths import NodePaths
+from vgpu.protocol.broker import (
+    FROM_BROKER,
+    Adopt,
+    Attached,
+    Closed,
+    Died,
+    Gone,
+    Listening,
+    Message,
+    Reaped,
+    Register,
+    Stop,
+)
+from vgpu.protocol.codec import ProtocolError
+from vgpu.protocol.peer import is_alive, start_time
+from vgpu.protocol.stream import MessageStream
+
+log = structlog.get_logger(__name__)
+
+RETURN_S: Final = 5.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
+LONGEST_PAUSE_S: Final = 5.0
+SETTLED_S: Final = 10.0  # a broker that lived that long did not die of its own start
+
+
+class Books(Protocol):
+    """Who hears of what brokers report."""
+
+    def attached(self, vgpu: Vgpu, message: Attached) -> None: ...
+    def died(self, vgpu: Vgpu, message: Died) -> None: ...
+    def reaped(self, vgpu: Vgpu, message: Reaped) -> None: ...
+    def happened(self, kind: str, vgpu: Vgpu, text: str) -> None: ...
+
+
+class Brokers:
+    """``keep`` runs as long as a vGPU exists; ``converse`` as long as a broker's link does."""
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        gpu_index: int,
+        relay_page: RelayPage,
+        describe: Callable[[Vgpu], Adopt],
+        find: Callable[[str], Vgpu | None],
+        books: Books,
+    ) -> None:
+        self._paths = paths
+        self._gpu_index = gpu_index
+        self._relay_page = relay_page
+        self._describe = describe
+        self._find = find
+        self._books = books
+
+    # --- processes
+
+    async def keep(self, vgpu: Vgpu) -> None:
+        """See to it that the vGPU has a broker until it is removed; then ``left`` is set."""
+        pause = 0.0
+        while not vgpu.removed.is_set():
+            started = trio.current_time()
+            if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
+                await self._start(vgpu)
+            await self._until_gone(vgpu)
+            vgpu.broker = NO_PROCESS
+            if not vgpu.removed.is_set():
+                pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.05)
+                text = f"the broker of {vgpu.record.vgpu_id} ended, another starts"
+                self._books.happened("broker-restarted", vgpu, text)
+                with trio.move_on_after(pause):
+                    await vgpu.removed.wait()
+        vgpu.left.set()
+
+    async def _start(self, vgpu: Vgpu) -> None:
+        if vgpu.activity is None:
+            # Nobody brought a page and nobody is left who could: what processes there were begin anew.
+            vgpu.make_activity()
+        door = self._paths.broker_socket(vgpu.record.vgpu_id)
+        argv = [
+            sys.executable,
+            *("-m", "vgpu.broker"),
+            *("--vgpu", vgpu.record.vgpu_id),
+            *("--server", str(self._paths.server_socket(self._gpu_index))),
+            *("--door", str(door)),
+        ]
+        door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        pid = await trio.to_thread.run_sync(_spawn, argv)
+        # Nobody reaps it before _until_gone, so the pid is still its own.
+        vgpu.broker = Process(pid, start_time(pid))
+
+    async def _until_gone(self, vgpu: Vgpu) -> None:
+        try:
+            pidfd = os.pidfd_open(vgpu.broker.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if not is_alive(vgpu.broker):
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._expect, vgpu, pidfd)
+                await trio.lowlevel.wait_readable(pidfd)
+                nursery.cancel_scope.cancel()
+            with suppress(ChildProcessError):  # a broker that an earlier server started is no child of ours
+                os.waitpid(vgpu.broker.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
+        finally:
+            os.close(pidfd)
+
+    async def _expect(self, vgpu: Vgpu, pidfd: int) -> None:
+        """A broker that does not register is of no use: kill it, and let the next one try."""
+        with trio.move_on_after(RETURN_S) as patience:
+            await vgpu.registered.wait()
+        if patience.cancelled_caught:
+            log.warning("broker did not register", vgpu=vgpu.record.vgpu_id, pid=vgpu.broker.pid)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    # --- links
+
+    async def converse(self, link: MessageStream) -> None:
+        """The conversation with one broker, from its registration on. Returns when the link ends."""
+        received = await link.receive()
+        if received is None:
+            return
+        message, descriptors = received
+        register = FROM_BROKER.validate_python(message)
+        if not isinstance(register, Register):
+            raise ProtocolError("a broker has to register first")
+        vgpu = self._find(register.vgpu_id)
+        if vgpu is None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            await link.send(Stop(removed=True).model_dump())
+            return
+        self._take_page(vgpu, descriptors)
+        if vgpu.link is not None:
+            vgpu.link.close()
+        vgpu.link = link
+        vgpu.registered.set()
+        try:
+            await self._hand_over(vgpu)
+            while (received := await link.receive()) is not None:
+                self._hear(vgpu, received[0])
+        except (OSError, trio.ClosedResourceError) as error:
+            log.info("broker link ended", vgpu=vgpu.record.vgpu_id, reason=str(error))
+        finally:
+            if vgpu.link is link:
+                vgpu.link = None
+
+    def _take_page(self, vgpu: Vgpu, descriptors: list[int]) -> None:
+        """Keep the page that the broker brings, unless it is the one that we have."""
+        for descriptor in descriptors:
+            known = vgpu.activity is not None and os.path.sameopenfile(descriptor, vgpu.activity_fd)
+            if known:
+                os.close(descriptor)
+                continue
+            try:
+                vgpu.take_activity(descriptor)
+            except PageError as error:
+                raise ProtocolError(
+                    f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}"
+                ) from error
+        if vgpu.activity is None:
+            vgpu.make_activity()
+
+    async def _hand_over(self, vgpu: Vgpu) -> None:
+        assert vgpu.link is not None
+        pages = (vgpu.grants.fileno(), vgpu.activity_fd, self._relay_page.fileno())
+        await vgpu.link.send(self._describe(vgpu).model_dump(), pages)
+
+    def _hear(self, vgpu: Vgpu, raw: dict[str, object]) -> None:
+        match FROM_BROKER.validate_python(raw):
+            case Listening():
+                vgpu.admits.set()
+            case Attached() as message:
+                self._books.attached(vgpu, message)
+            case Died() as message:
+                self._books.died(vgpu, message)
+            case Reaped() as message:
+                self._books.reaped(vgpu, message)
+            case Closed(pid=pid, uid=uid, reason=reason):
+                self._books.happened("link-closed", vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
+            case Register():
+                raise ProtocolError("a broker registered twice on one link")
+
+    async def tell(self, vgpu: Vgpu, message: Message) -> bool:
+        """Whether the broker of ``vgpu`` was there to be told; a new link begins with the whole state anyway."""
+        if vgpu.link is None:
+            return False
+        try:
+            await vgpu.link.send(message.model_dump())
+        except (OSError, VgpuError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def gone(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
+        return await self.tell(vgpu, Gone(slot=slot, pid=process.pid, start_time=process.start_time))
+
+    async def changed(self, vgpu: Vgpu) -> None:
+        """Its description is another: other mode, owner's group, partition."""
+        await self.tell(vgpu, self._describe(vgpu))
+
+    async def dismiss(self, vgpu: Vgpu, *, removed: bool) -> None:
+        """``removed``: the broker leaves at once. Else it leaves unless processes are attached, and stays for them."""
+        told = await self.tell(vgpu, Stop(removed=removed))
+        if removed and not told and vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
+            with suppress(ProcessLookupError):
+                os.kill(vgpu.broker.pid, signal.SIGTERM)
+
+
+def _spawn(argv: list[str]) -> int:
+    """A process in a session of its own: a Ctrl-C meant for the node, or the node's end, does not reach it."""
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE],
+    )
+
+
+LinkErrors = (OSError, VgpuError, ValidationError, trio.ClosedResourceError, trio.BrokenResourceError)

@@ -1,0 +1,289 @@
+"""What may be asked of a GPU Server, and the links on which it is asked. Only the server's own user reaches its socket;
+whom the node asks for is what the kernel told the node."""
+
+from __future__ import annotations
+
+import grp
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+
+import structlog
+import trio
+from pydantic import BaseModel, ValidationError
+
+from gpuserver.core.leases import Mode
+from gpuserver.core.policy import PPM
+from gpuserver.core.registry import Owner
+from gpuserver.core.scheduler import make_scheduler
+from gpuserver.runtime.brokers import LinkErrors
+from gpuserver.runtime.readings import Rates, notes_on, process_reading, vgpu_reading
+from gpuserver.runtime.server import ADMIT_S, GpuServer
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import (
+    FORWARDS,
+    Create,
+    Forward,
+    GpuList,
+    GpuReading,
+    Gpus,
+    Inspect,
+    List,
+    Look,
+    Notice,
+    Processes,
+    ProcessList,
+    ProcessReading,
+    Remove,
+    Set,
+    SetGpu,
+    Snapshot,
+    VgpuDetail,
+    VgpuList,
+    VgpuReading,
+    Watch,
+)
+from vgpu.protocol.peer import peer_of
+from vgpu.protocol.service import serve, welcome
+from vgpu.protocol.stream import MessageStream
+from vgpu.spec import VgpuSpec
+
+log = structlog.get_logger(__name__)
+
+
+class Control:
+    """The requests of the control link, answered for one GPU."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+
+    # --- links
+
+    async def serve(self, sock: trio.socket.SocketType) -> None:
+        """One link, of a node or a broker. Whatever is wrong with it ends it, and it alone."""
+        peer = peer_of(sock)
+        async with MessageStream(sock) as link:
+            try:
+                if peer.uid not in {0, os.geteuid()}:
+                    raise VgpuError(ErrorCode.NOT_YOURS, f"uid {peer.uid} has no business here")
+                hello = await welcome(link, os.getpid())
+                if hello is None:
+                    return
+                if hello.role == "broker":
+                    await self._server.brokers.converse(link)
+                else:
+                    await serve(link, FORWARDS, self._answer, self._notices)
+            except LinkErrors as error:
+                log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=_reason(error))
+
+    def _notices(self, forward: Forward) -> AsyncGenerator[Notice, None] | None:
+        return self._server.watch_events(forward.id) if isinstance(forward.request, Watch) else None
+
+    async def _answer(self, forward: Forward) -> BaseModel:
+        server = self._server
+        match forward.request:
+            case Create() as create:
+                return await self._create(create, forward.uid)
+            case Set(vgpu=vgpu_id, changes=_) as change:
+                return await self._set(self._owned(vgpu_id, forward.uid), change)
+            case Remove(vgpu=vgpu_id, force=force):
+                return await self._remove(self._owned(vgpu_id, forward.uid), force=force)
+            case List():
+                return VgpuList(vgpus=self._readings())
+            case Inspect(vgpu=vgpu_id):
+                return self._inspect(self._known(vgpu_id))
+            case Processes(vgpu=vgpu_id):
+                chosen = [self._known(vgpu_id)] if vgpu_id else list(server.vgpus.values())
+                return ProcessList(processes=tuple(p for vgpu in chosen for p in self._processes(vgpu)))
+            case Gpus():
+                return GpuList(gpus=(self._gpu(self._readings()),))
+            case SetGpu() as change:
+                return await self._set_gpu(change, forward.uid)
+            case Look():
+                readings = self._readings()
+                return Snapshot(at_unix_s=time.time(), gpus=(self._gpu(readings),), vgpus=readings)
+            case _:
+                raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
+
+    # --- who may
+
+    def _known(self, vgpu_id: str) -> Vgpu:
+        vgpu = self._server.vgpus.get(vgpu_id)
+        if vgpu is None:
+            raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {vgpu_id}", "see: vgpuctl ls")
+        return vgpu
+
+    def _owned(self, vgpu_id: str, uid: int) -> Vgpu:
+        vgpu = self._known(vgpu_id)
+        owner = vgpu.record.owner.uid
+        if uid not in {0, owner}:
+            raise VgpuError(ErrorCode.NOT_YOURS, f"{vgpu_id} belongs to uid {owner}, and you are uid {uid}")
+        return vgpu
+
+    # --- changes
+
+    async def _create(self, create: Create, uid: int) -> VgpuReading:
+        server = self._server
+        owner = Owner(uid, _group_id(create.spec.share_group))
+        vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
+        vgpu = server.enlist(record, None)
+        server.nursery.start_soon(server.brokers.keep, vgpu)
+        await server.remember()
+        with trio.move_on_after(ADMIT_S):
+            await vgpu.admits.wait()
+        if not vgpu.admits.is_set():
+            await server.strike(vgpu, "removed", f"{vgpu_id} never admitted processes")
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
+                f"see the logs in {server.settings.paths.logs}",
+            )
+        server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", **_summary(create.spec))
+        return self._reading(vgpu)
+
+    async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
+        server = self._server
+        if change.changes.sm_percent is not None and server.mode is Mode.SPATIAL and vgpu.alive:
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"{vgpu.record.vgpu_id} has {len(vgpu.alive)} processes, and MPS fixes a process's SMs for its life",
+                "end them first, or change --quota-limit instead",
+            )
+        record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
+        vgpu.show(record)
+        server.tokens.change(record.key, record.share)
+        await server.brokers.changed(vgpu)
+        await server.remember()
+        server.happened("changed", vgpu, f"{record.vgpu_id} changed", **_summary(record.spec))
+        return self._reading(vgpu)
+
+    async def _remove(self, vgpu: Vgpu, *, force: bool) -> VgpuReading:
+        vgpu_id, processes = vgpu.record.vgpu_id, vgpu.alive
+        if processes and not force:
+            pids = ", ".join(str(process.pid) for process in processes[:5]) + (" …" if len(processes) > 5 else "")
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"{vgpu_id} has {len(processes)} running process{'es' if len(processes) > 1 else ''} ({pids})",
+                f"end them, or: vgpuctl rm -f {vgpu_id}",
+            )
+        last = self._reading(vgpu)
+        await self._server.strike(vgpu, "removed", f"{vgpu_id} removed")
+        return last
+
+    async def _set_gpu(self, change: SetGpu, uid: int) -> GpuReading:
+        server = self._server
+        if uid not in {0, os.geteuid()}:
+            raise VgpuError(
+                ErrorCode.NOT_YOURS, f"only root or the node's own user may change a GPU, and you are uid {uid}"
+            )
+        if change.period_ns is not None:
+            server.set_period(change.period_ns)
+            server.tokens.set_policy(server.policy)
+        if change.mode is not None:
+            await self._set_mode(change)
+        await server.remember()
+        return self._gpu(self._readings())
+
+    async def _set_mode(self, change: SetGpu) -> None:
+        server = self._server
+        assert change.mode is not None
+        attached = sum(len(vgpu.alive) for vgpu in server.vgpus.values())
+        wanted = Mode.TEMPORAL if change.mode == "temporal" else Mode.SPATIAL
+        if wanted is server.mode:
+            server.mode_reason = "asked for"
+            return
+        if attached:
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
+                "end them first: vgpuctl ps",
+            )
+        mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
+        server.registry.set_mode(mode)
+        server.mode, server.mode_reason = mode, reason
+        shares = {record.key: record.share for record in server.registry}
+        scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
+        server.tokens.replace_scheduler(scheduler, shares)
+        for vgpu in list(server.vgpus.values()):
+            vgpu.show(server.registry[vgpu.record.vgpu_id])
+            await server.brokers.changed(vgpu)
+        server.happened("mode", None, f"GPU {server.facts.index} is in {mode.value} mode: {reason}")
+
+    # --- readings
+
+    def _readings(self) -> tuple[VgpuReading, ...]:
+        server = self._server
+        standings, now_ns = server.tokens.standings(), time.monotonic_ns()
+        return tuple(
+            vgpu_reading(vgpu, server.place, standing, server.window.rates(now_ns, standing))
+            for vgpu in server.vgpus.values()
+            if (standing := standings.get(vgpu.record.key)) is not None
+        )
+
+    def _reading(self, vgpu: Vgpu) -> VgpuReading:
+        standing = self._server.tokens.standings()[vgpu.record.key]
+        rates = self._server.window.rates(time.monotonic_ns(), standing)
+        return vgpu_reading(vgpu, self._server.place, standing, rates)
+
+    def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
+        return VgpuDetail(
+            vgpu=self._reading(vgpu),
+            processes=tuple(self._processes(vgpu)),
+            gpu=self._gpu(self._readings()),
+            notes=notes_on(vgpu.record, self._server.mode),
+        )
+
+    def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:
+        index, implicit = self._server.facts.index, self._server.memory.implicit
+        return [
+            process_reading(vgpu, slot, index, implicit.get((vgpu.record.vgpu_id, slot.pid), 0)) for slot in vgpu.slots
+        ]
+
+    def _gpu(self, vgpus: tuple[VgpuReading, ...]) -> GpuReading:
+        server = self._server
+        rates = [Rates(v.tokens_per_second, v.held_ratio, v.busy_ratio) for v in vgpus]
+        return GpuReading(
+            index=server.facts.index,
+            uuid=server.facts.uuid,
+            name=server.facts.name,
+            simulated=server.settings.simulated,
+            state="serving",
+            mode="temporal" if server.mode is Mode.TEMPORAL else "spatial",
+            mode_reason=server.mode_reason,
+            period_ns=server.policy.period_ns if server.mode is Mode.TEMPORAL else server.policy.round_ns,
+            sm_count=server.facts.sm_count,
+            total_memory_bytes=server.facts.total_memory_bytes,
+            used_memory_bytes=server.memory.latest.used_bytes,
+            guaranteed_ratio=server.registry.guaranteed_ppm / PPM,
+            guaranteed_memory_bytes=server.registry.guaranteed_memory_bytes,
+            vgpus=len(vgpus),
+            processes=sum(v.processes for v in vgpus),
+            held_ratio=sum(r.held_ratio for r in rates),
+            busy_ratio=sum(r.busy_ratio for r in rates),
+            tokens_per_second=sum(r.tokens_per_second for r in rates),
+            server_pid=os.getpid(),
+            restarts=0,
+        )
+
+
+def _group_id(name: str | None) -> int:
+    if name is None:
+        return -1
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise VgpuError(ErrorCode.INVALID, f"there is no group {name!r} on this machine", "see: getent group") from None
+
+
+def _summary(spec: VgpuSpec) -> dict[str, int | float | str]:
+    """What of a specification belongs into the log."""
+    return {
+        name: value for name, value in spec.model_dump(mode="json", exclude_defaults=True).items() if value is not None
+    }
+
+
+def _reason(error: BaseException) -> str:
+    return "a message that is not understood" if isinstance(error, ValidationError) else str(error) or repr(error)

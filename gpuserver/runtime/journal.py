@@ -1,0 +1,163 @@
+"""The journal of one GPU: vGPUs and their books in SQLite, so that they outlive the GPU Server.
+
+Calls block on the disk; the runtime makes them in a thread, one at a time. What people were told ("created") is on disk
+before they are told; books are written once a second, so a crash forgets at most a second of charges.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from gpuserver.core.leases import Book, VgpuKey
+from gpuserver.core.registry import Owner, VgpuRecord
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.spec import VgpuSpec
+
+SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS server (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
+    schema_version INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    next_epoch INTEGER NOT NULL,
+    mode TEXT NOT NULL,
+    period_ns INTEGER
+);
+CREATE TABLE IF NOT EXISTS vgpu (
+    vgpu_id TEXT PRIMARY KEY,
+    key INTEGER NOT NULL UNIQUE,
+    spec TEXT NOT NULL,
+    owner_uid INTEGER NOT NULL,
+    share_gid INTEGER NOT NULL,
+    created_unix_ns INTEGER NOT NULL,
+    expires_unix_ns INTEGER,
+    broker_pid INTEGER NOT NULL,
+    broker_start_time INTEGER NOT NULL,
+    book TEXT
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    """``generation``: of the grants pages. ``mode``: what was chosen ("" before the first choice)."""
+
+    generation: int
+    next_epoch: int
+    mode: str
+    period_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuRow:
+    """One vGPU as it is remembered."""
+
+    vgpu_id: str
+    key: VgpuKey
+    spec: VgpuSpec
+    owner: Owner
+    created_unix_ns: int
+    expires_unix_ns: int | None
+    broker: Process
+    book: Book | None
+
+    @classmethod
+    def of(cls, record: VgpuRecord, broker: Process, book: Book | None) -> Self:
+        return cls(
+            record.vgpu_id,
+            record.key,
+            record.spec,
+            record.owner,
+            record.created_unix_ns,
+            record.expires_unix_ns,
+            broker,
+            book,
+        )
+
+
+class Journal:
+    """One file. Errors: ``VgpuError`` (version) for a file of a newer release; ``sqlite3.Error``."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        # Used from whichever thread trio lends, never from two at once.
+        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
+        """What is remembered, for a server that begins now: with a generation of its own, on disk already."""
+        with closing(
+            self._database.execute("SELECT schema_version, generation, next_epoch, mode, period_ns FROM server")
+        ) as rows:
+            found = rows.fetchone()
+        if found is not None and found[0] > SCHEMA_VERSION:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                f"{self._path} was written by a newer release (schema {found[0]}, this one knows {SCHEMA_VERSION})",
+                "update st-vgpu",
+            )
+        row = ServerRow(found[1] + 1, found[2], found[3], found[4]) if found else ServerRow(1, 1, "", None)
+        self.write_server(row)
+        return row, self._read_vgpus()
+
+    def _read_vgpus(self) -> list[VgpuRow]:
+        with closing(self._database.execute("SELECT * FROM vgpu ORDER BY created_unix_ns")) as rows:
+            return [
+                VgpuRow(
+                    vgpu_id=vgpu_id,
+                    key=key,
+                    spec=VgpuSpec.model_validate_json(spec),
+                    owner=Owner(uid, gid),
+                    created_unix_ns=created,
+                    expires_unix_ns=expires,
+                    broker=Process(pid, start_time),
+                    book=None if book is None else Book(**json.loads(book)),
+                )
+                for vgpu_id, key, spec, uid, gid, created, expires, pid, start_time, book in rows
+            ]
+
+    def write_server(self, row: ServerRow) -> None:
+        self._database.execute(
+            "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?)",
+            (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns),
+        )
+
+    def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> None:
+        """The whole state, as one transaction: a reader sees all of it or what was before."""
+        rows = [
+            (
+                row.vgpu_id,
+                row.key,
+                row.spec.model_dump_json(exclude_defaults=True),
+                row.owner.uid,
+                row.owner.share_gid,
+                row.created_unix_ns,
+                row.expires_unix_ns,
+                row.broker.pid,
+                row.broker.start_time,
+                None if row.book is None else json.dumps(asdict(row.book)),
+            )
+            for row in vgpus
+        ]
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self.write_server(server)
+            self._database.execute("DELETE FROM vgpu")
+            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise

@@ -1,0 +1,142 @@
+"""The driver's word on memory against our books: NVML read per process, implicit memory charged, the dead released.
+
+Implicit memory (contexts, modules, stacks) cannot be refused; it is what NVML shows for a process beyond what its
+ledger says, and narrows what the vGPU may still allocate. A dead process's memory is released when the driver shows it
+no more: read every 10 ms for as long as somebody waits for that, else once a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from cython_ext.readings import SlotReading, SlotState
+from gpuserver.device.nvml import MemoryUse, NvmlGpu
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.errors import VgpuError
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_alive
+
+log = structlog.get_logger(__name__)
+
+CALM_S: Final = 1.0
+FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now
+FRESH_FOR_S: Final = 3.0
+URGENT_S: Final = 0.01
+URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
+NO_USE: Final = MemoryUse(0, {})
+
+
+@dataclass(slots=True)
+class Dead:
+    """A process that the driver may still show."""
+
+    vgpu: Vgpu
+    slot: int
+    process: Process
+    since: float
+
+
+class MemoryWatch:
+    """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid)."""
+
+    def __init__(
+        self,
+        gpu: NvmlGpu,
+        vgpus: Callable[[], Iterable[Vgpu]],
+        release: Callable[[Vgpu, int, Process], Awaitable[bool]],
+    ) -> None:
+        self._gpu = gpu
+        self._vgpus = vgpus
+        self._release = release
+        self._dead: dict[tuple[str, int], Dead] = {}
+        self._fresh_until = 0.0
+        self._wake = trio.Event()
+        self.latest = NO_USE
+        self.implicit: dict[tuple[str, int], int] = {}
+
+    def expect_growth(self) -> None:
+        """A process attached: its implicit memory appears within the next moments."""
+        self._fresh_until = trio.current_time() + FRESH_FOR_S
+        self._wake.set()
+
+    def died(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
+        """Watch for the driver to let go. True if that was news: a broker repeats what was not answered."""
+        known = self._dead.get((vgpu.record.vgpu_id, slot))
+        if known is not None and known.process == process:
+            return False
+        self._dead[vgpu.record.vgpu_id, slot] = Dead(vgpu, slot, process, trio.current_time())
+        self._wake.set()
+        return True
+
+    def reaped(self, vgpu: Vgpu, slot: int) -> None:
+        self._dead.pop((vgpu.record.vgpu_id, slot), None)
+
+    def forget(self, vgpu: Vgpu) -> None:
+        """The vGPU was removed."""
+        for key in [key for key in self._dead if key[0] == vgpu.record.vgpu_id]:
+            del self._dead[key]
+
+    async def run(self) -> None:
+        silent = False
+        while True:
+            self._wake = trio.Event()
+            try:
+                self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
+                silent = False
+            except VgpuError as error:
+                if not silent:
+                    log.warning("no memory reading", reason=str(error))
+                silent, self.latest = True, MemoryUse(self.latest.used_bytes, self._alive_by_proc())
+            self._charge_implicit()
+            await self._release_dead()
+            with trio.move_on_after(self._interval()):
+                await self._wake.wait()
+
+    def _interval(self) -> float:
+        now = trio.current_time()
+        if any(now - dead.since < URGENT_FOR_S for dead in self._dead.values()):
+            return URGENT_S
+        return FRESH_S if self._dead or now < self._fresh_until else CALM_S
+
+    def _alive_by_proc(self) -> dict[int, int]:
+        """Without NVML, what /proc knows: who still exists. No figures, so nothing is charged."""
+        return {dead.process.pid: 0 for dead in self._dead.values() if is_alive(dead.process)}
+
+    def _charge_implicit(self) -> None:
+        self.implicit.clear()
+        for vgpu in self._vgpus():
+            by_pid = implicit_by_pid(vgpu.slots, self.latest.by_pid)
+            for pid, amount in by_pid.items():
+                self.implicit[vgpu.record.vgpu_id, pid] = amount
+            total = sum(by_pid.values())
+            if vgpu.grants.implicit_bytes != total:
+                vgpu.grants.implicit_bytes = total
+
+    async def _release_dead(self) -> None:
+        for dead in list(self._dead.values()):
+            if not self._still_held(dead):
+                await self._release(dead.vgpu, dead.slot, dead.process)
+
+    def _still_held(self, dead: Dead) -> bool:
+        if dead.process.pid not in self.latest.by_pid:
+            return False
+        # The pid is shown, but is it the same process? It may have been reused, or have called exec and attached anew:
+        # both come after the driver has let the old one go.
+        return not any(
+            slot.pid == dead.process.pid and slot.index != dead.slot and slot.state is SlotState.ACTIVE
+            for vgpu in self._vgpus()
+            for slot in vgpu.slots
+        )
+
+
+def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> dict[int, int]:
+    """Bytes that the driver shows beyond the ledger, per process. A pid with two slots (exec) is counted once."""
+    committed: dict[int, int] = {}
+    for slot in slots:
+        committed[slot.pid] = committed.get(slot.pid, 0) + sum(slot.committed_bytes)
+    return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed.items()}

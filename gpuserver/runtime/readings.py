@@ -1,0 +1,170 @@
+"""What the server tells about its vGPUs: standings of the scheduler, pages, and rates over the last second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cython_ext.readings import SlotReading, SlotState
+from gpuserver.core.leases import Mode, VgpuKey
+from gpuserver.core.policy import PPM
+from gpuserver.core.registry import VgpuRecord
+from gpuserver.core.scheduler import Standing
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from vgpu.protocol.messages import ProcessReading, VgpuReading
+
+SAMPLE_S: Final = 0.2
+_WINDOW_NS: Final = 1_000_000_000
+_KINDS: Final = ("device", "managed", "vmm", "async", "other")
+_UNIX_NS: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Over the last second: leases begun per second, and parts of the time."""
+
+    tokens_per_second: float = 0.0
+    held_ratio: float = 0.0
+    busy_ratio: float = 0.0
+
+
+class RateWindow:
+    """Samples of the books over the last second, and what they amount to."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, dict[VgpuKey, Standing]]] = deque()
+
+    def add(self, now_ns: int, standings: dict[VgpuKey, Standing]) -> None:
+        self._samples.append((now_ns, standings))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_ns - _WINDOW_NS:
+            self._samples.popleft()
+
+    def rates(self, now_ns: int, standing: Standing) -> Rates:
+        """From the oldest sample within the window that knows the vGPU up to ``standing``, taken at ``now_ns``."""
+        for at_ns, standings in self._samples:
+            before = standings.get(standing.vgpu)
+            passed_ns = now_ns - at_ns
+            # A key that was given to another vGPU starts again from zero.
+            if before is None or passed_ns <= 0 or before.held_ns > standing.held_ns:
+                continue
+            return Rates(
+                tokens_per_second=max(0, standing.tokens - before.tokens) * 1e9 / passed_ns,
+                held_ratio=(standing.held_ns - before.held_ns) / passed_ns,
+                busy_ratio=max(0, standing.busy_ns - before.busy_ns) / passed_ns,
+            )
+        return Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a vGPU is: what all readings of this server share."""
+
+    gpu_index: int
+    gpu_uuid: str
+    simulated: bool
+    environment: Mapping[str, str]
+
+
+def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> VgpuReading:
+    record, slots = vgpu.record, vgpu.slots
+    implicit = vgpu.grants.implicit_bytes
+    reserved = sum(slot.reserved_bytes for slot in slots)
+    return VgpuReading(
+        vgpu_id=record.vgpu_id,
+        name=record.spec.name,
+        gpu_index=place.gpu_index,
+        gpu_uuid=place.gpu_uuid,
+        simulated=place.simulated,
+        mode="temporal" if record.partition is None else "spatial",
+        state=_state(vgpu, standing),
+        reason=vgpu.failure,
+        owner_uid=record.owner.uid,
+        spec=record.spec,
+        created_unix_s=record.created_unix_ns / _UNIX_NS,
+        expires_unix_s=None if record.expires_unix_ns is None else record.expires_unix_ns / _UNIX_NS,
+        guarantee_ratio=record.share.guarantee_ppm / PPM,
+        limit_ratio=record.share.limit_ppm / PPM,
+        sm_percent_granted=100.0 if record.partition is None else record.partition.percent,
+        tokens_per_second=rates.tokens_per_second,
+        held_ratio=rates.held_ratio,
+        busy_ratio=rates.busy_ratio,
+        tokens=standing.tokens,
+        held_ns=standing.held_ns,
+        busy_ns=standing.busy_ns,
+        overuse_ns=standing.overuse_ns,
+        lag_ns=standing.lag_ns,
+        throttled=standing.throttled,
+        wants=standing.wants,
+        holds=standing.holds,
+        memory_limit_bytes=record.memory_limit_bytes,
+        memory_used_bytes=implicit + sum(slot.charged_bytes for slot in slots),
+        memory_reserved_bytes=reserved,
+        memory_implicit_bytes=implicit,
+        memory_peak_bytes=sum(slot.peak_bytes for slot in slots),
+        memory_refusals=vgpu.refusals,
+        memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
+        processes=len(vgpu.alive),
+        launches=vgpu.launches,
+        broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,
+        environment={"VGPU_ID": record.vgpu_id, **place.environment},
+    )
+
+
+def _state(vgpu: Vgpu, standing: Standing) -> Literal["starting", "idle", "waiting", "running", "removing", "failed"]:
+    if vgpu.removed.is_set():
+        return "removing"
+    if vgpu.failure:
+        return "failed"
+    if not vgpu.admits.is_set():
+        return "starting"
+    if standing.holds:
+        return "running"
+    return "waiting" if standing.wants else "idle"
+
+
+def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_bytes: int) -> ProcessReading:
+    return ProcessReading(
+        vgpu_id=vgpu.record.vgpu_id,
+        gpu_index=gpu_index,
+        slot=slot.index,
+        pid=slot.pid,
+        command=slot.command,
+        alive=slot.state is not SlotState.DEAD,
+        wants=slot.want,
+        memory_bytes=slot.charged_bytes,
+        memory_by_kind_bytes=dict(zip(_KINDS, slot.committed_bytes, strict=False)),
+        memory_implicit_bytes=implicit_bytes,
+        memory_peak_bytes=slot.peak_bytes,
+        memory_refusals=slot.refusals,
+        busy_ns=slot.busy_ns,
+        overrun_ns=slot.overrun_ns,
+        launches=slot.launches,
+        graph_launches=slot.graph_launches,
+        copies=slot.copies,
+        gate_waits=slot.gate_waits,
+        gate_wait_ns=slot.gate_wait_ns,
+        longest_kernel_ns=slot.longest_kernel_ns,
+    )
+
+
+def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
+    """What holds for this vGPU and might surprise, in sentences."""
+    notes = ["Contexts, modules and stacks of its processes count as its memory, as NVML reports them."]
+    if mode is Mode.SPATIAL:
+        assert record.partition is not None
+        granted = record.partition
+        notes += [
+            f"Each of its processes sees {granted.granted_sms} of {granted.sm_count} SMs "
+            f"({granted.percent:.1f} %; MPS grants steps of 2, at least 8).",
+            "The SM limit holds per process and for its life: several processes of this vGPU may fill more together.",
+            "A fatal fault of one process ends every process that shares the GPU's MPS daemon.",
+        ]
+        if record.spec.burst:
+            notes.append("With --burst its processes are not limited in SMs: what MPS gave them it does not take back.")
+    else:
+        notes.append("In temporal mode one vGPU runs at a time: --sm is a share of the GPU's time.")
+    if record.spec.overcommit:
+        notes.append("It was admitted beyond what can be guaranteed: its compute share is a weight.")
+    return tuple(notes)

@@ -1,0 +1,343 @@
+"""One GPU Server: owns the truth about one GPU. Lifecycle and wiring; requests are answered in ``control.py``.
+
+What it owns, in the order in which it is made and (reversed) given up: the lock of its directory, NVML, the journal,
+the relay page, the dispatcher thread, the vGPUs with their pages, the socket. Brokers and processes are not owned: they
+outlive it, and find the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+import trio
+
+from cython_ext.dispatcher import Dispatcher
+from cython_ext.pages import RelayPage
+from gpuserver.core.leases import Book, Mode, VgpuKey
+from gpuserver.core.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.registry import Card, Registry, VgpuRecord, refusal
+from gpuserver.core.scheduler import make_scheduler
+from gpuserver.device.mps import MpsDaemon
+from gpuserver.device.nvml import NvmlGpu
+from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
+from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
+from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, new_grants
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.paths import NodePaths
+from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
+from vgpu.protocol.messages import EventReading, ModeChoice, Notice
+from vgpu.protocol.peer import is_alive
+
+log = structlog.get_logger(__name__)
+
+ADMIT_S: Final = 8.0
+"""A broker that has not opened its socket by then will not."""
+LEAVE_S: Final = 1.0
+GRACE_NS: Final = 10_000_000_000
+"""How long a gate waits on a silent server before --on-server-loss applies."""
+EPOCH_RESERVE: Final = 1 << 20
+"""More leases than are begun between two journal writes: a restarted server begins above all that were handed out."""
+_SHUTDOWN_S: Final = 5.0
+
+
+Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the node says at the start. ``mode``: "auto" is decided here."""
+
+    index: int
+    mode: ModeChoice
+    simulated: bool
+    paths: NodePaths
+
+
+class GpuServer:
+    """One GPU's vGPUs, their tokens and their memory. ``run`` until SIGTERM."""
+
+    def __init__(self, settings: Settings, gpu: NvmlGpu, daemon: MpsDaemon, journal: Journal) -> None:
+        self.settings = settings
+        self.facts = gpu.facts
+        self.daemon = daemon
+        self.started = time.monotonic_ns()
+        self.vgpus: dict[str, Vgpu] = {}
+        self.events: deque[EventReading] = deque(maxlen=256)
+        self.place = Place(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
+        self.window = RateWindow()
+        self.policy = DEFAULT_POLICY
+        self._journal = journal
+        self._journal_turn = trio.Lock()
+        self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self._row, self._remembered = journal.begin()
+        if self._row.period_ns is not None:
+            self.policy = with_period(self.policy, self._row.period_ns)
+        self.mode, self.mode_reason = self._choose_mode()
+        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, refusal)
+        self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release)
+
+    # --- modes
+
+    def _choose_mode(self) -> tuple[Mode, str]:
+        """The mode to begin in. With processes attached it is the one that they were started in."""
+        if self._row.mode and any(is_alive(row.broker) for row in self._remembered):
+            kept = Mode(self._row.mode)
+            if kept is Mode.SPATIAL:
+                self.daemon.start()
+            return kept, "kept over a restart, for the processes that are attached"
+        return self.enter_mode(self.settings.mode)
+
+    def enter_mode(self, choice: ModeChoice) -> tuple[Mode, str]:
+        """Make the device ready for ``choice``. ``VgpuError`` (mode) if it has to be spatial and MPS does not start."""
+        if choice == "temporal":
+            self.daemon.stop()
+            return Mode.TEMPORAL, "asked for"
+        try:
+            if self.facts.sm_count <= 0:
+                raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
+            self.daemon.start()
+        except VgpuError as error:
+            if choice == "spatial":
+                raise
+            return Mode.TEMPORAL, f"auto: {error.message}"
+        return Mode.SPATIAL, "asked for" if choice == "spatial" else "auto: the MPS daemon runs"
+
+    # --- life
+
+    async def run(self, listener: trio.socket.SocketType, serve: Serve) -> None:
+        """Serve until SIGTERM or SIGINT. ``serve`` answers one link."""
+        with ExitStack() as owned:
+            self._relay_page = RelayPage.create()
+            owned.callback(self._relay_page.close)
+            dispatcher = owned.enter_context(Dispatcher(self._relay_page))
+            owned.callback(self._close_vgpus)
+            scheduler = make_scheduler(self.mode, self.policy, first_epoch=first_epoch(self._row.next_epoch))
+            self.tokens = TokenLoop(scheduler, dispatcher)
+            self.brokers = Brokers(
+                self.settings.paths, self.facts.index, self._relay_page, self.describe, self.vgpus.get, self
+            )
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                self._restore()
+                nursery.start_soon(self._end_on_signal)
+                nursery.start_soon(self.tokens.run)
+                nursery.start_soon(self.memory.run)
+                nursery.start_soon(self._sample)
+                nursery.start_soon(self._keep_house)
+                nursery.start_soon(self._accept, listener, serve)
+                log.info(
+                    "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
+                )
+            dispatcher.close()
+
+    def _close_vgpus(self) -> None:
+        for vgpu in self.vgpus.values():
+            vgpu.close()
+
+    async def _end_on_signal(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                with trio.move_on_after(_SHUTDOWN_S, shield=True):
+                    for vgpu in self.vgpus.values():
+                        await self.brokers.dismiss(vgpu, removed=False)
+                    await self.remember()
+                log.info("stopped", gpu=self.facts.uuid)
+                self.nursery.cancel_scope.cancel()
+
+    async def _accept(self, listener: trio.socket.SocketType, serve: Serve) -> None:
+        async with trio.open_nursery() as links:
+            while True:
+                try:
+                    sock, _ = await listener.accept()
+                except OSError as error:
+                    log.warning("cannot accept a link", reason=str(error))
+                    await trio.sleep(0.1)
+                    continue
+                links.start_soon(serve, sock)
+
+    def _restore(self) -> None:
+        """What the journal remembers, under a grants page of this server's generation."""
+        rows = self._remembered
+        self.registry.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in rows)
+        for row in rows:
+            vgpu = self.enlist(self.registry[row.vgpu_id], row.book)
+            vgpu.broker = row.broker
+            self.nursery.start_soon(self.brokers.keep, vgpu)
+        self._remembered = []
+
+    # --- vGPUs
+
+    def enlist(self, record: VgpuRecord, book: Book | None) -> Vgpu:
+        """Pages and account for ``record``; its broker is another matter."""
+        generation = self._row.generation
+        vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS))
+        self.vgpus[record.vgpu_id] = vgpu
+        self.tokens.add(record.key, vgpu.grants, record.share, book)
+        return vgpu
+
+    async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
+        """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
+        if vgpu.removed.is_set():
+            raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
+        vgpu.take_away()
+        self.tokens.remove(vgpu.record.key)
+        self.memory.forget(vgpu)
+        await self.brokers.dismiss(vgpu, removed=True)
+        with trio.move_on_after(LEAVE_S):
+            await vgpu.left.wait()
+        if vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
+            with suppress(ProcessLookupError):
+                os.kill(vgpu.broker.pid, signal.SIGKILL)
+        await vgpu.left.wait()
+        self.registry.remove(vgpu.record.vgpu_id)
+        del self.vgpus[vgpu.record.vgpu_id]
+        vgpu.close()
+        self._close_door(vgpu)
+        await self.remember()
+        self.happened(kind, vgpu, text)
+
+    def _close_door(self, vgpu: Vgpu) -> None:
+        door = self.settings.paths.broker_socket(vgpu.record.vgpu_id)
+        with suppress(OSError):
+            door.unlink(missing_ok=True)
+            door.parent.rmdir()
+
+    def describe(self, vgpu: Vgpu) -> Adopt:
+        """What its broker has to know."""
+        record = vgpu.record
+        spatial = record.partition is not None
+        limited = record.partition is not None and not record.spec.burst
+        return Adopt(
+            vgpu_id=record.vgpu_id,
+            key=record.key,
+            generation=vgpu.generation,
+            owner_uid=record.owner.uid,
+            share_gid=record.owner.share_gid,
+            mode="spatial" if spatial else "temporal",
+            gpu_index=self.facts.index,
+            gpu_uuid=self.facts.uuid,
+            simulated=self.settings.simulated,
+            sm_percent=record.spec.compute_ratio * 100,
+            mps_pipe_directory=str(self.daemon.directories.pipe) if spatial else "",
+            mps_log_directory=str(self.daemon.directories.log) if spatial else "",
+            mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
+            # The only device that the daemon shows is number 0, whatever the GPU's index.
+            mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
+        )
+
+    # --- what brokers report
+
+    def attached(self, vgpu: Vgpu, message: Attached) -> None:
+        self.memory.expect_growth()
+        self.happened("attached", vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
+
+    def died(self, vgpu: Vgpu, message: Died) -> None:
+        if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
+            vgpu.count_past(message.slot)
+            self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
+
+    def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
+        self.memory.reaped(vgpu, message.slot)
+        text = f"the driver let process {message.pid} go, {message.released_bytes} bytes are free again"
+        self.happened("detached", vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
+
+    async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
+        return await self.brokers.gone(vgpu, slot, process)
+
+    # --- events
+
+    def happened(self, kind: str, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
+        """Log it, and tell whoever watches. A watcher that does not keep up misses some."""
+        vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
+        log.info(kind, vgpu=vgpu_id, text=text, **fields)
+        event = EventReading(
+            at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
+        )
+        self.events.append(event)
+        for channel in list(self._watchers):
+            with suppress(trio.WouldBlock, trio.BrokenResourceError):
+                channel.send_nowait(event)
+
+    async def watch_events(self, request_id: int) -> AsyncGenerator[Notice, None]:
+        sending, receiving = trio.open_memory_channel[EventReading](256)
+        self._watchers.add(sending)
+        try:
+            async for event in receiving:
+                yield Notice(id=request_id, event=event)
+        finally:
+            self._watchers.discard(sending)
+
+    # --- regular work
+
+    async def _sample(self) -> None:
+        refused: dict[str, int] = {}
+        while True:
+            self.window.add(time.monotonic_ns(), self.tokens.standings())
+            for vgpu in self.vgpus.values():
+                count = vgpu.refusals
+                if count > refused.get(vgpu.record.vgpu_id, 0):
+                    size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
+                    self.happened(
+                        "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
+                    )
+                refused[vgpu.record.vgpu_id] = count
+            await trio.sleep(SAMPLE_S)
+
+    async def _keep_house(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            for record in self.registry.expired(time.time_ns()):
+                vgpu = self.vgpus[record.vgpu_id]
+                if not vgpu.removed.is_set():
+                    await self.strike(vgpu, "expired", f"{record.vgpu_id} has reached its time to live")
+            await self.remember()
+
+    async def remember(self) -> None:
+        """Write the journal now. A disk that fails does not stop the GPU; it is reported."""
+        async with self._journal_turn:
+            books: dict[VgpuKey, Book] = self.tokens.books()
+            rows = [
+                VgpuRow.of(vgpu.record, vgpu.broker, books.get(vgpu.record.key))
+                for vgpu in self.vgpus.values()
+                if not vgpu.removed.is_set()
+            ]
+            server = ServerRow(self._row.generation, self.tokens.next_epoch, self.mode.value, self._row.period_ns)
+            try:
+                await trio.to_thread.run_sync(self._journal.write, server, rows)
+            except Exception as error:  # the disk's reasons are many, none of them the applications' fault
+                log.error("the journal was not written", reason=str(error))
+
+    def set_period(self, period_ns: int) -> None:
+        self.policy = with_period(self.policy, period_ns)
+        self._row = replace(self._row, period_ns=period_ns)
+
+
+def first_epoch(remembered: int) -> int:
+    """Where to begin after a scheduler that may have given out some more epochs than the journal knows. Epochs are
+    compared on a 32-bit circle: half-way round they begin again, long after the last lease of that age."""
+    return remembered + EPOCH_RESERVE if remembered < 1 << 31 else 1
+
+
+def with_period(policy: Policy, period_ns: int) -> Policy:
+    """One round of turns takes ``period_ns``, in either mode."""
+    return replace(policy, period_ns=period_ns, period_max_ns=max(period_ns, policy.period_max_ns), round_ns=period_ns)
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Where this node is, for processes."""
+    found = {"VGPU_RUNTIME_DIR": str(settings.paths.runtime)}
+    if settings.simulated:
+        found["VGPU_SIM_DIR"] = os.environ["VGPU_SIM_DIR"]
+    return found

@@ -1,0 +1,231 @@
+"""The token loop: what the native dispatcher saw goes into the scheduler, what the scheduler says goes back.
+
+Python is on no hand-over: decisions are published a token ahead, the dispatcher carries them out in microseconds. Here
+a decision may come a millisecond late without anybody waiting for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from cython_ext import readings
+from cython_ext.dispatcher import Dispatcher
+from cython_ext.pages import GrantsPage
+from cython_ext.readings import EventKind, GrantsFlag
+from gpuserver.core.leases import (
+    Added,
+    Book,
+    Changed,
+    Command,
+    Drained,
+    Event,
+    Idle,
+    Observed,
+    Publish,
+    Removed,
+    Share,
+    Tick,
+    VgpuKey,
+    Wants,
+    Went,
+)
+from gpuserver.core.policy import Policy
+from gpuserver.core.scheduler import Scheduler, Standing
+
+log = structlog.get_logger(__name__)
+
+SECOND_NS: Final = 1_000_000_000
+
+
+class TokenLoop:
+    """One scheduler, one dispatcher, and the vGPUs between them.
+
+    Resource handling: owns neither; the server closes the dispatcher after ``run`` was cancelled.
+    """
+
+    def __init__(self, scheduler: Scheduler, dispatcher: Dispatcher) -> None:
+        self._scheduler = scheduler
+        self._dispatcher = dispatcher
+        self._grants: dict[VgpuKey, GrantsPage] = {}
+        self._published: dict[VgpuKey, set[int]] = {}
+        self._wanting: set[VgpuKey] = set()
+        self._deadline_moved = trio.Event()
+
+    # --- vGPUs come, change and go
+
+    def add(self, key: VgpuKey, grants: GrantsPage, share: Share, book: Book | None = None) -> None:
+        self._grants[key] = grants
+        self._published[key] = set()
+        self._dispatcher.add(key, grants)
+        self._handle(Added(key, share, book))
+        self._show_contention()
+
+    def change(self, key: VgpuKey, share: Share) -> None:
+        self._handle(Changed(key, share))
+
+    def remove(self, key: VgpuKey) -> None:
+        self._handle(Removed(key))
+        self._dispatcher.remove(key)
+        self._wanting.discard(key)
+        del self._grants[key], self._published[key]
+        self._show_contention()
+
+    def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuKey, Share]) -> None:
+        """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
+        books = self._scheduler.books()
+        pages, self._grants = self._grants, {}
+        for key in pages:
+            self._dispatcher.remove(key)
+        self._scheduler = scheduler
+        self._wanting.clear()
+        for key, page in pages.items():
+            self.add(key, page, shares[key], books.get(key))
+
+    def set_policy(self, policy: Policy) -> None:
+        """Effective with the next decision."""
+        self._scheduler.policy = policy
+
+    # --- readings
+
+    def books(self) -> dict[VgpuKey, Book]:
+        return self._scheduler.books()
+
+    @property
+    def next_epoch(self) -> int:
+        return self._scheduler.next_epoch
+
+    def standings(self) -> dict[VgpuKey, Standing]:
+        """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
+        for key in self._published:
+            observed = self._dispatcher.observe(key)
+            if observed is not None:
+                self._take(observed)
+        return {standing.vgpu: standing for standing in self._scheduler.snapshot(time.monotonic_ns())}
+
+    # --- the loop
+
+    async def run(self) -> None:
+        while True:
+            await self._wait()
+            self._pump()
+
+    def _pump(self) -> None:
+        for event in self._dispatcher.events():
+            self._take(event)
+        deadline = self._scheduler.next_deadline_ns()
+        if deadline is not None and deadline <= time.monotonic_ns():
+            self._handle(Tick())
+
+    async def _wait(self) -> None:
+        """Until the dispatcher has news, the scheduler's deadline has come, or the deadline was moved."""
+        self._deadline_moved = trio.Event()
+        deadline = self._scheduler.next_deadline_ns()
+        left_s = float("inf") if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / SECOND_NS)
+        with trio.move_on_after(left_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_moved, nursery.cancel_scope)
+                await trio.lowlevel.wait_readable(self._dispatcher.fileno())
+                nursery.cancel_scope.cancel()
+
+    async def _until_moved(self, scope: trio.CancelScope) -> None:
+        await self._deadline_moved.wait()
+        scope.cancel()
+
+    def _take(self, seen: readings.Event) -> None:
+        if seen.kind is EventKind.LOST:
+            log.warning("dispatcher events lost", count=seen.epoch)
+            self._reconcile()
+            return
+        if seen.vgpu not in self._published:
+            return  # removed while the report was on its way
+        self._note(seen)
+        self._handle(_event(seen))
+
+    def _note(self, seen: readings.Event) -> None:
+        """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody."""
+        wants = seen.kind is EventKind.WANTS or (seen.kind is EventKind.DRAINED and seen.wants)
+        if seen.kind is EventKind.DRAINED:
+            self._published[seen.vgpu].discard(seen.epoch)
+        if wants and seen.vgpu not in self._wanting:
+            self._wanting.add(seen.vgpu)
+            self._show_contention()
+        elif not wants and seen.kind in {EventKind.IDLE, EventKind.DRAINED} and seen.vgpu in self._wanting:
+            self._wanting.remove(seen.vgpu)
+            self._show_contention()
+
+    def _show_contention(self) -> None:
+        for key, page in self._grants.items():
+            contended = bool(self._wanting - {key})
+            if contended != bool(page.flags & GrantsFlag.CONTENDED):
+                page.flags = page.flags ^ GrantsFlag.CONTENDED
+
+    def _reconcile(self) -> None:
+        """Reports were lost: settle with what the dispatcher knows now."""
+        now_ns = time.monotonic_ns()
+        for key, published in self._published.items():
+            outstanding = dict(self._dispatcher.outstanding(key))
+            wants = self._dispatcher.wants(key)
+            for epoch in sorted(published - outstanding.keys()):
+                published.discard(epoch)
+                self._handle(Drained(key, epoch, now_ns, idle_ns=0, wants=wants))
+            for epoch, went in outstanding.items():
+                if went:
+                    self._handle(Went(key, epoch, now_ns))
+            self._handle(Wants(key) if wants else Idle(key))
+
+    def _handle(self, event: Event) -> None:
+        self._execute(self._scheduler.handle(event, time.monotonic_ns()))
+        self._deadline_moved.set()
+
+    def _execute(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Publish):
+                lease = command.lease
+                self._published[lease.vgpu].add(lease.epoch)
+                self._dispatcher.publish(
+                    lease.vgpu,
+                    lease.epoch,
+                    lease.start_ns,
+                    lease.end_ns,
+                    lease.after,
+                    lease.go_by_ns,
+                    early=lease.early,
+                    window_ns=lease.window_ns,
+                )
+            elif self._dispatcher.withdraw(command.vgpu, command.epoch):
+                self._published[command.vgpu].discard(command.epoch)
+
+
+def _event(seen: readings.Event) -> Event:
+    """The dispatcher's report in the scheduler's words."""
+    match seen.kind:
+        case EventKind.WANTS:
+            return Wants(seen.vgpu)
+        case EventKind.IDLE:
+            return Idle(seen.vgpu)
+        case EventKind.WENT:
+            return Went(seen.vgpu, seen.epoch, seen.at_ns)
+        case EventKind.DRAINED:
+            return Drained(
+                seen.vgpu,
+                seen.epoch,
+                seen.at_ns,
+                idle_ns=seen.idle_ns,
+                wants=seen.wants,
+                longest_kernel_ns=seen.longest_kernel_ns,
+                handover_cost_ns=seen.handover_cost_ns,
+            )
+        case _:
+            return Observed(
+                seen.vgpu,
+                seen.epoch,
+                idle_ns=seen.idle_ns,
+                longest_kernel_ns=seen.longest_kernel_ns,
+                handover_cost_ns=seen.handover_cost_ns,
+                drains_by_ns=seen.drains_by_ns,
+            )

@@ -1,0 +1,144 @@
+"""A vGPU as the GPU Server holds it: its record, its pages, and the descriptors that are handed to its broker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import trio
+
+from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.readings import GrantsFlag, PageMode, SlotReading, SlotState
+from gpuserver.core.leases import Mode
+from gpuserver.core.registry import VgpuRecord
+from gpuserver.device.nvml import GpuFacts
+from vgpu.identity import Process
+from vgpu.protocol.stream import MessageStream
+from vgpu.spec import OnServerLoss
+
+NO_PROCESS = Process(0, 0)
+_LOSS_FLAGS = {
+    OnServerLoss.BLOCK: GrantsFlag(0),
+    OnServerLoss.ERROR: GrantsFlag.LOSS_ERROR,
+    OnServerLoss.RUN: GrantsFlag.LOSS_RUN,
+}
+_POLICY_FLAGS = GrantsFlag.LOSS_ERROR | GrantsFlag.LOSS_RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Counters of processes that are no more."""
+
+    refusals: int = 0
+    launches: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Vgpu:
+    """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
+    descriptor, handed to every broker of this vGPU.
+
+    ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
+    ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
+    not. ``past``: what its processes that have ended had counted.
+    """
+
+    record: VgpuRecord
+    generation: int
+    grants: GrantsPage
+    activity: ActivityPage | None = None
+    activity_fd: int = -1
+    broker: Process = NO_PROCESS
+    link: MessageStream | None = None
+    registered: trio.Event = field(default_factory=trio.Event)
+    admits: trio.Event = field(default_factory=trio.Event)
+    removed: trio.Event = field(default_factory=trio.Event)
+    left: trio.Event = field(default_factory=trio.Event)
+    failure: str = ""
+    past: Past = Past()
+
+    @property
+    def slots(self) -> list[SlotReading]:
+        """Its processes, a tenant's word; none while the page is away."""
+        return [] if self.activity is None else self.activity.slots()
+
+    @property
+    def alive(self) -> list[SlotReading]:
+        """Processes attached and not known to be dead."""
+        return [slot for slot in self.slots if slot.state is not SlotState.DEAD]
+
+    @property
+    def refusals(self) -> int:
+        """Allocations refused at the limit since this server began."""
+        return self.past.refusals + sum(slot.refusals for slot in self.alive)
+
+    @property
+    def launches(self) -> int:
+        return self.past.launches + sum(slot.launches for slot in self.alive)
+
+    def count_past(self, slot: int) -> None:
+        """The process in ``slot`` has ended: keep what it had counted."""
+        if self.activity is not None:
+            reading = self.activity.read_slot(slot)
+            self.past = Past(self.past.refusals + reading.refusals, self.past.launches + reading.launches)
+
+    def show(self, record: VgpuRecord) -> None:
+        """Write what ``record`` says into the grants page."""
+        self.record = record
+        self.grants.mode = page_mode(record)
+        self.grants.memory_limit_bytes = record.memory_limit_bytes
+        self.grants.flags = (self.grants.flags & ~_POLICY_FLAGS) | _LOSS_FLAGS[record.spec.on_server_loss]
+        self.grants.wake()
+
+    def take_away(self) -> None:
+        """It was removed: every gate of its processes fails from now on."""
+        self.grants.flags = self.grants.flags | GrantsFlag.REMOVED
+        self.grants.wake()
+        self.removed.set()
+
+    def take_activity(self, descriptor: int) -> None:
+        """Map the page that its broker kept; owns ``descriptor`` from here on. ``PageError`` if it is no such page."""
+        try:
+            page = ActivityPage.map(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._drop_activity()
+        self.activity, self.activity_fd = page, descriptor
+
+    def make_activity(self) -> None:
+        page = ActivityPage.create(self.generation)
+        self.activity, self.activity_fd = page, os.dup(page.fileno())
+        page.close_descriptor()
+
+    def _drop_activity(self) -> None:
+        if self.activity is not None:
+            self.activity.close()
+            os.close(self.activity_fd)
+            self.activity, self.activity_fd = None, -1
+
+    def close(self) -> None:
+        """Give the pages back; processes keep their own mappings."""
+        self.grants.close()
+        self._drop_activity()
+
+
+def page_mode(record: VgpuRecord) -> PageMode:
+    return PageMode.TEMPORAL if record.partition is None else PageMode.SPATIAL
+
+
+def mode_of(record: VgpuRecord) -> Mode:
+    return Mode.TEMPORAL if record.partition is None else Mode.SPATIAL
+
+
+def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: int) -> GrantsPage:
+    return GrantsPage.create(
+        vgpu_id=record.vgpu_id,
+        gpu_uuid=facts.uuid,
+        mode=page_mode(record),
+        generation=generation,
+        memory_limit_bytes=record.memory_limit_bytes,
+        total_memory_bytes=facts.total_memory_bytes,
+        grace_ns=grace_ns,
+        flags=_LOSS_FLAGS[record.spec.on_server_loss],
+    )

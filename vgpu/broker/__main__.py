@@ -1,0 +1,25 @@
+"""``python -m vgpu.broker``: started by a GPU Server, one per vGPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import trio
+
+from vgpu.broker.runtime import Broker
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vgpu.broker", description="Broker of one vGPU (started by its GPU Server)"
+    )
+    parser.add_argument("--vgpu", required=True, metavar="ID")
+    parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
+    parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
+    arguments = parser.parse_args()
+    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
+
+
+if __name__ == "__main__":
+    main()

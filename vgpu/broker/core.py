@@ -1,0 +1,149 @@
+"""The broker's decisions: who may come in, in which slot, and when a slot is free again. No socket, no clock, no page.
+
+Theory of operation
+-------------------
+A slot of the activity page belongs to one process from its admission until the driver has let its memory go:
+
+    free ──admit──▶ held ──died──▶ dead ──gone──▶ free
+
+``admit`` is decided here and carried out by the shell (page, descriptors, watches). ``died`` comes from whichever sees
+it first, the slot's robust mutex or the pidfd; the second report finds the slot dead or somebody else's and changes
+nothing. ``gone`` comes from the GPU Server, which reads NVML. A slot is therefore released exactly once per admission.
+
+After a broker's death the next one reads the same page and ``adopt``s what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vgpu.identity import Peer, Process
+from vgpu.protocol.broker import HOOK_VERSION, OBSERVER_SLOT, Adopt, Attach, Refused
+
+MAX_PROCESSES = 64  # of a vGPU; the page's own constant, checked against it when a page is mapped
+CLOCK_SKEW_NS = 1_000_000_000  # a message is never this old; a larger difference is another time namespace
+
+
+class SlotState(StrEnum):
+    HELD = "held"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Let it in. ``slot`` −1: an observer, it gets the pages and no slot. ``known``: it held this slot already."""
+
+    slot: int
+    known: bool
+
+
+@dataclass(slots=True)
+class _Slot:
+    process: Process
+    state: SlotState
+
+
+class IllegalMove(Exception):
+    """Our own fault: a slot was asked to do what its state does not allow. Nothing was changed."""
+
+
+class Admissions:
+    """The slots of one vGPU."""
+
+    def __init__(self, capacity: int = MAX_PROCESSES) -> None:
+        self._capacity = capacity
+        self._slots: dict[int, _Slot] = {}
+        self.removed = False
+
+    def __len__(self) -> int:
+        """Slots that are not free."""
+        return len(self._slots)
+
+    @property
+    def alive(self) -> int:
+        """Processes attached and not known to be dead."""
+        return sum(slot.state is SlotState.HELD for slot in self._slots.values())
+
+    def dead(self) -> Iterator[tuple[int, Process]]:
+        """Slots that wait for the driver, lowest first."""
+        for number, slot in sorted(self._slots.items()):
+            if slot.state is SlotState.DEAD:
+                yield number, slot.process
+
+    def process_in(self, slot: int) -> Process | None:
+        return self._slots[slot].process if slot in self._slots else None
+
+    def knock(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Admission | Refused:
+        """Decide about one attach request. An admission with a new slot takes that slot at once."""
+        refused = self._refusal(attach, peer, vgpu, now_ns)
+        if refused is not None:
+            return refused
+        if attach.role == "observer":
+            return Admission(OBSERVER_SLOT, known=False)
+        held = self._slots.get(attach.slot)
+        if held is not None and held.process == peer.process and held.state is SlotState.HELD:
+            return Admission(attach.slot, known=True)
+        for number in range(self._capacity):
+            if number not in self._slots:
+                self._slots[number] = _Slot(peer.process, SlotState.HELD)
+                return Admission(number, known=False)
+        return Refused(
+            code="full",
+            error=f"{vgpu.vgpu_id} has {self._capacity} processes already, its most; end one, or create another vGPU",
+        )
+
+    def _refusal(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Refused | None:
+        if attach.version != HOOK_VERSION:
+            return Refused(
+                code="version",
+                error=f"the hook speaks version {attach.version}, {vgpu.vgpu_id} speaks {HOOK_VERSION}; "
+                "install the hook of the node's release: vgpuctl hook install",
+            )
+        if self.removed:
+            return Refused(code="removed", error=f"{vgpu.vgpu_id} is being removed; create another: vgpuctl create")
+        if peer.process.start_time == 0:
+            return Refused(code="unavailable", error=f"process {peer.process.pid} ended while it attached")
+        if not may_attach(peer, vgpu):
+            return Refused(
+                code="not-yours",
+                error=f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, this process runs as uid {peer.uid}; "
+                "create one of your own: vgpuctl create",
+            )
+        if attach.now_ns and abs(attach.now_ns - now_ns) > CLOCK_SKEW_NS:
+            return Refused(
+                code="mode",
+                error="this process has a time namespace of its own, so leases cannot be compared with its clock; "
+                "start the container without one",
+            )
+        return None
+
+    def adopt(self, slot: int, process: Process, *, dead: bool) -> None:
+        """Take over a slot found in the page of a broker before us."""
+        if slot in self._slots:
+            raise IllegalMove(f"slot {slot} is held already")
+        self._slots[slot] = _Slot(process, SlotState.DEAD if dead else SlotState.HELD)
+
+    def died(self, slot: int, process: Process) -> bool:
+        """``process`` of ``slot`` is no more. True if that was news."""
+        found = self._slots.get(slot)
+        if found is None or found.process != process or found.state is SlotState.DEAD:
+            return False
+        found.state = SlotState.DEAD
+        return True
+
+    def gone(self, slot: int, process: Process) -> bool:
+        """The driver has let go of ``process``. True if the slot became free by this call: release its memory now."""
+        found = self._slots.get(slot)
+        if found is None or found.process != process:
+            return False
+        if found.state is SlotState.HELD:
+            raise IllegalMove(f"slot {slot}: process {process.pid} was called gone before it was known to be dead")
+        del self._slots[slot]
+        return True
+
+
+def may_attach(peer: Peer, vgpu: Adopt) -> bool:
+    """The owner, the host's root, and the group it was shared with."""
+    return peer.uid in {0, vgpu.owner_uid} or (vgpu.share_gid >= 0 and vgpu.share_gid in peer.groups)

@@ -1,0 +1,319 @@
+"""The broker process: the core's shell on trio. Admits processes, watches them, keeps its link to the GPU Server.
+
+What outlives what: the pages outlive everybody who maps them; a broker outlives its GPU Server, for the processes'
+sake, and reconnects; a broker that dies is started again and reads the pages. Grants never pass through here: the
+native relay merges wants, and leases are written by the server into the page that the processes have mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+from pydantic import ValidationError
+
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.readings import SlotState
+from cython_ext.relay import Relay
+from vgpu.broker.core import Admission, Admissions
+from vgpu.errors import VgpuError
+from vgpu.identity import Peer, Process
+from vgpu.protocol.broker import (
+    OBSERVER_SLOT,
+    TO_BROKER,
+    Admitted,
+    Adopt,
+    Attach,
+    Attached,
+    Closed,
+    Died,
+    Gone,
+    Listening,
+    Message,
+    Reaped,
+    Refused,
+    Register,
+    Stop,
+)
+from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
+from vgpu.protocol.hello import Hello
+from vgpu.protocol.peer import is_alive, peer_of
+from vgpu.protocol.stream import MessageStream, connect, listen
+
+ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
+RECONNECT_S: Final = (0.02, 1.0)  # first pause and longest
+LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
+MOST_VISITORS: Final = 128
+
+
+@dataclass(slots=True)
+class Pages:
+    """The mapped pages of the vGPU, and the thread that works on them. ``grants`` changes with every server.
+
+    The descriptors of grants and activity page are kept, to be handed to processes and to the next server.
+    """
+
+    grants: GrantsPage
+    grants_fd: int
+    activity: ActivityPage
+    activity_fd: int
+    relay_page: RelayPage
+    relay: Relay
+
+
+class Broker:
+    """One vGPU's broker. ``run`` returns when the vGPU was removed or nobody needs the broker any more."""
+
+    def __init__(self, vgpu_id: str, server: Path, door: Path) -> None:
+        self._vgpu_id = vgpu_id
+        self._server = server
+        self._door = door
+        self._admissions = Admissions()
+        self._vgpu: Adopt | None = None
+        self._pages: Pages | None = None
+        self._link: MessageStream | None = None
+        self._deaths_due = trio.Event()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._leave_on_signal)
+            nursery.start_soon(self._keep_link)
+
+    # --- the link to the GPU Server
+
+    async def _leave_on_signal(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._nursery.cancel_scope.cancel()
+
+    async def _keep_link(self) -> None:
+        pause, alone_since = RECONNECT_S[0], trio.current_time()
+        while True:
+            try:
+                async with await connect(self._server) as link:
+                    await self._converse(link)
+                    pause, alone_since = RECONNECT_S[0], trio.current_time()
+            except (OSError, VgpuError, ValidationError) as error:
+                if pause == RECONNECT_S[0]:  # once per loss, not once per attempt
+                    _say(f"{self._vgpu_id}: no link to the GPU Server: {error}")
+            finally:
+                self._link = None
+            if not self._admissions.alive and trio.current_time() - alone_since > LONELY_S:
+                self._nursery.cancel_scope.cancel()
+            await trio.sleep(pause)
+            pause = min(2 * pause, RECONNECT_S[1])
+
+    async def _converse(self, link: MessageStream) -> None:
+        await link.send(Hello(role="broker").model_dump())
+        if await link.receive() is None:
+            return
+        held = () if self._pages is None else (self._pages.activity_fd,)
+        await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        while (received := await link.receive()) is not None:
+            message, descriptors = received
+            match TO_BROKER.validate_python(message):
+                case Adopt() as vgpu:
+                    await self._adopt(vgpu, descriptors, link)
+                case Gone(slot=slot, pid=pid, start_time=started):
+                    await self._gone(slot, Process(pid, started))
+                case Stop(removed=removed):
+                    self._admissions.removed = removed
+                    if removed or not self._admissions.alive:
+                        self._nursery.cancel_scope.cancel()
+
+    async def _adopt(self, vgpu: Adopt, descriptors: list[int], link: MessageStream) -> None:
+        """Take the vGPU's description, and its pages where a server hands them over."""
+        if descriptors:
+            self._map(vgpu, descriptors)
+        first, self._vgpu = self._vgpu is None, vgpu
+        if first:
+            listener = listen(self._door, **_door_permissions(vgpu))
+            self._nursery.start_soon(self._admit_all, listener)
+        if self._link is None:
+            self._link = link
+            await link.send(Listening().model_dump())
+            for reading in self._activity.slots():
+                process = self._admissions.process_in(reading.index)
+                if process is not None:
+                    await self._tell(_attached(reading.index, process, reading.command))
+            for slot, process in self._admissions.dead():
+                await self._tell(_died(slot, process))
+
+    def _map(self, vgpu: Adopt, descriptors: list[int]) -> None:
+        grants_fd, activity_fd, relay_fd = descriptors
+        grants, relay_page = GrantsPage.map_readonly(grants_fd), RelayPage.map(relay_fd)
+        os.close(relay_fd)
+        kept = self._pages
+        if kept is not None:
+            # A new server: its grants page is another one, the activity page is the one that we kept.
+            os.close(activity_fd)
+            kept.relay.rebind(grants, relay_page, vgpu.key)
+            os.close(kept.grants_fd)
+            kept.grants.close()
+            kept.relay_page.close()
+            kept.grants, kept.grants_fd, kept.relay_page = grants, grants_fd, relay_page
+            # Leases of the old server end here: no gate passes on a page of another generation.
+            kept.activity.generation = vgpu.generation
+            kept.activity.ring()
+            return
+        activity = ActivityPage.map(activity_fd)
+        activity.bump_broker_epoch()
+        relay = Relay(activity, grants, relay_page, vgpu.key)
+        self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay)
+        self._nursery.start_soon(self._collect_deaths)
+        self._find_processes()
+
+    def _find_processes(self) -> None:
+        """A broker before us may have admitted processes: watch them on."""
+        for reading in self._activity.slots():
+            process = Process(reading.pid, reading.start_time)
+            self._admissions.adopt(reading.index, process, dead=reading.state is SlotState.DEAD)
+            if reading.state is not SlotState.DEAD:
+                self._watch(reading.index, process)
+
+    async def _gone(self, slot: int, process: Process) -> None:
+        if self._admissions.gone(slot, process):
+            released = self._activity.reap_slot(slot)
+            await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
+
+    async def _tell(self, message: Message) -> None:
+        """Best effort: without a link it is dropped, since a new link begins with the whole state."""
+        if self._link is None:
+            return
+        try:
+            await self._link.send(message.model_dump())
+        except (OSError, VgpuError):
+            self._link.close()
+
+    # --- processes
+
+    @property
+    def _activity(self) -> ActivityPage:
+        assert self._pages is not None
+        return self._pages.activity
+
+    async def _admit_all(self, listener: trio.socket.SocketType) -> None:
+        room = trio.CapacityLimiter(MOST_VISITORS)
+        with listener:
+            async with trio.open_nursery() as visitors:
+                while True:
+                    try:
+                        sock, _ = await listener.accept()
+                    except OSError as error:  # out of descriptors: the links that end will give some back
+                        _say(f"{self._vgpu_id}: cannot accept: {error}")
+                        await trio.sleep(0.1)
+                        continue
+                    await room.acquire_on_behalf_of(sock)
+                    visitors.start_soon(self._receive, sock, room)
+
+    async def _receive(self, sock: trio.socket.SocketType, room: trio.CapacityLimiter) -> None:
+        peer = peer_of(sock)
+        try:
+            async with MessageStream(sock, MAX_HOOK_BYTES) as stream:
+                with trio.move_on_after(ATTACH_S) as patience:
+                    await self._attach(stream, peer)
+                if patience.cancelled_caught:
+                    raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
+        except (OSError, VgpuError, ValidationError) as error:
+            reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
+            await self._tell(Closed(pid=peer.process.pid, uid=peer.uid, reason=reason))
+        finally:
+            room.release_on_behalf_of(sock)
+
+    async def _attach(self, stream: MessageStream, peer: Peer) -> None:
+        received = await stream.receive()
+        if received is None:
+            return
+        message, descriptors = received
+        for descriptor in descriptors:
+            os.close(descriptor)
+        try:
+            attach = Attach.model_validate(message)
+        except ValidationError:
+            await stream.send(Refused(code="protocol", error=f"{self._vgpu_id}: malformed attach request").model_dump())
+            raise
+        assert self._vgpu is not None
+        assert self._pages is not None
+        decision = self._admissions.knock(attach, peer, self._vgpu, time.monotonic_ns())
+        if isinstance(decision, Refused):
+            await stream.send(decision.model_dump())
+            return
+        if not decision.known and decision.slot != OBSERVER_SLOT:
+            self._activity.reserve_slot(peer.process.pid, peer.process.start_time, attach.command, decision.slot)
+            self._watch(decision.slot, peer.process)
+        pages = (self._pages.grants_fd, self._pages.activity_fd)
+        await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
+        if decision.slot != OBSERVER_SLOT:
+            await self._tell(_attached(decision.slot, peer.process, attach.command))
+
+    def _watch(self, slot: int, process: Process) -> None:
+        """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
+        assert self._pages is not None
+        self._pages.relay.watch(slot)
+        self._nursery.start_soon(self._watch_pid, slot, process)
+
+    async def _watch_pid(self, slot: int, process: Process) -> None:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            await self._died(slot, process)
+            return
+        try:
+            if is_alive(process):
+                await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        await self._died(slot, process)
+
+    async def _collect_deaths(self) -> None:
+        assert self._pages is not None
+        while True:
+            await trio.lowlevel.wait_readable(self._pages.relay.fileno())
+            for death in self._pages.relay.deaths():
+                process = self._admissions.process_in(death.slot)
+                if process is not None:
+                    await self._died(death.slot, process)
+
+    async def _died(self, slot: int, process: Process) -> None:
+        if self._admissions.died(slot, process):
+            assert self._pages is not None
+            self._pages.relay.mark_dead(slot)
+            await self._tell(_died(slot, process))
+
+
+def _door_permissions(vgpu: Adopt) -> dict[str, int]:
+    """The owner may connect, and the group it was shared with; the broker looks at each peer besides."""
+    mode = 0o660 if vgpu.share_gid >= 0 else 0o600
+    if os.geteuid() != 0:
+        return {"mode": mode}
+    return {"mode": mode, "uid": vgpu.owner_uid, "gid": vgpu.share_gid}
+
+
+def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:
+    return Admitted(
+        slot=decision.slot,
+        now_ns=time.monotonic_ns(),
+        **vgpu.model_dump(include=set(Admitted.model_fields) - {"ok", "slot", "now_ns"}),
+    )
+
+
+def _attached(slot: int, process: Process, command: str) -> Attached:
+    return Attached(slot=slot, pid=process.pid, start_time=process.start_time, command=command)
+
+
+def _died(slot: int, process: Process) -> Died:
+    return Died(slot=slot, pid=process.pid, start_time=process.start_time)
+
+
+def _say(text: str) -> None:
+    """A broker reports through its link; only what concerns the link itself goes to stderr (the server's log file)."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

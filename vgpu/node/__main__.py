@@ -1,0 +1,96 @@
+"""``python -m vgpu.node``: what ``vgpuctl serve`` becomes."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import IO
+
+import structlog
+import trio
+
+from client_hook.environment import simulation_libraries
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.logs import to_stderr
+from vgpu.node.servers import Servers, gpu_count
+from vgpu.node.supervisor import Node, prepare
+from vgpu.paths import NodePaths
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vgpu.node", description="Supervisor of the GPU Servers of this machine"
+    )
+    parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
+    parser.add_argument("--simulate", type=int, default=0, metavar="N", help="serve N simulated GPUs")
+    arguments = parser.parse_args()
+    to_stderr()
+    paths = NodePaths.from_environment()
+    try:
+        run(paths, arguments.mode, arguments.simulate)
+    except VgpuError as error:
+        print(f"vgpuctl serve: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def run(paths: NodePaths, mode: str, simulate: int) -> None:
+    """Serve until told to stop. ``VgpuError``: why it cannot."""
+    prepare(paths)
+    with only_node(paths):
+        count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
+        servers = Servers(
+            mode, simulated=bool(simulate), environment=server_environment(paths, simulate=bool(simulate))
+        )
+        trio.run(Node(paths, servers, count, simulated=bool(simulate)).run)
+
+
+def only_node(paths: NodePaths) -> IO[str]:
+    """The node's lock, held while the file is open. ``VgpuError`` (exists) where a node runs already."""
+    file = (paths.runtime / "node.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise VgpuError(
+            ErrorCode.EXISTS,
+            f"a node runs already in {paths.runtime}",
+            "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
+        ) from None
+    return file
+
+
+def simulated_gpus(folder: Path, count: int) -> int:
+    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them."""
+    from cython_ext.simengine import create_gpus
+
+    if len(list(folder.glob("gpu*"))) != count:
+        create_gpus(folder, count)
+    return count
+
+
+def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
+    """What GPU Servers and brokers are started with: this node's places, and no vGPU of their own."""
+    environment = dict(os.environ)
+    for name in ("VGPU_ID", "VGPU_SIM_DIR"):
+        environment.pop(name, None)
+    libraries = [part for part in environment.pop("LD_LIBRARY_PATH", "").split(":") if part]
+    libraries = [part for part in libraries if part != str(simulation_libraries())]
+    if simulate:
+        environment["VGPU_SIM_DIR"] = str(paths.runtime / "sim")
+        libraries.insert(0, str(simulation_libraries()))
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = ":".join(libraries)
+    # pydantic would look through every installed distribution for plugins, in each of our processes.
+    environment.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    environment["VGPU_RUNTIME_DIR"] = str(paths.runtime)
+    environment["VGPU_STATE_DIR"] = str(paths.state)
+    return environment
+
+
+if __name__ == "__main__":
+    main()

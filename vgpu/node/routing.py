@@ -1,0 +1,62 @@
+"""Which vGPU is meant, and which GPU a new one goes to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import GpuReading, VgpuReading
+
+
+def find_vgpu(reference: str, vgpus: Sequence[VgpuReading]) -> VgpuReading:
+    """The vGPU that ``reference`` names: its id, its name, or a prefix of an id that fits one alone (``vgpu-`` may be
+    left out). Errors: ``not-found``, ``ambiguous``."""
+    for vgpu in vgpus:
+        if reference in {vgpu.vgpu_id, vgpu.name}:
+            return vgpu
+    prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
+    fitting = [vgpu for vgpu in vgpus if reference and vgpu.vgpu_id.startswith(prefix)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        ids = ", ".join(vgpu.vgpu_id for vgpu in fitting[:4])
+        raise VgpuError(ErrorCode.AMBIGUOUS, f"{reference!r} fits {len(fitting)} vGPUs ({ids})", "write more of the id")
+    raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}", "see: vgpuctl ls")
+
+
+def candidates(choice: str, gpus: Sequence[GpuReading]) -> list[GpuReading]:
+    """The GPUs to try, in this order. "auto": all that serve, most room first. An index, or a UUID in any case (a
+    prefix will do, with or without ``GPU-``): that one. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""
+    if choice.lower() == "auto":
+        serving = [gpu for gpu in gpus if gpu.state == "serving"]
+        if not serving:
+            raise VgpuError(ErrorCode.UNAVAILABLE, "no GPU is served at this moment", "see: vgpuctl gpu ls")
+        return sorted(serving, key=room, reverse=True)
+    gpu = find_gpu(choice, gpus)
+    if gpu.state != "serving":
+        reason = gpu.reason or gpu.state
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"GPU {gpu.index} is not served: {reason}", "see: vgpuctl gpu ls")
+    return [gpu]
+
+
+def find_gpu(choice: str, gpus: Sequence[GpuReading]) -> GpuReading:
+    known = f"this node has {', '.join(str(gpu.index) for gpu in gpus) or 'none'}"
+    if choice.isdecimal():
+        fitting = [gpu for gpu in gpus if gpu.index == int(choice)]
+    else:
+        wanted = choice.lower().removeprefix("gpu-")
+        fitting = [gpu for gpu in gpus if wanted and gpu.uuid.lower().removeprefix("gpu-").startswith(wanted)]
+    if not fitting:
+        raise VgpuError(ErrorCode.NOT_FOUND, f"there is no GPU {choice!r}; {known}", "see: vgpuctl gpu ls")
+    if len(fitting) > 1:
+        raise VgpuError(
+            ErrorCode.AMBIGUOUS, f"{choice!r} fits {len(fitting)} GPUs", "write more of the UUID, or the index"
+        )
+    return fitting[0]
+
+
+def room(gpu: GpuReading) -> tuple[float, float, int]:
+    """How much is left to promise: the scarcer of compute and memory first, then both; ties go to the lower index."""
+    compute = 1 - gpu.guaranteed_ratio
+    memory = 1 - gpu.guaranteed_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
+    return min(compute, memory), compute + memory, -gpu.index

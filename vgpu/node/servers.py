@@ -1,0 +1,170 @@
+"""The GPU Servers of a node: started, found again, restarted. Each has a session of its own and outlives the node.
+
+A node that begins finds the servers that are there already by their sockets, and watches them like its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.hello import Hello
+from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.service import open_link
+from vgpu.protocol.stream import MessageStream
+
+log = structlog.get_logger(__name__)
+
+READY_S: Final = 30.0  # NVML on a machine with many GPUs and no persistence takes seconds
+LONGEST_PAUSE_S: Final = 5.0
+SETTLED_S: Final = 10.0
+STOP_S: Final = 8.0
+
+
+@dataclass(slots=True, eq=False)
+class ServerProcess:
+    """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure."""
+
+    index: int
+    socket: Path
+    log_path: Path
+    pid: int = 0
+    serving: bool = False
+    reason: str = "starting"
+    restarts: int = 0
+    last_reading: GpuReading | None = None
+    settled: trio.Event = field(default_factory=trio.Event)
+    stopped: trio.Event = field(default_factory=trio.Event)
+
+
+class Servers:
+    """``keep`` runs for each server until the node stops; ``stop`` ends them."""
+
+    def __init__(self, mode: str, *, simulated: bool, environment: Mapping[str, str]) -> None:
+        self._mode = mode
+        self._simulated = simulated
+        self._environment = dict(environment)
+        self._stopping = False
+
+    async def keep(self, server: ServerProcess, follow: Callable[[MessageStream], Awaitable[None]]) -> None:
+        """``follow`` has the conversation for as long as the server lives; it returns when the link ends."""
+        pause = 0.0
+        while not self._stopping:
+            started = trio.current_time()
+            await self._live(server, follow)
+            server.serving, server.pid = False, 0
+            server.settled.set()
+            if self._stopping:
+                server.stopped.set()
+                return
+            server.restarts += 1
+            pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.1)
+            log.warning("GPU Server ended, another starts", gpu=server.index, pause_s=pause, log=str(server.log_path))
+            await trio.sleep(pause)
+
+    async def _live(self, server: ServerProcess, follow: Callable[[MessageStream], Awaitable[None]]) -> None:
+        """From start (or discovery) to end."""
+        try:
+            link, pid = await self._greet(server.socket)
+            log.info("GPU Server found running", gpu=server.index, pid=pid)
+        except VgpuError:
+            link, pid = None, await trio.to_thread.run_sync(self._spawn, server)
+        server.pid = pid
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow, server, link, follow)
+                await trio.lowlevel.wait_readable(pidfd)
+                nursery.cancel_scope.cancel()
+        finally:
+            os.close(pidfd)
+            with suppress(ChildProcessError):  # one that was found is nobody's child here
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
+        server.reason = f"its server ended; see {server.log_path}"
+
+    async def _greet(self, path: Path) -> tuple[MessageStream, int]:
+        link, welcome = await open_link(path, Hello())
+        return link, welcome.pid
+
+    async def _follow(
+        self, server: ServerProcess, link: MessageStream | None, follow: Callable[[MessageStream], Awaitable[None]]
+    ) -> None:
+        """Wait until it answers, then listen to it; a link that ends is opened again."""
+        deadline = trio.current_time() + READY_S
+        while True:
+            try:
+                if link is None:
+                    link, _ = await self._greet(server.socket)
+                server.serving, server.reason = True, ""
+                server.settled.set()
+                async with link:
+                    await follow(link)
+            except (VgpuError, OSError, trio.ClosedResourceError, trio.BrokenResourceError):
+                if not server.serving and trio.current_time() > deadline:
+                    server.reason = f"it does not answer; see {server.log_path}"
+                    server.settled.set()
+            link = None
+            await trio.sleep(0.01)
+
+    def _spawn(self, server: ServerProcess) -> int:
+        argv = [sys.executable, "-m", "gpuserver", "--index", str(server.index), "--mode", self._mode]
+        if self._simulated:
+            argv.append("--simulated")
+        server.log_path.parent.mkdir(parents=True, exist_ok=True)
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return os.posix_spawn(
+            argv[0],
+            argv,
+            self._environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(server.log_path), append, 0o640),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE],
+        )
+
+    async def stop(self, servers: list[ServerProcess]) -> None:
+        """SIGTERM to each; SIGKILL to what is still there after ``STOP_S``."""
+        self._stopping = True
+        for number, limit in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 1.0)):
+            for server in servers:
+                if server.pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(server.pid, number)
+            with trio.move_on_after(limit):
+                for server in servers:
+                    if server.pid:
+                        await server.stopped.wait()
+                return
+
+
+def gpu_count() -> int:
+    """GPUs of this machine; ``VgpuError`` (unavailable) if NVML finds none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        count = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise VgpuError(
+            ErrorCode.UNAVAILABLE, f"no NVIDIA GPU answers here: {error}", "without one: vgpuctl serve --simulate 1"
+        ) from error
+    if count == 0:
+        raise VgpuError(ErrorCode.UNAVAILABLE, "NVML finds no GPU", "without one: vgpuctl serve --simulate 1")
+    return count

@@ -1,0 +1,351 @@
+"""The node: supervises the GPU Servers, and answers on the control socket what concerns the whole machine.
+
+It decides nothing about a GPU: it passes a request to the server that owns it, with the uid that the kernel told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+from pydantic import BaseModel, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.routing import candidates, find_gpu, find_vgpu
+from vgpu.node.servers import ServerProcess, Servers
+from vgpu.paths import NodePaths
+from vgpu.protocol.messages import (
+    REQUESTS,
+    AnyRequest,
+    Create,
+    EventReading,
+    Forward,
+    GpuList,
+    GpuReading,
+    Gpus,
+    Inspect,
+    List,
+    Look,
+    NodeStatus,
+    Notice,
+    Processes,
+    ProcessList,
+    Remove,
+    Set,
+    SetGpu,
+    Snapshot,
+    Status,
+    VgpuDetail,
+    VgpuList,
+    VgpuReading,
+    Watch,
+)
+from vgpu.protocol.peer import peer_of
+from vgpu.protocol.service import AnyModel, ask, serve, software_version, welcome
+from vgpu.protocol.stream import MessageStream, listen
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 2.0
+CHANGE_S: Final = 15.0
+MOST_LINKS: Final = 256
+
+
+class Node:
+    """``run`` until SIGTERM or SIGINT; then the servers stop too."""
+
+    def __init__(self, paths: NodePaths, servers: Servers, count: int, *, simulated: bool) -> None:
+        self._paths = paths
+        self._servers = servers
+        self._simulated = simulated
+        self._started_ns = time.monotonic_ns()
+        self._creating = trio.Lock()
+        self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self._processes = [
+            ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in range(count)
+        ]
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for process in self._processes:
+                nursery.start_soon(self._servers.keep, process, self._hear)
+            nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
+            for process in self._processes:
+                await process.settled.wait()
+            # Everybody's socket on root's node: what may be asked depends on who asks.
+            listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
+            log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
+            nursery.start_soon(self._accept, listener)
+
+    async def _end_on_signal(self, scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                self._paths.control_socket.unlink(missing_ok=True)
+                await self._servers.stop(self._processes)
+                scope.cancel()
+
+    # --- links
+
+    async def _accept(self, listener: trio.socket.SocketType) -> None:
+        room = trio.CapacityLimiter(MOST_LINKS)
+        with listener:
+            async with trio.open_nursery() as links:
+                while True:
+                    try:
+                        sock, _ = await listener.accept()
+                    except OSError as error:
+                        log.warning("cannot accept a link", reason=str(error))
+                        await trio.sleep(0.1)
+                        continue
+                    await room.acquire_on_behalf_of(sock)
+                    links.start_soon(self._converse, sock, room)
+
+    async def _converse(self, sock: trio.socket.SocketType, room: trio.CapacityLimiter) -> None:
+        peer = peer_of(sock)
+
+        async def answer(request: AnyRequest) -> BaseModel:
+            return await self._answer(request, peer.uid)
+
+        try:
+            async with MessageStream(sock) as link:
+                if await welcome(link, os.getpid()) is not None:
+                    await serve(link, REQUESTS, answer, self._notices)
+        except (OSError, VgpuError, ValidationError, trio.ClosedResourceError) as error:
+            log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=str(error))
+        finally:
+            room.release_on_behalf_of(sock)
+
+    def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
+        return self._watch(request) if isinstance(request, Watch) else None
+
+    # --- answers
+
+    async def _answer(self, request: AnyRequest, uid: int) -> BaseModel:
+        match request:
+            case Create():
+                return await self._create(request, uid)
+            case Set(vgpu=reference) | Remove(vgpu=reference) | Inspect(vgpu=reference):
+                vgpu = await self._find(reference)
+                model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
+                if isinstance(request, Set) and request.changes.name is not None:
+                    await self._refuse_taken_name(request.changes.name, but=vgpu.vgpu_id)
+                exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
+                return await self._forward(vgpu.gpu_index, exact, uid, model, CHANGE_S)
+            case List():
+                return VgpuList(vgpus=(await self._look()).vgpus)
+            case Processes(vgpu=reference):
+                return await self._list_processes(reference, uid)
+            case Gpus():
+                return GpuList(gpus=(await self._look()).gpus)
+            case SetGpu(gpu=choice):
+                gpu = find_gpu(choice, (await self._look()).gpus)
+                return await self._forward(gpu.index, request, uid, GpuReading, CHANGE_S)
+            case Status():
+                return self._status(await self._look())
+            case Look():
+                return await self._look()
+            case _:
+                raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
+
+    async def _create(self, request: Create, uid: int) -> VgpuReading:
+        """On the first GPU that takes it; if none does, the refusal of the one with the most room."""
+        async with self._creating:
+            if request.spec.name is not None:
+                await self._refuse_taken_name(request.spec.name)
+            refusals = []
+            gpus = candidates(request.gpu, (await self._look()).gpus)
+            for gpu in gpus:
+                try:
+                    return await self._forward(gpu.index, request, uid, VgpuReading, CHANGE_S)
+                except VgpuError as error:
+                    if error.code is not ErrorCode.NO_ROOM:
+                        raise
+                    refusals.append(error)
+        first = refusals[0]
+        where = (
+            f"GPU {gpus[0].index}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {gpus[0].index}, the emptiest"
+        )
+        raise VgpuError(first.code, f"{where}: {first.message}", first.hint)
+
+    async def _refuse_taken_name(self, name: str, but: str = "") -> None:
+        for vgpu in (await self._look()).vgpus:
+            if vgpu.name == name and vgpu.vgpu_id != but:
+                raise VgpuError(
+                    ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", "choose another --name"
+                )
+
+    async def _find(self, reference: str) -> VgpuReading:
+        return find_vgpu(reference, (await self._look()).vgpus)
+
+    async def _list_processes(self, reference: str, uid: int) -> ProcessList:
+        if reference:
+            vgpu = await self._find(reference)
+            return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, LOOK_S)
+        lists: list[ProcessList] = []
+
+        async def collect(index: int) -> None:
+            with suppress(VgpuError):
+                lists.append(await self._forward(index, Processes(), uid, ProcessList, LOOK_S))
+
+        async with trio.open_nursery() as nursery:
+            for process in self._processes:
+                nursery.start_soon(collect, process.index)
+        found = (process for part in lists for process in part.processes)
+        return ProcessList(processes=tuple(sorted(found, key=lambda p: (p.gpu_index, p.vgpu_id, p.slot))))
+
+    async def _forward(
+        self, index: int, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
+    ) -> AnyModel:
+        process = self._processes[index]
+        if not process.serving:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {process.reason}", "see: vgpuctl gpu ls"
+            )
+        return await ask(process.socket, Forward(uid=uid, request=request), model, limit_s)
+
+    # --- readings
+
+    async def _look(self) -> Snapshot:
+        """All servers at once. Where one does not answer, its GPU's last reading, and why it is not current."""
+        found: dict[int, Snapshot] = {}
+
+        async def look(process: ServerProcess) -> None:
+            try:
+                found[process.index] = await self._forward(process.index, Look(), os.geteuid(), Snapshot, LOOK_S)
+            except VgpuError as error:
+                log.info("no reading", gpu=process.index, reason=str(error))
+
+        async with trio.open_nursery() as nursery:
+            for process in self._processes:
+                nursery.start_soon(look, process)
+        gpus = [self._gpu(process, found.get(process.index)) for process in self._processes]
+        return Snapshot(
+            at_unix_s=time.time(),
+            gpus=tuple(gpu for gpu in gpus if gpu is not None),
+            vgpus=tuple(vgpu for _, snapshot in sorted(found.items()) for vgpu in snapshot.vgpus),
+        )
+
+    def _gpu(self, process: ServerProcess, snapshot: Snapshot | None) -> GpuReading | None:
+        if snapshot is not None:
+            process.last_reading = snapshot.gpus[0].model_copy(update={"restarts": process.restarts})
+            return process.last_reading
+        state = "failed" if process.settled.is_set() and process.last_reading is None else "restarting"
+        stale = {
+            "state": state,
+            "reason": process.reason,
+            "server_pid": process.pid or None,
+            "restarts": process.restarts,
+        }
+        return (process.last_reading or _unknown_gpu(process.index, simulated=self._simulated)).model_copy(update=stale)
+
+    def _status(self, snapshot: Snapshot) -> NodeStatus:
+        return NodeStatus(
+            software=software_version(),
+            pid=os.getpid(),
+            uptime_ns=time.monotonic_ns() - self._started_ns,
+            simulated=self._simulated,
+            runtime_dir=str(self._paths.runtime),
+            state_dir=str(self._paths.state),
+            gpus=snapshot.gpus,
+            vgpus=len(snapshot.vgpus),
+            processes=sum(vgpu.processes for vgpu in snapshot.vgpus),
+        )
+
+    # --- streams
+
+    async def _hear(self, link: MessageStream) -> None:
+        """Pass on one server's events, until its link ends."""
+        await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).model_dump(mode="json"))
+        while (received := await link.receive()) is not None:
+            event = Notice.model_validate(received[0]).event
+            if event is not None:
+                self._broadcast(event)
+
+    def _broadcast(self, event: EventReading) -> None:
+        for channel in list(self._watchers):
+            with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
+                channel.send_nowait(event)
+
+    async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
+        wanted = {(await self._find(reference)).vgpu_id for reference in watch.vgpus}
+        sending, receiving = trio.open_memory_channel[EventReading](1024)
+        if watch.events:
+            self._watchers.add(sending)
+        try:
+            due = trio.current_time()
+            while True:
+                if watch.snapshots and trio.current_time() >= due:
+                    yield Notice(id=watch.id, snapshot=_only(wanted, await self._look()))
+                    due = max(due + watch.interval_ns / 1e9, trio.current_time())
+                with trio.move_on_at(due if watch.snapshots else float("inf")):
+                    event = await receiving.receive()
+                    if not wanted or event.vgpu_id in wanted:
+                        yield Notice(id=watch.id, event=event)
+        finally:
+            self._watchers.discard(sending)
+
+
+def _only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
+    ids = set(wanted)
+    if not ids:
+        return snapshot
+    return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
+
+
+def _unknown_gpu(index: int, *, simulated: bool) -> GpuReading:
+    """A GPU whose server has never answered."""
+    return GpuReading(
+        index=index,
+        uuid="",
+        name="unknown",
+        simulated=simulated,
+        state="failed",
+        mode="temporal",
+        mode_reason="",
+        period_ns=0,
+        sm_count=0,
+        total_memory_bytes=0,
+        used_memory_bytes=0,
+        guaranteed_ratio=0.0,
+        guaranteed_memory_bytes=0,
+        vgpus=0,
+        processes=0,
+        held_ratio=0.0,
+        busy_ratio=0.0,
+        tokens_per_second=0.0,
+        server_pid=None,
+        restarts=0,
+    )
+
+
+def prepare(paths: NodePaths) -> None:
+    """The node's directories, with the permissions that let owners of vGPUs reach their own and nothing else."""
+    shared = 0o711 if os.geteuid() == 0 else 0o700
+    for directory, mode in (
+        (paths.runtime, 0o755 if os.geteuid() == 0 else 0o700),
+        (paths.runtime / "gpus", 0o700),
+        (paths.runtime / "vgpus", shared),
+        (paths.state, 0o700),
+        (paths.logs, 0o700),
+    ):
+        directory.mkdir(parents=True, exist_ok=True)
+        _own(directory, mode)
+
+
+def _own(directory: Path, mode: int) -> None:
+    """Refuse a directory that somebody else prepared: whoever owns it could swap sockets under us."""
+    owner = directory.stat().st_uid
+    if owner != os.geteuid():
+        raise VgpuError(
+            ErrorCode.NOT_YOURS,
+            f"{directory} belongs to uid {owner}, and the node runs as uid {os.geteuid()}",
+            "set VGPU_RUNTIME_DIR and VGPU_STATE_DIR to directories of your own",
+        )
+    directory.chmod(mode)

@@ -1,0 +1,163 @@
+"""Messages between a GPU Server and the brokers of its vGPUs, and between a broker and the hooks.
+
+Server and broker trust each other: same software, same user. A hook's ``Attach`` is a tenant's word.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+HOOK_VERSION: Final = 1
+OBSERVER_SLOT: Final = -1
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# --- hook → broker ------------------------------------------------------------------------------------------------
+
+
+class Attach(Message):
+    """A process wants in. ``slot``: −1 for a new process; a re-attaching one names the slot it holds. ``now_ns``: its
+    CLOCK_MONOTONIC, to notice a time namespace. ``command``: argv[0], for people."""
+
+    op: Literal["attach"] = "attach"
+    version: int
+    role: Literal["process", "observer"] = "process"
+    command: str = Field(default="", max_length=4096)
+    now_ns: int = 0
+    slot: int = Field(default=-1, ge=-1, lt=64)
+
+
+class Admitted(Message):
+    """Travels with two descriptors: the grants page (read-only) and the activity page."""
+
+    ok: Literal[True] = True
+    slot: int
+    now_ns: int
+    mode: Literal["temporal", "spatial"]
+    generation: int
+    gpu_index: int
+    gpu_uuid: str
+    vgpu_id: str
+    simulated: bool
+    sm_percent: float
+    mps_pipe_directory: str
+    mps_log_directory: str
+    mps_active_thread_percentage: str
+    mps_pinned_memory_limit: str
+
+
+class Refused(Message):
+    """``error`` is printed by the hook as it stands: one line, what is wrong and what to do."""
+
+    ok: Literal[False] = False
+    code: Literal["not-yours", "full", "removed", "version", "mode", "protocol", "unavailable"]
+    error: str
+
+
+# --- broker → server ----------------------------------------------------------------------------------------------
+
+
+class Register(Message):
+    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along."""
+
+    op: Literal["register"] = "register"
+    vgpu_id: str
+    holds_page: bool
+
+
+class Listening(Message):
+    """The socket for processes is open."""
+
+    op: Literal["listening"] = "listening"
+
+
+class Attached(Message):
+    op: Literal["attached"] = "attached"
+    slot: int
+    pid: int
+    start_time: int
+    command: str
+
+
+class Died(Message):
+    """A process of the vGPU is gone; its memory stays charged until the server answers ``Gone``. Repeated after a
+    reconnection for everything still unanswered."""
+
+    op: Literal["died"] = "died"
+    slot: int
+    pid: int
+    start_time: int
+
+
+class Reaped(Message):
+    """The slot is free again. ``released_bytes``: what its process was charged."""
+
+    op: Literal["reaped"] = "reaped"
+    slot: int
+    pid: int
+    released_bytes: int
+
+
+class Closed(Message):
+    """A hook's link was closed for a reason worth telling the operator."""
+
+    op: Literal["closed"] = "closed"
+    pid: int
+    uid: int
+    reason: str
+
+
+FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Closed, Field(discriminator="op")]
+FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
+
+
+# --- server → broker ----------------------------------------------------------------------------------------------
+
+
+class Adopt(Message):
+    """What a broker needs to serve its vGPU; sent at registration and whenever something of it changes.
+
+    At registration three descriptors travel along: grants page (read-only), activity page, relay page.
+    ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
+    """
+
+    op: Literal["adopt"] = "adopt"
+    vgpu_id: str
+    key: int
+    generation: int
+    owner_uid: int
+    share_gid: int
+    mode: Literal["temporal", "spatial"]
+    gpu_index: int
+    gpu_uuid: str
+    simulated: bool
+    sm_percent: float
+    mps_pipe_directory: str = ""
+    mps_log_directory: str = ""
+    mps_active_thread_percentage: str = ""
+    mps_pinned_memory_limit: str = ""
+
+
+class Gone(Message):
+    """The driver shows the process no more: its memory is free, release its slot."""
+
+    op: Literal["gone"] = "gone"
+    slot: int
+    pid: int
+    start_time: int
+
+
+class Stop(Message):
+    """Leave. ``removed``: the vGPU exists no more; else the node stops, and a broker with processes stays for them."""
+
+    op: Literal["stop"] = "stop"
+    removed: bool
+
+
+ToBroker = Annotated[Adopt | Gone | Stop, Field(discriminator="op")]
+TO_BROKER: TypeAdapter[ToBroker] = TypeAdapter(ToBroker)

@@ -1,0 +1,41 @@
+"""How every link begins, and what its messages have in common. Apart from ``messages``, so that brokers stay small."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+PROTOCOL_VERSION = 1
+OLDEST_VERSION = 1
+
+
+class Request(BaseModel):
+    """Base of all that is asked for: unknown fields are an error of the sender."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: int = 0
+
+
+class Reading(BaseModel):
+    """Base of all that is told: a newer node may tell more than this end knows."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Hello(Request):
+    """First message of whoever connects. ``role``: what kind of conversation follows."""
+
+    op: Literal["hello"] = "hello"
+    version: int = PROTOCOL_VERSION
+    oldest_version: int = OLDEST_VERSION
+    role: Literal["control", "broker"] = "control"
+
+
+class Welcome(Reading):
+    """Answer to ``Hello``: ``version`` is what both understand. Identity comes from the kernel, so none is stated."""
+
+    version: int
+    software: str  # version of st-vgpu at the other end
+    pid: int

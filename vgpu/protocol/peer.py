@@ -1,0 +1,69 @@
+"""The identity of the other end of a Unix socket, from the kernel."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from vgpu.identity import Peer, Process
+
+_CREDENTIALS: Final = struct.Struct("iII")
+# Not named by the socket module of Python 3.11.
+_SO_PEERGROUPS: Final = 59
+_SO_PEERPIDFD: Final = 77  # Linux 6.5
+_MOST_GROUPS_BYTES: Final = 65536 * 4
+
+
+def peer_of(sock: trio.socket.SocketType) -> Peer:
+    """Who connected. A pid that was reused since then would name a stranger, so it is checked against the kernel's
+    pidfd of the peer (where the kernel has SO_PEERPIDFD); a peer that has died has ``start_time`` 0."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    groups = array.array("I")
+    with suppress(OSError):
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_GROUPS_BYTES))
+    return Peer(Process(pid, _checked_start_time(sock, pid)), uid, frozenset(groups) | {gid})
+
+
+def _checked_start_time(sock: trio.socket.SocketType, pid: int) -> int:
+    try:
+        pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:  # an older kernel; or the peer is reaped, and then has no start time either
+        with suppress(ProcessLookupError):
+            return start_time(pid)
+        return 0
+    try:
+        started = start_time(pid)
+        with suppress(PermissionError):  # alive, and somebody else's
+            signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return 0
+    finally:
+        os.close(pidfd)
+    return started
+
+
+def start_time(pid: int) -> int:
+    """When ``pid`` started, in clock ticks since boot; ``ProcessLookupError`` if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(f"no process {pid}") from error
+    # The second field is the name in brackets, and may itself hold brackets and blanks: count from its end.
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def is_alive(process: Process) -> bool:
+    """Whether this very process exists (a zombie still does)."""
+    try:
+        return start_time(process.pid) == process.start_time
+    except ProcessLookupError:
+        return False

@@ -1,0 +1,153 @@
+"""The answering end of a control link, for node and GPU Servers alike, and the asking end between them. On trio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.codec import ProtocolError
+from vgpu.protocol.hello import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Request, Welcome
+from vgpu.protocol.messages import Failure, Notice, Reply
+from vgpu.protocol.stream import MessageStream, connect
+from vgpu.spec import explain
+
+HELLO_S: Final = 5.0
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+AnyAsked = TypeVar("AnyAsked", bound=Request)
+
+LINK_ENDED: Final = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
+"""What sending and receiving raise when the other end has gone."""
+
+
+def software_version() -> str:
+    try:
+        return version("st-vgpu")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+async def welcome(link: MessageStream, pid: int) -> Hello | None:
+    """Shake hands with whoever connected. None: there is nobody to talk to, or no common version (and it was told so).
+
+    Errors: ``ProtocolError`` for a peer that says something else first, or nothing.
+    """
+    with trio.move_on_after(HELLO_S) as patience:
+        received = await link.receive()
+    if patience.cancelled_caught:
+        raise ProtocolError(f"the peer did not say hello within {HELLO_S:g} s")
+    if received is None:
+        return None
+    try:
+        hello = Hello.model_validate(received[0])
+    except ValidationError as error:
+        failure = Failure(id=0, code=ErrorCode.PROTOCOL, error=f"a link begins with hello: {explain(error)}")
+        await link.send(failure.model_dump(mode="json"))
+        raise ProtocolError(failure.error) from error
+    common = min(hello.version, PROTOCOL_VERSION)
+    if common < max(hello.oldest_version, OLDEST_VERSION):
+        text = (
+            f"this end speaks versions {OLDEST_VERSION} to {PROTOCOL_VERSION}, "
+            f"the other {hello.oldest_version} to {hello.version}"
+        )
+        failure = Failure(id=hello.id, code=ErrorCode.VERSION, error=text, hint="install the same release on both ends")
+        await link.send(failure.model_dump(mode="json"))
+        return None
+    result = Welcome(version=common, software=software_version(), pid=pid).model_dump(mode="json")
+    await link.send(Reply(id=hello.id, result=result).model_dump(mode="json"))
+    return hello
+
+
+async def serve(
+    link: MessageStream,
+    requests: TypeAdapter[AnyAsked],
+    answer: Callable[[AnyAsked], Awaitable[BaseModel]],
+    notices: Callable[[AnyAsked], AsyncGenerator[Notice, None] | None],
+) -> None:
+    """Answer the requests of one link, one after the other, until it ends.
+
+    ``notices`` gives the stream of a request that is answered by one (the link then serves nothing else), None for all
+    others. A request that is refused or malformed gets its ``Failure``; the link goes on. Errors: ``ProtocolError``.
+    """
+    while (received := await link.receive()) is not None:
+        message = received[0]
+        number = message.get("id")
+        request_id = number if isinstance(number, int) else 0
+        try:
+            request = requests.validate_python(message)
+            stream = notices(request)
+            if stream is None:
+                result = await answer(request)
+                await link.send(Reply(id=request_id, result=result.model_dump(mode="json")).model_dump(mode="json"))
+                continue
+        except ValidationError as error:
+            failure = Failure(id=request_id, code=ErrorCode.INVALID, error=explain(error))
+        except VgpuError as error:
+            failure = Failure(id=request_id, code=error.code, error=error.message, hint=error.hint)
+        else:
+            await _stream(link, stream)
+            return
+        await link.send(failure.model_dump(mode="json"))
+
+
+async def _stream(link: MessageStream, stream: AsyncGenerator[Notice, None]) -> None:
+    """Send notices until the other end leaves: it is not expected to say anything more."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_until_end, link, nursery.cancel_scope)
+        async with aclosing(stream) as notices:
+            async for notice in notices:
+                await link.send(notice.model_dump(mode="json"))
+
+
+async def _until_end(link: MessageStream, scope: trio.CancelScope) -> None:
+    await link.receive()
+    scope.cancel()
+
+
+async def open_link(path: Path, hello: Hello) -> tuple[MessageStream, Welcome]:
+    """A link that has shaken hands. ``VgpuError`` (unavailable) if nobody answers."""
+    try:
+        link = await connect(path)
+    except OSError as error:
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"nobody answers at {path}: {error.strerror}") from error
+    try:
+        await link.send(hello.model_dump(mode="json"))
+        with trio.move_on_after(HELLO_S):
+            return link, Welcome.model_validate(checked(await link.receive()))
+        raise VgpuError(ErrorCode.TIMEOUT, f"whoever listens at {path} did not answer hello within {HELLO_S:g} s")
+    except BaseException:
+        link.close()
+        raise
+
+
+async def ask(path: Path, request: Request, model: type[AnyModel], timeout_s: float) -> AnyModel:
+    """One request on a link of its own. ``VgpuError``: the other end's reason, unavailable, or timeout."""
+    with trio.move_on_after(timeout_s):
+        try:
+            link, _ = await open_link(path, Hello())
+            async with link:
+                await link.send(request.model_dump(mode="json"))
+                return model.model_validate(checked(await link.receive()))
+        except LINK_ENDED as error:
+            raise VgpuError(ErrorCode.UNAVAILABLE, f"the link to {path} broke: {error}") from error
+    raise VgpuError(ErrorCode.TIMEOUT, f"{path} did not answer within {timeout_s:g} s")
+
+
+def checked(received: tuple[dict[str, object], list[int]] | None) -> dict[str, object]:
+    """The result within a reply; ``VgpuError`` if it is a failure."""
+    if received is None:
+        raise VgpuError(ErrorCode.UNAVAILABLE, "the other end closed the link without an answer")
+    message = received[0]
+    if message.get("ok") is False:
+        failure = Failure.model_validate(message)
+        raise VgpuError(failure.code, failure.error, failure.hint)
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise ProtocolError("a reply without a result")
+    return result

@@ -1,0 +1,134 @@
+"""Messages over a Unix stream socket, on trio: the codec's shell. Descriptors travel with a message's first byte.
+
+A peer gets ``STALL_S`` to finish what it began, in either direction: half a message, or a reply it does not read. Then
+its link is closed. Silence between messages is normal.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from pathlib import Path
+from typing import Final, Self
+
+import trio
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.codec import MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
+
+STALL_S: Final = 5.0
+MAX_DESCRIPTORS: Final = 8
+_READ_BYTES: Final = 64 << 10
+_LONGEST_PATH: Final = 107  # sun_path without its NUL
+
+
+class MessageStream:
+    """One link. ``receive`` from one task, ``send`` from any: whole messages do not interleave.
+
+    Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
+    """
+
+    def __init__(self, sock: trio.socket.SocketType, max_bytes: int = MAX_CONTROL_BYTES) -> None:
+        self.socket = sock
+        self._max_bytes = max_bytes
+        self._decoder = Decoder(max_bytes)
+        self._descriptors: list[int] = []
+        self._sending = trio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent. Descriptors received but never collected are closed too."""
+        self.socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    async def receive(self) -> tuple[Message, list[int]] | None:
+        """The next message and the descriptors that came with it; None at the end of the stream.
+
+        Errors: ``ProtocolError`` for a message that is malformed, oversized, torn or too slow; ``OSError`` of the link.
+        """
+        while (message := self._decoder.next()) is None:
+            if not await self._read_more():
+                return None
+        descriptors, self._descriptors = self._descriptors, []
+        return message, descriptors
+
+    async def _read_more(self) -> bool:
+        mid_frame = self._decoder.mid_frame
+        with trio.move_on_after(STALL_S if mid_frame else float("inf")) as scope:
+            data = await self._receive_bytes()
+            self._decoder.feed(data)
+            if data:
+                return True
+            if mid_frame:
+                raise ProtocolError("the peer left in the middle of a message")
+            return False
+        assert scope.cancelled_caught
+        raise ProtocolError(f"the peer left a message unfinished for {STALL_S:g} s")
+
+    async def _receive_bytes(self) -> bytes:
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        data, ancillary, flags, _ = await self.socket.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self._descriptors += received
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > MAX_DESCRIPTORS:
+            raise ProtocolError(f"the peer sent more than {MAX_DESCRIPTORS} descriptors")
+        return data
+
+    async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Errors: ``VgpuError`` (timeout) if the peer does not read; ``OSError`` of the link."""
+        data = memoryview(encode(message, self._max_bytes))
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        with trio.move_on_after(STALL_S) as scope:
+            async with self._sending:
+                sent = await self.socket.sendmsg([data], ancillary)
+                while sent < len(data):
+                    sent += await self.socket.send(data[sent:])
+        if scope.cancelled_caught:
+            raise VgpuError(ErrorCode.TIMEOUT, f"the peer did not read its messages for {STALL_S:g} s")
+
+
+async def connect(path: Path, max_bytes: int = MAX_CONTROL_BYTES) -> MessageStream:
+    """A link to the socket at ``path``; ``OSError`` if nobody listens."""
+    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        await sock.connect(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return MessageStream(sock, max_bytes)
+
+
+def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
+    """A listening socket at ``path`` with these permissions from its first instant, replacing one left by the dead.
+
+    Errors: ``VgpuError`` (invalid) where the path does not fit a socket address; ``OSError``.
+    """
+    fresh = path.with_suffix(".new")
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise VgpuError(
+            ErrorCode.INVALID, f"the path {path} is too long for a Unix socket", "set VGPU_RUNTIME_DIR to a shorter one"
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        fresh.unlink(missing_ok=True)
+        sock.bind(str(fresh))
+        fresh.chmod(mode)
+        if uid >= 0 or gid >= 0:
+            os.chown(fresh, uid, gid)
+        sock.listen(128)
+        fresh.rename(path)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.socket.from_stdlib_socket(sock)
