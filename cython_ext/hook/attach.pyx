@@ -1,0 +1,424 @@
+"""How a process gets its vGPU: a short conversation with the broker at cuInit, two mapped pages, and nothing kept open.
+
+Everything an application can do wrong ends here, in one line on stderr and a CUDA error: it never runs without limits by accident.
+"""
+
+from libc.errno cimport EACCES, ECONNREFUSED, EINTR, ENOENT, EPERM, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport getenv
+from libc.string cimport memcpy, memset, strcmp, strlen
+
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, Gate, State, state, vgpu_log,
+    vgpu_memory_after_fork, vgpu_say, vgpu_start_thread, vgpu_state_address,
+)
+from cython_ext.hook.visible cimport choose_devices, hides_all_devices
+from cython_ext.layout cimport (
+    ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, ActivityPage, GrantsPage, PageHeader,
+)
+from cython_ext.logic.durations cimport durations_init
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.window cimport backlog_init
+from cython_ext.logic.wire cimport (
+    Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int, wire_map,
+    wire_open, wire_text, wire_uint,
+)
+from cython_ext.native cimport cas64, load32, now_ns, store32
+
+cdef extern from *:
+    """
+    #include "hook/connect.h"
+    void *vgpu_state_address;
+    """
+
+cdef extern from "hook/connect.h" nogil:
+    int vgpu_connect(const char* path) noexcept      # a socket, or -errno
+    long vgpu_exchange(
+        int socket, const uint8_t* request, size_t size, uint8_t* reply, size_t capacity, int* fds, int* fd_count
+    ) noexcept                                       # bytes received, or -errno
+    long vgpu_file_size(int fd) noexcept
+    void vgpu_command(char* out, size_t capacity) noexcept
+    int vgpu_uid() noexcept
+    bint vgpu_exists(const char* path) noexcept
+    int close(int fd) noexcept
+    int setenv(const char* name, const char* value, int overwrite) noexcept
+    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
+    int madvise(void* address, size_t size, int advice) noexcept
+    int munmap(void* address, size_t size) noexcept
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_PRIVATE
+        MAP_SHARED
+        MAP_ANONYMOUS
+        MAP_NORESERVE
+        MADV_WIPEONFORK
+        MADV_DONTFORK
+    void* MAP_FAILED
+
+cdef enum:
+    PROTOCOL = 1
+    REPLY_BYTES = 8192
+    PATH_BYTES = 108         # what a socket address holds
+    DURATION_BYTES = 1 << 20 # about 8,000 keys
+    CLOCKS_APART_NS = 1_000_000_000
+
+
+cdef struct Reply:
+    # what the broker answered; the strings live in ``text``
+    int64_t slot
+    int64_t generation
+    int64_t gpu_index
+    char[16] mode
+    char[256] pipe_directory
+    char[256] log_directory
+    char[32] active_thread_percentage
+    char[64] pinned_memory_limit
+    char[64] gpu_uuid
+    char[512] error
+
+
+# --- state
+
+cdef bint make_state() noexcept nogil:
+    """The mapping behind state(), made by whichever thread comes first; a child of fork finds it zeroed."""
+    cdef void* memory
+    if vgpu_state_address != NULL:
+        return 1
+    memory = mmap(NULL, sizeof(State), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if memory == MAP_FAILED:
+        return 0
+    madvise(memory, sizeof(State), MADV_WIPEONFORK)
+    if not cas64(<uint64_t*>&vgpu_state_address, 0, <uint64_t>memory):
+        munmap(memory, sizeof(State))
+    return 1
+
+
+# --- where the broker is
+
+cdef bint append(char* path, size_t capacity, const char* text) noexcept nogil:
+    cdef size_t length = strlen(path), size = strlen(text)
+    if length + size + 1 > capacity:
+        return 0
+    memcpy(path + length, text, size + 1)
+    return 1
+
+
+cdef bint runtime_directory(char* path, size_t capacity) noexcept nogil:
+    """VGPU_RUNTIME_DIR, or where a node of this user lies by default (vgpu/paths.py says the same)."""
+    cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
+    cdef char[12] digits
+    cdef int at = 11
+    cdef unsigned int uid = vgpu_uid()
+    path[0] = 0
+    if given != NULL and given[0]:
+        return append(path, capacity, given)
+    if uid == 0:
+        return append(path, capacity, b"/run/vgpu")
+    given = getenv(b"XDG_RUNTIME_DIR")
+    if given != NULL and given[0]:
+        return append(path, capacity, given) and append(path, capacity, b"/vgpu")
+    digits[11] = 0
+    while True:
+        at -= 1
+        digits[at] = <char>(c'0' + uid % 10)
+        uid //= 10
+        if uid == 0:
+            break
+    return append(path, capacity, b"/tmp/vgpu-") and append(path, capacity, digits + at) and append(path, capacity, b"/vgpu")
+
+
+cdef bint well_formed(const char* vgpu_id) noexcept nogil:
+    """``vgpu-`` and eight hex digits; so that no id is a path."""
+    cdef int i
+    if strlen(vgpu_id) != 13 or vgpu_id[0] != c'v' or vgpu_id[1] != c'g' or vgpu_id[2] != c'p' or vgpu_id[3] != c'u':
+        return 0
+    if vgpu_id[4] != c'-':
+        return 0
+    for i in range(5, 13):
+        if not (c'0' <= vgpu_id[i] <= c'9' or c'a' <= vgpu_id[i] <= c'f'):
+            return 0
+    return 1
+
+
+cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
+    """Say why there is no connection, as far as the file system tells."""
+    cdef char[256] control
+    control[0] = 0
+    runtime_directory(control, sizeof(control))
+    append(control, sizeof(control), b"/control.sock")
+    if reason == EACCES or reason == EPERM:
+        vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
+        return CUDA_ERROR_NO_DEVICE
+    if not vgpu_exists(directory) and vgpu_exists(control):
+        vgpu_say(b"VGPU_ID=", vgpu_id, b" is no vGPU of this node: vgpuctl ls shows those there are, unset VGPU_ID runs without one")
+        return CUDA_ERROR_NO_DEVICE
+    vgpu_say(b"no node answers at ", directory, b": start it with vgpuctl serve, or set VGPU_RUNTIME_DIR to where it runs")
+    return CUDA_ERROR_OPERATING_SYSTEM
+
+
+# --- the conversation
+
+cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, int64_t slot) noexcept nogil:
+    cdef Writer writer
+    cdef char[64] command
+    vgpu_command(command, sizeof(command))
+    wire_begin(&writer, buffer, capacity)
+    wire_map(&writer, 6)
+    wire_text(&writer, b"op")
+    wire_text(&writer, b"attach")
+    wire_text(&writer, b"version")
+    wire_uint(&writer, PROTOCOL)
+    wire_text(&writer, b"role")
+    wire_text(&writer, role)
+    wire_text(&writer, b"command")
+    wire_text(&writer, command)
+    wire_text(&writer, b"now_ns")
+    wire_int(&writer, now_ns())
+    wire_text(&writer, b"slot")
+    wire_int(&writer, slot)
+    return wire_finish(&writer)
+
+
+cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogil:
+    """1: admitted. 0: not, and ``reply.error`` says why."""
+    cdef Reader reader
+    cdef bint ok = 0
+    cdef int64_t body = wire_frame(data, size), now = 0
+    memset(reply, 0, sizeof(Reply))
+    if body < 0 or 4 + body > size:
+        append(reply.error, sizeof(reply.error), b"its broker's answer is garbled: vgpuctl and hook are of different versions?")
+        return 0
+    wire_open(&reader, data + 4, body)
+    wire_find_bool(&reader, b"ok", &ok)
+    if not ok:
+        if not wire_find_text(&reader, b"error", reply.error, sizeof(reply.error)):
+            append(reply.error, sizeof(reply.error), b"its broker refused without a reason")
+        return 0
+    wire_find_text(&reader, b"mode", reply.mode, sizeof(reply.mode))
+    wire_find_text(&reader, b"mps_pipe_directory", reply.pipe_directory, sizeof(reply.pipe_directory))
+    wire_find_text(&reader, b"mps_log_directory", reply.log_directory, sizeof(reply.log_directory))
+    wire_find_text(
+        &reader, b"mps_active_thread_percentage", reply.active_thread_percentage, sizeof(reply.active_thread_percentage)
+    )
+    wire_find_text(&reader, b"mps_pinned_memory_limit", reply.pinned_memory_limit, sizeof(reply.pinned_memory_limit))
+    wire_find_text(&reader, b"gpu_uuid", reply.gpu_uuid, sizeof(reply.gpu_uuid))
+    if not (
+        wire_find_int(&reader, b"slot", &reply.slot) and wire_find_int(&reader, b"generation", &reply.generation)
+        and wire_find_int(&reader, b"gpu_index", &reply.gpu_index) and wire_find_int(&reader, b"now_ns", &now)
+        and reply.slot < MAX_PROCESSES and strlen(reply.gpu_uuid) < 48
+    ):
+        append(reply.error, sizeof(reply.error), b"its broker's answer lacks a field: vgpuctl and hook are of different versions?")
+        return 0
+    if now - now_ns() > CLOCKS_APART_NS or now_ns() - now > CLOCKS_APART_NS:
+        append(reply.error, sizeof(reply.error), b"its node has another monotonic clock: start this program outside its time namespace")
+        return 0
+    return 1
+
+
+cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept nogil:
+    """The page behind ``fd`` if it is what it should be, else NULL. The child of a fork does not inherit it."""
+    cdef void* page
+    cdef PageHeader* header
+    if vgpu_file_size(fd) < <long>sizeof(PageHeader):
+        return NULL
+    size = min(size, <size_t>vgpu_file_size(fd))
+    page = mmap(NULL, size, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
+    if page == MAP_FAILED:
+        return NULL
+    header = <PageHeader*>page
+    if header.magic != magic or header.min_version > LAYOUT_VERSION or header.size > size:
+        munmap(page, size)
+        return NULL
+    madvise(page, size, MADV_DONTFORK)
+    return page
+
+
+cdef bint converse(Gate* gate, const char* role, int64_t slot, Reply* reply, int* reason, GrantsPage** grants, ActivityPage** activity) noexcept nogil:
+    """Ask the broker at ``gate.directory``. ``reason``: why there was no answer at all, an errno; else ``reply.error``."""
+    cdef char[108] path
+    cdef uint8_t[8192] buffer
+    cdef int[2] fds
+    cdef int fd_count = 2, socket, i
+    cdef long size
+    cdef bint admitted
+    reason[0] = 0
+    memset(reply, 0, sizeof(Reply))
+    path[0] = 0
+    if not append(path, PATH_BYTES, gate.directory) or not append(path, PATH_BYTES, b"/broker.sock"):
+        append(reply.error, sizeof(reply.error), b"the path of its socket is longer than a socket's can be: use a shorter VGPU_RUNTIME_DIR")
+        return 0
+    socket = vgpu_connect(path)
+    if socket < 0:
+        reason[0] = -socket
+        return 0
+    size = write_request(buffer, sizeof(buffer), role, slot)
+    size = vgpu_exchange(socket, buffer, size, buffer, sizeof(buffer), fds, &fd_count)
+    close(socket)
+    admitted = 0
+    if size < 0:
+        reason[0] = <int>-size
+    else:
+        admitted = read_reply(buffer, size, reply)
+        if admitted and fd_count == 2:
+            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
+            activity[0] = <ActivityPage*>map_page(fds[1], sizeof(ActivityPage), ACTIVITY_MAGIC, 1)
+        if admitted and (fd_count != 2 or grants[0] == NULL or activity[0] == NULL):
+            append(reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook of the node's version")
+            admitted = 0
+    for i in range(fd_count):
+        close(fds[i])
+    return admitted
+
+
+# --- attaching
+
+cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply) noexcept nogil:
+    cdef int reason = 0
+    cdef void* table
+    memset(gate, 0, sizeof(Gate))
+    gate.probe = -1
+    gate.marked_stream = -1
+    gate.device = -1
+    if not well_formed(vgpu_id):
+        vgpu_say(b"VGPU_ID=", vgpu_id, b" is not a vGPU's id (vgpu- and eight hex digits): vgpuctl ls shows them")
+        return CUDA_ERROR_NO_DEVICE
+    memcpy(gate.vgpu_id, vgpu_id, strlen(vgpu_id) + 1)
+    if not (
+        runtime_directory(gate.directory, sizeof(gate.directory))
+        and append(gate.directory, sizeof(gate.directory), b"/vgpus/")
+        and append(gate.directory, sizeof(gate.directory), vgpu_id)
+    ):
+        vgpu_say(b"VGPU_RUNTIME_DIR is too long", b"", b"")
+        return CUDA_ERROR_OPERATING_SYSTEM
+    if not converse(gate, b"observer" if observer else b"process", -1, reply, &reason, &gate.grants, &gate.activity):
+        if reason:
+            return unreachable(vgpu_id, gate.directory, reason)
+        vgpu_say(vgpu_id, b": ", reply.error)
+        return CUDA_ERROR_NO_DEVICE
+    gate.gpu_index = <int>reply.gpu_index
+    memcpy(gate.gpu_uuid, reply.gpu_uuid, strlen(reply.gpu_uuid) + 1)
+    gate.window_ns = gate.grants.window_ns
+    gate.generation = gate.grants.generation
+    backlog_init(&gate.backlog)
+    if observer:
+        return CUDA_SUCCESS
+    if reply.slot < 0:
+        vgpu_say(vgpu_id, b": its broker gave no slot", b"")
+        return CUDA_ERROR_OPERATING_SYSTEM
+    gate.slot_index = <uint32_t>reply.slot
+    gate.slot = &gate.activity.slots[gate.slot_index]
+    table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
+        vgpu_say(vgpu_id, b": no memory or no thread for its gate", b"")
+        return CUDA_ERROR_OPERATING_SYSTEM
+    vgpu_log(b"attached slot, generation", gate.slot_index, gate.generation)
+    return CUDA_SUCCESS
+
+
+cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
+    """Which MPS daemon the driver talks to. Without one of ours: a directory that is not there, so that none captures us."""
+    cdef char[256] nowhere
+    nowhere[0] = 0
+    if reply.pipe_directory[0]:
+        setenv(b"CUDA_MPS_PIPE_DIRECTORY", reply.pipe_directory, 1)
+    else:
+        append(nowhere, sizeof(nowhere), gate.directory)
+        append(nowhere, sizeof(nowhere), b"/no-mps")
+        setenv(b"CUDA_MPS_PIPE_DIRECTORY", nowhere, 1)
+    if reply.log_directory[0]:
+        setenv(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory, 1)
+    if reply.active_thread_percentage[0]:
+        setenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage, 1)
+    if reply.pinned_memory_limit[0]:
+        setenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit, 1)
+
+
+cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
+    cdef Reply reply
+    cdef char[64] vgpu_id
+    cdef uint32_t count = 0
+    cdef size_t size
+    cdef int error
+    while ids[0]:
+        size = 0
+        while ids[size] and ids[size] != c',':
+            size += 1
+        if count == MAX_GATES or size >= sizeof(vgpu_id):
+            vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
+            return CUDA_ERROR_NO_DEVICE
+        memcpy(vgpu_id, ids, size)
+        vgpu_id[size] = 0
+        error = attach_one(&all.views[count] if observer else &all.gates[count], vgpu_id, observer, &reply)
+        if error != CUDA_SUCCESS:
+            return error
+        if not observer:
+            if strcmp(reply.mode, b"spatial") == 0 and (count or ids[size]):
+                vgpu_say(vgpu_id, b" is on a GPU in spatial mode, and a process has one MPS daemon: ", b"list vGPUs of temporal GPUs, or one alone")
+                return CUDA_ERROR_NO_DEVICE
+            set_mps(&all.gates[count], &reply)
+        count += 1
+        ids += size + (ids[size] == c',')
+    if observer:
+        all.view_count = count
+    else:
+        all.gate_count = count
+    return CUDA_SUCCESS
+
+
+cdef public int vgpu_attach(bint observer) noexcept nogil:
+    """Attach the process to the vGPUs in VGPU_ID, once. What cuInit is to return; CUDA_SUCCESS also without VGPU_ID.
+
+    ``observer``: pages only, no slot, for NVML before cuInit; a later cuInit attaches in full.
+    """
+    cdef const char* ids = getenv(b"VGPU_ID")
+    cdef State* all
+    cdef int error = CUDA_SUCCESS
+    cdef int saved = errno
+    if ids == NULL or ids[0] == 0 or (not observer and hides_all_devices()):
+        return CUDA_SUCCESS
+    if not make_state():
+        return CUDA_ERROR_OPERATING_SYSTEM
+    all = state()
+    if observer and all.observer == 2:
+        return CUDA_ERROR_NO_DEVICE
+    lock_acquire(&all.attach_lock)
+    if not all.attached:
+        vgpu_memory_after_fork()
+    if not all.attached and not (observer and all.observer):
+        error = attach_all(all, ids, observer)
+        if error == CUDA_SUCCESS and not observer:
+            error = choose_devices(all)
+        if observer:
+            store32(&all.observer, 1 if error == CUDA_SUCCESS else 2)
+        elif error == CUDA_SUCCESS:
+            store32(&all.attached, 1)
+    lock_release(&all.attach_lock)
+    (&errno)[0] = saved
+    return error
+
+
+cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
+    """After a restart of the server: its new grants page, for the slot that is ours already. 0: not yet.
+
+    The old page stays mapped: a thread may be reading it. The caller does not hold gate.lock.
+    """
+    cdef Reply reply
+    cdef GrantsPage* grants = NULL
+    cdef ActivityPage* activity = NULL
+    cdef int reason = 0
+    if not converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
+        return 0
+    if activity != NULL:
+        munmap(activity, sizeof(ActivityPage))
+    if reply.slot != gate.slot_index:
+        munmap(grants, sizeof(GrantsPage))
+        return 0
+    lock_acquire(&gate.lock)
+    gate.grants = grants
+    gate.began_epoch = 0
+    gate.lost = 0
+    gate.told = 0
+    lock_release(&gate.lock)
+    vgpu_log(b"re-attached slot, generation", gate.slot_index, grants.generation)
+    return 1

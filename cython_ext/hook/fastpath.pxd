@@ -1,0 +1,33 @@
+"""The hot path: what every launch goes through while the vGPU holds an open-ended lease and nobody competes.
+
+Announce, then check. The announcement and the fence make a revocation safe without a lock: whoever shuts the lease
+(``open_epoch`` = 0, or a new ``round``) and then finds ``inside`` clear in every thread knows that each launch let through before
+has reached the driver, and that none will be let through after. No system call, no store to a line that another thread writes.
+
+``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change when the
+hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so again.
+"""
+
+from cython_ext.hook.hook cimport Gate, Thread, vgpu_thread
+from cython_ext.native cimport fence, load32, store32
+
+
+cdef inline Thread* announce(void* stream) noexcept nogil:
+    """The thread's record, announced, if it may submit to ``stream`` now; clear ``inside`` afterwards. Else NULL."""
+    cdef Thread* thread = <Thread*>vgpu_thread
+    cdef Gate* gate
+    if thread == NULL or thread.gate == NULL:
+        return NULL
+    gate = thread.gate
+    store32(&thread.inside, 1)
+    fence()
+    if (
+        load32(&gate.grants.open_epoch) != 0
+        and load32(&gate.activity.generation) == gate.generation
+        and thread.round == load32(&gate.round)
+        and thread.stream == stream
+    ):
+        thread.launches += 1
+        return thread
+    store32(&thread.inside, 0)
+    return NULL

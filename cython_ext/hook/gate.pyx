@@ -1,0 +1,405 @@
+"""The gate off the fast path: a launch that has to be announced first, measured, or made to wait.
+
+Three ways through, decided in vgpu_enter: *plain* (no vGPU, a captured launch), *announced* (open-ended lease, the first launch since
+the last drain: its stream becomes known, the want published; the launches that follow take fastpath.pxd), *tracked* (finite lease:
+a prediction is added to the backlog and the pure decision of logic/gate.pxd holds it to window and lease end).
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.hook.generated.driver cimport real_cuCtxGetDevice
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass, State, Thread,
+    attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark, vgpu_sample_begin, vgpu_sample_end,
+    vgpu_say, vgpu_stream_index, vgpu_thread,
+)
+from cython_ext.layout cimport (
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, LEASE_OPEN,
+    SLOT_ACTIVE, Lease, Plan, Slot, epoch_reached,
+)
+from cython_ext.logic.durations cimport Duration, LaunchKey, durations_find, durations_launch, should_sample
+from cython_ext.logic.gate cimport (
+    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
+)
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.plan cimport read_plan
+from cython_ext.logic.window cimport (
+    backlog_begin, backlog_end_ns, backlog_mark, backlog_ns, backlog_submit,
+)
+from cython_ext.native cimport (
+    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
+)
+
+cdef extern from *:
+    """
+    #include "hook/hook_native.h"
+    __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
+    """
+
+cdef extern from "hook/hook_native.h" nogil:
+    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
+    int madvise(void* address, size_t size, int advice) noexcept
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_PRIVATE
+        MAP_ANONYMOUS
+        MADV_WIPEONFORK
+    void* MAP_FAILED
+    void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
+
+cdef enum:
+    PAGE_BYTES = 4096
+    MARK_LAUNCHES = 64       # a marker at least that often ...
+    MARK_PARTS = 4           # ... and after a quarter of the window of predicted work
+    LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
+    LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
+    LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
+    SPIN_NS = 150_000        # timed waits overshoot by 50-160 us: the last stretch before a known start is spun
+    SPIN_GO_NS = 100_000     # a GO that was due is awaited that long before sleeping
+
+
+# --- threads
+
+cdef void release_thread(void* record) noexcept nogil:
+    """At the end of an application thread: its record is free for the next one."""
+    cdef Thread* thread = <Thread*>record
+    store32(&thread.inside, 0)
+    thread.stream = NULL
+    thread.gate = NULL
+    store32(&thread.taken, 0)
+
+
+cdef Thread* claim_thread() noexcept nogil:
+    """This thread's record, made at its first launch (and anew in the child of a fork, where it was wiped)."""
+    global vgpu_thread
+    cdef State* all = state()
+    cdef Thread* thread = <Thread*>vgpu_thread
+    cdef Thread* page
+    cdef unsigned int i
+    if thread != NULL and load32(&thread.taken):
+        return thread
+    lock_acquire(&all.threads_lock)
+    thread = all.threads
+    while thread != NULL and load32(&thread.taken):
+        thread = thread.next
+    if thread == NULL:
+        page = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if page == MAP_FAILED:
+            lock_release(&all.threads_lock)
+            return NULL
+        madvise(page, PAGE_BYTES, MADV_WIPEONFORK)
+        for i in range(PAGE_BYTES // sizeof(Thread)):
+            page[i].next = all.threads
+            all.threads = page + i
+        thread = all.threads
+    store32(&thread.taken, 1)
+    thread.stream = NULL
+    thread.gate = &all.gates[0] if all.gate_count == 1 else NULL
+    lock_release(&all.threads_lock)
+    vgpu_thread = thread
+    vgpu_at_thread_exit(release_thread, thread)
+    return thread
+
+
+cdef public Gate* vgpu_gate_here() noexcept nogil:
+    """The gate of the device of the thread's current context; NULL if the process has no vGPU there."""
+    cdef State* all = state()
+    cdef int device = -1
+    cdef unsigned int i
+    if not attached() or all.stopping:
+        return NULL
+    if all.gate_count == 1:
+        return &all.gates[0]
+    if real_cuCtxGetDevice(&device) != CUDA_SUCCESS:
+        return NULL
+    for i in range(all.gate_count):
+        if all.gates[i].device == device:
+            return &all.gates[i]
+    return NULL
+
+
+# --- what the relay is told
+
+cdef public void vgpu_ring(Gate* gate) noexcept nogil:
+    """Wake the broker's relay: something in our slot changed that it waits for."""
+    add32(&gate.activity.doorbell, 1)
+    futex_wake(&gate.activity.doorbell, 1)
+
+
+cdef void want(Gate* gate, int64_t now) noexcept nogil:
+    if load32(&gate.slot.want) == 0:
+        storei64(&gate.slot.want_since_ns, now)
+        exchange32(&gate.slot.want, 1)
+        vgpu_ring(gate)
+
+
+cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
+    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back.
+
+    Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read returned_epoch.
+    """
+    cdef Slot* slot = gate.slot
+    cdef uint32_t before = load32(&slot.undrained)
+    store32(&slot.undrained, 1)
+    want(gate, now)
+    fence()
+    if epoch_reached(load32(&gate.activity.returned_epoch), epoch):
+        store32(&slot.undrained, before)
+        return 0
+    if load32(&slot.last_epoch) != epoch:
+        storei64(&slot.first_submit_ns, now)
+        store32(&slot.last_epoch, epoch)
+    storei64(&slot.last_submit_ns, now)
+    return 1
+
+
+# --- waiting
+
+cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) noexcept nogil:
+    """Give up the lock until ``grants.change`` is no longer ``change``, or ``until``; spin from ``spin_from`` on."""
+    cdef const uint32_t* word = &gate.grants.change
+    lock_release(&gate.lock)
+    if now_ns() < spin_from:
+        futex_wait(word, change, min(until, spin_from))
+    while load32(word) == change and spin_from <= now_ns() < until:
+        pause()
+    lock_acquire(&gate.lock)
+
+
+cdef int wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
+    """No lease is usable. CUDA_SUCCESS: decide again; else the error the launch returns."""
+    cdef int64_t until = now + LOOK_LONG_NS
+    cdef int64_t spin_from = FOREVER_NS
+    cdef uint32_t returned = load32(&gate.activity.returned_epoch)
+    cdef int64_t started
+    want(gate, now)
+    if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
+        until = now + LOOK_NS            # the relay may yet take its return back
+    if opens < FOREVER_NS:
+        until = min(until, opens)
+        spin_from = opens - SPIN_NS
+        if plan.next.flags & LEASE_ON_GO and plan.next.start_ns > now:
+            # GO is due at the start, not at go_by: be awake then
+            until = min(until, plan.next.start_ns + SPIN_GO_NS)
+            spin_from = plan.next.start_ns - SPIN_NS
+    gate.waiters += 1
+    store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
+    wait(gate, change, until, spin_from)
+    gate.waiters -= 1
+    started = now
+    store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - started))
+    return CUDA_SUCCESS
+
+
+cdef int refused(Gate* gate) noexcept nogil:
+    """The error of a gate that will not open again; CUDA_SUCCESS if it may."""
+    cdef uint32_t flags = load32(&gate.grants.flags)
+    if flags & GRANTS_REMOVED:
+        if not gate.told:
+            gate.told = 1
+            vgpu_say(gate.vgpu_id, b" was removed while this program used it: ", b"no further GPU work; vgpuctl create makes a new one")
+        return CUDA_ERROR_DEVICE_UNAVAILABLE
+    if gate.lost and flags & GRANTS_LOSS_ERROR:
+        if not gate.told:
+            gate.told = 1
+            vgpu_say(b"the server of ", gate.vgpu_id, b" does not answer, and its --on-server-loss is error: vgpuctl serve starts it again")
+        return CUDA_ERROR_DEVICE_UNAVAILABLE
+    return CUDA_SUCCESS
+
+
+# --- leases
+
+cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
+    cdef GateState view
+    cdef const Lease* lease
+    cdef int i
+    view.now_ns = now
+    view.go_epoch = load32(&gate.grants.go_epoch)
+    view.returned_epoch = load32(&gate.activity.returned_epoch)
+    view.drained_epoch = load32(&gate.slot.drained_epoch)
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease.epoch != 0 and lease.epoch == gate.began_epoch:
+            gate.lease_end_ns = lease.end_ns
+        elif lease_usable(lease, &view):
+            if gate.began_epoch:         # the next of ours follows without a gap
+                gate.over_epoch = gate.began_epoch
+                gate.over_end_ns = gate.lease_end_ns
+                gate.over_markers = -1
+            gate.began_epoch = lease.epoch
+            gate.lease_end_ns = lease.end_ns
+            gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
+            backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
+            vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
+
+
+cdef bint siblings_run(const Gate* gate) noexcept nogil:
+    """Whether another process of the vGPU has work on the device: then timings mean nothing."""
+    cdef uint32_t i
+    if load32(&gate.activity.processes) <= 1:
+        return 0
+    for i in range(64):
+        if (
+            i != gate.slot_index
+            and load32(&gate.activity.slots[i].state) == SLOT_ACTIVE
+            and load32(&gate.activity.slots[i].undrained)
+        ):
+            return 1
+    return 0
+
+
+# --- the three ways through
+
+cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
+    """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut meanwhile."""
+    cdef int index
+    if not publish_submission(gate, epoch, now):
+        return 0
+    index = vgpu_stream_index(gate, launch.handle)
+    gate.streams[index].dirty = 1
+    gate.untracked = 1
+    gate.idle_since_ns = 0
+    backlog_submit(&gate.backlog, now, 0, 0)
+    thread.stream = launch.handle if thread.gate == gate else NULL
+    thread.round = gate.round
+    thread.launches += 1
+    store32(&thread.inside, 1)
+    fence()
+    if load32(&gate.grants.open_epoch) != epoch or load32(&gate.activity.generation) != gate.generation:
+        store32(&thread.inside, 0)
+        return 0
+    launch.kind = PASS_ANNOUNCED
+    return 1
+
+
+cdef void tracked(
+    Gate* gate, Pass* launch, Thread* thread, const LaunchKey* key, Duration* known, bint programmatic, bint first, int64_t now
+) noexcept nogil:
+    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
+    cdef int64_t window = gate.window_ns
+    cdef int index = vgpu_stream_index(gate, launch.handle)
+    cdef bint own = gate.streams[index].flags & STREAM_OWN != 0
+    cdef bint turn = gate.marked_stream != index
+    cdef bint unknown = known.estimate_ns < 0
+    if gate.backlog.unmarked.launches and (turn or not programmatic) and (
+        turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
+    ):
+        vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
+    if first and gate.backlog.unmarked.launches == 0:
+        gate.over_markers = gate.backlog.count           # the lease before is drained once these are
+    if not gate.backlog.busy and gate.backlog.drained_ns:
+        gate.gap_ns += (now - gate.backlog.drained_ns - gate.gap_ns) / 4
+    gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
+    gate.marked_stream = index
+    gate.streams[index].dirty = 1
+    gate.idle_since_ns = 0
+    launch.stream = index
+    launch.kind = PASS_TRACKED
+    launch.mark = own or unknown or load32(&state().captures) != 0
+    if should_sample(known) and (unknown or not programmatic):
+        launch.sample = vgpu_sample_begin(gate, key, index, first or gate.backlog.discard)
+    backlog_submit(&gate.backlog, now, known.estimate_ns, window)
+    storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    add32(&gate.submitting, 1)
+    thread.launches += 1
+
+
+cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil:
+    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return instead.
+
+    ``programmatic``: it may overlap with the tail of its predecessor in the stream (no marker between the two).
+    """
+    cdef Gate* gate
+    cdef Thread* thread
+    cdef Duration* known
+    cdef GateState view
+    cdef Verdict verdict
+    cdef Plan plan
+    cdef uint32_t change, open_epoch
+    cdef int64_t now
+    cdef bint counted = 0
+    cdef int error = CUDA_SUCCESS
+    launch.kind = PASS_PLAIN
+    launch.sample = -1
+    launch.mark = 0
+    launch.handle = stream
+    launch.thread = NULL
+    gate = vgpu_gate_here()
+    if gate == NULL or vgpu_capturing(stream):
+        return CUDA_SUCCESS
+    thread = claim_thread()
+    if thread == NULL:
+        return CUDA_ERROR_DEVICE_UNAVAILABLE
+    launch.gate = gate
+    launch.thread = thread
+    lock_acquire(&gate.lock)
+    while not gate.open and not (gate.lost and load32(&gate.grants.flags) & GRANTS_LOSS_RUN):
+        change = load32(&gate.grants.change)
+        error = refused(gate)
+        if error != CUDA_SUCCESS:
+            break
+        now = now_ns()
+        if load32(&gate.activity.generation) != gate.generation or not read_plan(gate.grants, &plan):
+            wait(gate, change, now + LOOK_NS, FOREVER_NS)        # the hook thread re-attaches
+            continue
+        vgpu_begin(gate, &plan, now)
+        open_epoch = load32(&gate.grants.open_epoch)
+        if open_epoch != 0 and not epoch_reached(load32(&gate.slot.drained_epoch), open_epoch):
+            if announced(gate, launch, thread, open_epoch, now):
+                break
+            if load32(&gate.grants.open_epoch) == open_epoch:
+                wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
+            continue
+        if gate.backlog.busy:
+            vgpu_collect(gate, now)
+            if not gate.untracked and now >= backlog_end_ns(&gate.backlog):
+                vgpu_drained(gate, now, 0)
+        known = durations_find(&gate.durations, key) if counted else NULL
+        if known == NULL:
+            known = durations_launch(&gate.durations, key)
+            counted = 1
+        view.now_ns = now
+        view.window_ns = gate.window_ns
+        view.backlog_ns = backlog_ns(&gate.backlog, now)
+        view.predicted_ns = known.estimate_ns
+        if view.predicted_ns > 0:
+            view.predicted_ns = <int64_t>(view.predicted_ns * gate.backlog.scale)
+        view.unknown_in_flight = gate.backlog.unknown
+        view.go_epoch = load32(&gate.grants.go_epoch)
+        view.returned_epoch = load32(&gate.activity.returned_epoch)
+        view.drained_epoch = load32(&gate.slot.drained_epoch)
+        view.last_epoch = load32(&gate.slot.last_epoch)
+        view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+        gate_decide(&plan, &view, &verdict)
+        if gate.untracked and verdict.action != GATE_WAIT_LEASE:
+            wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
+        elif verdict.action == GATE_SUBMIT:
+            if publish_submission(gate, verdict.epoch, now):
+                tracked(gate, launch, thread, key, known, programmatic, view.last_epoch != verdict.epoch, now)
+                break
+        elif verdict.action == GATE_WAIT_BACKLOG:
+            want(gate, now)
+            wait(gate, change, verdict.until_ns, FOREVER_NS)
+        else:
+            error = wait_for_lease(gate, change, &plan, verdict.until_ns, now)
+    lock_release(&gate.lock)
+    return error
+
+
+cdef public void vgpu_leave(Pass* launch) noexcept nogil:
+    """The launch has reached the driver."""
+    cdef Gate* gate = launch.gate
+    if launch.kind == PASS_ANNOUNCED:
+        store32(&launch.thread.inside, 0)
+    elif launch.kind == PASS_TRACKED:
+        if launch.sample >= 0 or launch.mark:
+            lock_acquire(&gate.lock)
+            if launch.sample >= 0:
+                vgpu_sample_end(gate, launch.sample, launch.stream)
+            if launch.mark and gate.marked_stream == launch.stream:
+                vgpu_mark(gate)
+            lock_release(&gate.lock)
+        add32(&gate.submitting, <uint32_t>-1)

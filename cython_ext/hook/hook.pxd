@@ -1,0 +1,232 @@
+"""What the modules of the hook share: its state, and the functions they offer each other.
+
+Who owns what
+-------------
+``State`` is one anonymous mapping with MADV_WIPEONFORK: the child of a fork (raw clone too) finds zeros, that is, an
+unattached process. Nothing of the hook's state lives elsewhere, apart from the addresses of the driver's functions.
+
+``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below ``lock`` is
+touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No application code and
+no blocking driver call runs under it.
+
+``Thread``: what the fast path of one application thread writes; read by the hook thread.
+
+Order of locks: gate.lock, then captures_lock or threads_lock.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from cython_ext.layout cimport ActivityPage, GrantsPage, Lease, Plan, Slot
+from cython_ext.logic.alloctable cimport AllocTable
+from cython_ext.logic.durations cimport DurationTable, LaunchKey
+from cython_ext.logic.window cimport Backlog
+
+cdef enum:
+    MAX_GATES = 16
+    STREAMS = 512            # streams with work of ours, per gate
+    EVENTS = 256             # event objects of ours, per gate
+    SAMPLES = 32             # timed launches under way
+    CAPTURES = 64            # captures open at once
+
+    # CUresult
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_INITIALIZED = 3
+    CUDA_ERROR_DEINITIALIZED = 4
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_READY = 600
+
+    CU_EVENT_DISABLE_TIMING = 2
+    CU_STREAM_NON_BLOCKING = 1
+    CAPTURE_RELAXED = 2      # CU_STREAM_CAPTURE_MODE_RELAXED
+
+    # What a stream is to the others
+    STREAM_BLOCKING = 1      # synchronises with the legacy stream
+    STREAM_LEGACY = 2
+    STREAM_OWN = 4           # a thread's own default stream: only that thread can name it
+
+    # How a launch was let through: Pass.kind
+    PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
+    PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
+    PASS_TRACKED = 2         # counted in the backlog; markers may have to follow
+
+
+cdef struct Thread:
+    # one application thread that launches; 64 bytes, its own cache line
+    uint32_t inside          # between announcement and submission
+    uint32_t taken
+    Gate* gate               # where its launches go; NULL: ask each time (several vGPUs), or it is a child of fork
+    void* stream             # stream whose untracked work is known to the gate ...
+    uint32_t round           # ... since this round of Gate.round
+    uint32_t pad
+    uint64_t launches
+    uint64_t graph_launches
+    Thread* next             # never unlinked: reused when its thread has ended
+    uint64_t pad2
+
+
+cdef struct Stream:
+    void* handle             # 1 legacy, 2 a thread's own, else a CUstream
+    void* context
+    Thread* owner            # of STREAM_OWN
+    uint32_t flags           # STREAM_*; 0: non-blocking
+    bint dirty               # work of ours since it was last seen drained
+
+
+cdef struct Event:
+    void* handle             # NULL: free place
+    void* context
+    bint timed
+    bint used
+
+
+cdef struct Sample:
+    LaunchKey key
+    uint32_t generation
+    int32_t start            # index of Gate.events
+    int32_t end              # -1: not recorded yet
+    bint discard
+    bint used
+
+
+cdef struct Gate:
+    # --- read by every launch
+    GrantsPage* grants       # NULL: not attached
+    ActivityPage* activity
+    Slot* slot
+    uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
+    uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
+    uint8_t[32] pad
+    # --- identity, fixed
+    uint32_t slot_index
+    uint32_t thread_state    # 0 starting, 1 runs and holds the slot, 2 failed
+    int32_t device           # CUDA ordinal in this process
+    int32_t gpu_index        # on the node
+    char[64] vgpu_id
+    char[48] gpu_uuid
+    char[128] directory      # where broker.sock is
+    # --- under lock
+    uint32_t lock
+    uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
+    uint32_t waiters         # threads that wait for a lease
+    bint open                # --on-server-loss run, or the process ends: everything passes
+    bint lost                # the server has been silent for longer than its grace
+    bint told                # the removal, or the loss, was reported on stderr
+    bint untracked           # work was submitted on the fast path since the last drain
+    uint32_t began_epoch     # the lease that Backlog.leased means
+    uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
+    int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
+    int64_t over_end_ns
+    int64_t look_ns          # when the hook thread looks at the driver again
+    int64_t idle_since_ns    # drained since; 0: busy
+    int64_t gap_ns           # expected idle gap: moving average over drains
+    int64_t window_ns        # adapted
+    int64_t lease_end_ns     # of began_epoch
+    bint lease_sampled       # the lease began on a GO: nobody else ran at its start
+    int32_t marked_stream    # whose work ``backlog.unmarked`` is
+    int32_t probe            # event in the legacy stream, behind the threads' own streams; -1: none
+    uint32_t stream_count
+    Backlog backlog
+    DurationTable durations
+    Stream[512] streams
+    Event[256] events
+    Sample[32] samples
+
+
+cdef struct State:
+    uint32_t attach_lock
+    uint32_t attached        # 1 once every gate is there
+    uint32_t gate_count
+    uint32_t stopping        # exit has begun: no more driver calls of ours
+    uint32_t captures_lock
+    uint32_t captures        # open in this process
+    void* capturing[64]      # their first streams
+    uint32_t threads_lock
+    Thread* threads
+    uint32_t exit_known      # the exit handler is registered
+    uint32_t dying           # contexts that are being destroyed just now
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
+    uint32_t memory_lock
+    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: gate)
+    AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
+    AllocTable mappings      # ... address → Block (aux: handle)
+    Gate[16] gates
+    uint32_t view_count
+    Gate[16] views           # pages only: NVML before cuInit
+
+
+cdef struct Pass:
+    # one launch on its way through the gate, on the launching thread's stack
+    int kind                 # PASS_*
+    bint mark                # a marker must follow at once
+    int32_t sample           # index of Gate.samples to be closed, or -1
+    int32_t stream           # index of Gate.streams
+    void* handle             # the stream, normalised: 1 legacy, 2 own
+    Gate* gate
+    Thread* thread
+
+
+cdef extern from "hook/hook_native.h" nogil:
+    void* vgpu_thread        # this thread's Thread; NULL before its first launch
+
+
+cdef extern from *:
+    """
+    extern void *vgpu_state_address;
+    """
+    void* vgpu_state_address         # of the State; NULL before the first attach
+
+
+cdef inline State* state() noexcept nogil:
+    return <State*>vgpu_state_address
+
+
+cdef inline bint attached() noexcept nogil:
+    return vgpu_state_address != NULL and state().attached != 0
+
+
+cdef extern:
+    # doors.pyx
+    void* vgpu_wrapper_of(void* address) noexcept nogil
+    # report.pyx
+    void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil
+    void vgpu_log(const char* what, int64_t a, int64_t b) noexcept nogil
+    # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID, too)
+    int vgpu_attach(bint observer) noexcept nogil
+    bint vgpu_reattach(Gate* gate) noexcept nogil
+    # thread.pyx
+    bint vgpu_start_thread(Gate* gate) noexcept nogil
+    void vgpu_stop_at_exit() noexcept nogil
+    # gate.pyx
+    int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil
+    void vgpu_leave(Pass* launch) noexcept nogil
+    Gate* vgpu_gate_here() noexcept nogil
+    void vgpu_ring(Gate* gate) noexcept nogil
+    void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil    # the caller holds gate.lock
+    # track.pyx; the caller holds gate.lock
+    int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
+    void vgpu_mark(Gate* gate) noexcept nogil
+    void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
+    bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
+    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint discard) noexcept nogil
+    void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
+    # track.pyx; without it
+    void vgpu_forget(uint64_t handle) noexcept nogil
+    void vgpu_capture_begins() noexcept nogil
+    void vgpu_capture_began(void* stream) noexcept nogil
+    void vgpu_capture_ended(void* stream) noexcept nogil
+    bint vgpu_capturing(void* stream) noexcept nogil
+    void vgpu_stream_dies(void* stream) noexcept nogil
+    void vgpu_context_dies(void* context) noexcept nogil
+    void vgpu_context_died(void* context, bint dead) noexcept nogil
+    # memory.pyx
+    void vgpu_memory_of_context_died(void* context) noexcept nogil
+    void vgpu_memory_after_fork() noexcept nogil
+    bint vgpu_memory_reading(
+        const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
+    ) noexcept nogil

@@ -1,0 +1,54 @@
+/* What the preload library needs beyond vgpu_native.h: thread-local storage, the loader's old entry points, the dlsym
+ * trampoline. The functions of the hook that are shared between its modules are declared in hook.pxd. */
+#ifndef VGPU_HOOK_NATIVE_H
+#define VGPU_HOOK_NATIVE_H
+#include "vgpu_native.h"
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+/* Each thread's record (hook.pxd, Thread). Initial-exec: the library is there at program start, so no call to
+ * __tls_get_addr stands on the launch path. */
+extern __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
+
+/* glibc 2.34 moved these into libc.so under a new version, which an older libc does not have. */
+extern void *vgpu_dlopen(const char *file, int mode);
+extern void *vgpu_dlvsym(void *handle, const char *name, const char *version);
+__asm__(".symver vgpu_dlopen, dlopen@" VGPU_OLD_GLIBC);
+__asm__(".symver vgpu_dlvsym, dlvsym@" VGPU_OLD_GLIBC);
+
+/* Runs `released(record)` when the calling thread ends; a function of the C library since 2.18, made for C++'s thread_local. */
+extern int __cxa_thread_atexit_impl(void (*released)(void *), void *record, void *library);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+static inline void vgpu_at_thread_exit(void (*released)(void *), void *record) {
+    __cxa_thread_atexit_impl(released, record, &__dso_handle);
+}
+
+extern int vgpu_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+__asm__(".symver vgpu_pthread_create, pthread_create@" VGPU_OLD_GLIBC);
+
+/* A thread with every signal blocked: the application's handlers are not for it. */
+static inline int vgpu_spawn(void *(*run)(void *), void *argument) {
+    sigset_t all, before;
+    pthread_t thread;
+    int failed;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    failed = vgpu_pthread_create(&thread, NULL, run, argument);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return !failed;
+}
+static inline void vgpu_prepare_thread(void) {
+    prctl(PR_SET_NAME, "vgpu-hook");
+    prctl(PR_SET_TIMERSLACK, 1UL); /* this thread's only; 50 us is the default */
+}
+static inline int vgpu_at_exit(void (*run)(void)) { return atexit(run); }
+
+/* Where dlsym goes for a name that is not ours. */
+extern void *(*vgpu_real_dlsym)(void *handle, const char *name);
+#endif

@@ -1,0 +1,429 @@
+"""Memory: every allocation is reserved in the vGPU's ledger, then asked of the driver, then committed or cancelled.
+
+Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what was asked for, rounded up to the
+driver's granularity where the program sees it (pitch, cuMemCreate). Any free call may free any pointer, so what a pointer was worth is
+looked up by address. Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped.
+What the program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAlloc, real_cuMemAlloc_v2,
+    real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz, real_cuMemAllocFromPoolAsync, real_cuMemAllocFromPoolAsync_ptsz,
+    real_cuMemAllocManaged, real_cuMemAllocPitch, real_cuMemAllocPitch_v2, real_cuMemCreate, real_cuMemFree,
+    real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo, real_cuMemGetInfo_v2,
+    real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, Gate, attached, state, vgpu_gate_here, vgpu_log,
+)
+from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM
+from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.robust cimport robust_forget
+from cython_ext.native cimport load64
+
+cdef enum:
+    LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
+
+
+cdef struct AllocationProperties:    # CUmemAllocationProp, its beginning
+    int type
+    int handle_types
+    int location_type
+    int location_id
+
+
+# --- the ledger
+
+cdef uint64_t limit_bytes(const Gate* gate) noexcept nogil:
+    """What the processes may own together: the vGPU's limit less what it holds without asking (contexts, modules)."""
+    cdef uint64_t limit = load64(&gate.grants.memory_limit_bytes)
+    cdef uint64_t implicit = load64(&gate.grants.implicit_bytes)
+    return limit - min(limit, implicit)
+
+
+cdef bint reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU."""
+    if gate == NULL or ledger_reserve(gate.activity, gate.slot_index, kind, size, limit_bytes(gate)) == LEDGER_OK:
+        return 1
+    vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))
+    return 0
+
+
+cdef int settle(Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual) noexcept nogil:
+    """The driver has answered: commit ``actual`` bytes at ``address``, or cancel. ``result`` is passed on."""
+    cdef Block block
+    if gate == NULL:
+        return result
+    if result != CUDA_SUCCESS:
+        ledger_cancel(gate.activity, gate.slot_index, kind, reserved)
+        return result
+    if actual > reserved:    # more than asked for (a pitch): charged too, even where that is beyond the limit
+        ledger_reserve(gate.activity, gate.slot_index, kind, actual - reserved, <uint64_t>-1)
+        reserved = actual
+    block.address = address
+    block.bytes = reserved
+    block.kind = kind
+    block.flags = gate - &state().gates[0]
+    block.aux = current_context()
+    lock_acquire(&state().memory_lock)
+    alloc_insert(&state().allocations, &block)           # without room for it: charged to the end, never uncharged
+    lock_release(&state().memory_lock)
+    ledger_commit(gate.activity, gate.slot_index, kind, reserved)
+    return result
+
+
+cdef inline uint64_t current_context() noexcept nogil:
+    cdef void* context = NULL
+    real_cuCtxGetCurrent(&context)
+    return <uint64_t>context
+
+
+cdef inline void release(const Block* block) noexcept nogil:
+    cdef Gate* gate = &state().gates[block.flags]
+    ledger_release(gate.activity, gate.slot_index, block.kind, block.bytes)
+
+
+cdef inline bint forget(uint64_t address, Block* block) noexcept nogil:
+    """Take the block out of the table *before* the driver frees it: another thread may be given the address at once."""
+    cdef bint known
+    if not attached() or address == 0:
+        return 0
+    lock_acquire(&state().memory_lock)
+    known = alloc_remove(&state().allocations, address, block)
+    lock_release(&state().memory_lock)
+    return known
+
+
+cdef inline int freed(int result, bint known, const Block* block) noexcept nogil:
+    """The driver's answer to a free: give the charge back, or, if it refused, keep the block."""
+    if not known:
+        return result
+    if result == CUDA_SUCCESS:
+        release(block)
+    else:
+        lock_acquire(&state().memory_lock)
+        alloc_insert(&state().allocations, block)
+        lock_release(&state().memory_lock)
+    return result
+
+
+cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
+    """A context took its allocations along (cuMemCreate's are nobody's context's)."""
+    cdef AllocTable* table = &state().allocations
+    cdef Block block
+    cdef uint64_t i = 0
+    lock_acquire(&state().memory_lock)
+    while i < table.capacity:
+        # a removal may shift a later block to this place, so the place is looked at again
+        if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
+            block = table.blocks[i]
+            alloc_remove(table, block.address, &block)
+            release(&block)
+        else:
+            i += 1
+    lock_release(&state().memory_lock)
+
+
+cdef public void vgpu_memory_after_fork() noexcept nogil:
+    """The child's thread is another one for the kernel, and the ledger's lock names threads."""
+    robust_forget()
+
+
+# --- allocations
+
+cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_DEVICE, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAlloc_v2(pointer, size)
+    return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_DEVICE, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAlloc(pointer, size)
+    return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef public int cuMemAllocPitch_v2(
+    unsigned long long* pointer, size_t* pitch, size_t width, size_t height, unsigned int element
+) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_DEVICE, width * height):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)
+    if result != CUDA_SUCCESS:
+        return settle(gate, KIND_DEVICE, width * height, result, 0, 0)
+    return settle(gate, KIND_DEVICE, width * height, result, pointer[0], pitch[0] * height)
+
+
+cdef public int cuMemAllocPitch(
+    unsigned int* pointer, unsigned int* pitch, unsigned int width, unsigned int height, unsigned int element
+) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t size = <uint64_t>width * height
+    cdef int result
+    if not reserve(gate, KIND_DEVICE, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAllocPitch(pointer, pitch, width, height, element)
+    if result != CUDA_SUCCESS:
+        return settle(gate, KIND_DEVICE, size, result, 0, 0)
+    return settle(gate, KIND_DEVICE, size, result, pointer[0], <uint64_t>pitch[0] * height)
+
+
+cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_MANAGED, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAllocManaged(pointer, size, flags)
+    return settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef inline int alloc_async(bint own, unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_ASYNC, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemAllocAsync_ptsz(pointer, size, stream) if own else real_cuMemAllocAsync(pointer, size, stream)
+    return settle(gate, KIND_ASYNC, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef public int cuMemAllocAsync(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
+    return alloc_async(0, pointer, size, stream)
+
+
+cdef public int cuMemAllocAsync_ptsz(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
+    return alloc_async(1, pointer, size, stream)
+
+
+cdef inline int alloc_from_pool(
+    bint own, unsigned long long* pointer, size_t size, void* pool, void* stream
+) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here()
+    cdef int result
+    if not reserve(gate, KIND_ASYNC, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    if own:
+        result = real_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream)
+    else:
+        result = real_cuMemAllocFromPoolAsync(pointer, size, pool, stream)
+    return settle(gate, KIND_ASYNC, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef public int cuMemAllocFromPoolAsync(
+    unsigned long long* pointer, size_t size, void* pool, void* stream
+) noexcept nogil:
+    return alloc_from_pool(0, pointer, size, pool, stream)
+
+
+cdef public int cuMemAllocFromPoolAsync_ptsz(
+    unsigned long long* pointer, size_t size, void* pool, void* stream
+) noexcept nogil:
+    return alloc_from_pool(1, pointer, size, pool, stream)
+
+
+# --- frees
+
+cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
+    cdef Block block
+    cdef bint known = forget(pointer, &block)
+    return freed(real_cuMemFree_v2(pointer), known, &block)
+
+
+cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
+    cdef Block block
+    cdef bint known = forget(pointer, &block)
+    return freed(real_cuMemFree(pointer), known, &block)
+
+
+cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcept nogil:
+    cdef Block block
+    cdef bint known = forget(pointer, &block)
+    return freed(real_cuMemFreeAsync(pointer, stream), known, &block)
+
+
+cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) noexcept nogil:
+    cdef Block block
+    cdef bint known = forget(pointer, &block)
+    return freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
+
+
+# --- physical memory with mappings of its own
+#
+# ``handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``mappings``: address → handle (aux).
+
+cdef void let_go(uint64_t handle) noexcept nogil:
+    """One handle or mapping fewer; the last one gives the charge back. The caller holds memory_lock."""
+    cdef Block* block = alloc_find(&state().handles, handle)
+    cdef Block gone
+    if block == NULL:
+        return
+    block.aux -= 1
+    if block.aux == 0 and alloc_remove(&state().handles, handle, &gone):
+        release(&gone)
+
+
+cdef public int cuMemCreate(
+    unsigned long long* handle, size_t size, const void* properties, unsigned long long flags
+) noexcept nogil:
+    cdef const AllocationProperties* given = <const AllocationProperties*>properties
+    cdef Gate* gate = NULL
+    cdef Block block
+    cdef uint32_t i
+    cdef int result
+    if attached() and given != NULL and given.location_type == LOCATION_DEVICE:
+        for i in range(state().gate_count):
+            if state().gates[i].device == given.location_id:
+                gate = &state().gates[i]
+    if not reserve(gate, KIND_VMM, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemCreate(handle, size, properties, flags)
+    if gate == NULL:
+        return result
+    if result != CUDA_SUCCESS:
+        ledger_cancel(gate.activity, gate.slot_index, KIND_VMM, size)
+        return result
+    block.address = handle[0]
+    block.bytes = size
+    block.kind = KIND_VMM
+    block.flags = gate - &state().gates[0]
+    block.aux = 1
+    lock_acquire(&state().memory_lock)
+    alloc_insert(&state().handles, &block)
+    lock_release(&state().memory_lock)
+    ledger_commit(gate.activity, gate.slot_index, KIND_VMM, size)
+    return result
+
+
+cdef public int cuMemRetainAllocationHandle(unsigned long long* handle, void* address) noexcept nogil:
+    cdef int result = real_cuMemRetainAllocationHandle(handle, address)
+    cdef Block* block
+    if result == CUDA_SUCCESS and attached():
+        lock_acquire(&state().memory_lock)
+        block = alloc_find(&state().handles, handle[0])
+        if block != NULL:
+            block.aux += 1
+        lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemRelease(unsigned long long handle) noexcept nogil:
+    cdef int result
+    if not attached():
+        return real_cuMemRelease(handle)
+    lock_acquire(&state().memory_lock)       # held across: the driver may hand the number out again at once
+    result = real_cuMemRelease(handle)
+    if result == CUDA_SUCCESS:
+        let_go(handle)
+    lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemMap(
+    unsigned long long pointer, size_t size, size_t offset, unsigned long long handle, unsigned long long flags
+) noexcept nogil:
+    cdef int result = real_cuMemMap(pointer, size, offset, handle, flags)
+    cdef Block* block
+    cdef Block mapping
+    if result == CUDA_SUCCESS and attached():
+        lock_acquire(&state().memory_lock)
+        block = alloc_find(&state().handles, handle)
+        if block != NULL:
+            mapping.address = pointer
+            mapping.bytes = size
+            mapping.kind = KIND_VMM
+            mapping.flags = 0
+            mapping.aux = handle
+            if alloc_insert(&state().mappings, &mapping):
+                block.aux += 1
+        lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nogil:
+    """The range may span several mappings, whole ones (the driver refuses anything else)."""
+    cdef uint64_t at = pointer
+    cdef Block mapping
+    cdef int result
+    if not attached():
+        return real_cuMemUnmap(pointer, size)
+    lock_acquire(&state().memory_lock)
+    result = real_cuMemUnmap(pointer, size)
+    while result == CUDA_SUCCESS and at < pointer + size and alloc_remove(&state().mappings, at, &mapping):
+        let_go(mapping.aux)
+        at += mapping.bytes
+    lock_release(&state().memory_lock)
+    return result
+
+
+# --- what the program is told
+
+cdef public bint vgpu_memory_reading(
+    const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
+) noexcept nogil:
+    """The vGPU's memory instead of the card's, never more than the card's."""
+    cdef uint64_t limit = min(load64(&gate.grants.memory_limit_bytes), card_total)
+    cdef uint64_t used = load64(&gate.activity.charged_bytes)
+    used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))
+    total[0] = limit
+    free[0] = min(limit - used, card_free)
+    return 1
+
+
+cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+    cdef int result = real_cuMemGetInfo_v2(free, total)
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t shown_total, shown_free
+    if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
+        total[0] = shown_total
+        free[0] = shown_free
+    return result
+
+
+cdef inline unsigned int as_32_bits(uint64_t value) noexcept nogil:
+    return <unsigned int>min(value, <uint64_t>0xFFFFFFFF)
+
+
+cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept nogil:
+    cdef int result = real_cuMemGetInfo(free, total)
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t shown_total, shown_free
+    if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
+        total[0] = as_32_bits(shown_total)
+        free[0] = as_32_bits(shown_free)
+    return result
+
+
+cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept nogil:
+    cdef uint32_t i
+    if attached():
+        for i in range(state().gate_count):
+            if state().gates[i].device == device:
+                return min(load64(&state().gates[i].grants.memory_limit_bytes), card_total)
+    return card_total
+
+
+cdef public int cuDeviceTotalMem_v2(size_t* total, int device) noexcept nogil:
+    cdef int result = real_cuDeviceTotalMem_v2(total, device)
+    if result == CUDA_SUCCESS:
+        total[0] = shown_total_of(device, total[0])
+    return result
+
+
+cdef public int cuDeviceTotalMem(unsigned int* total, int device) noexcept nogil:
+    cdef int result = real_cuDeviceTotalMem(total, device)
+    if result == CUDA_SUCCESS:
+        total[0] = as_32_bits(shown_total_of(device, total[0]))
+    return result

@@ -1,0 +1,220 @@
+"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server.
+
+It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces it. All
+signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it makes no more driver
+calls, but stays, with the mutex.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+
+from cython_ext.hook.hook cimport (
+    Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_log, vgpu_reattach, vgpu_ring,
+)
+from cython_ext.layout cimport (
+    FOREVER_NS, GRANTS_CONTENDED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot, epoch_reached,
+)
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.plan cimport read_plan
+from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
+from cython_ext.logic.window cimport (
+    backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, window_adapt,
+)
+from cython_ext.native cimport (
+    cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, store32, store64, storei64,
+)
+
+cdef extern from "hook/hook_native.h" nogil:
+    bint vgpu_spawn(void* (*run)(void*) noexcept nogil, void* argument) noexcept
+    void vgpu_prepare_thread() noexcept
+    int vgpu_at_exit(void (*run)() noexcept nogil) noexcept
+
+cdef enum:
+    # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction (window.pxd).
+    LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: others wait for us
+    LOOK_ENDED_MOST_NS = 200_000
+    LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
+    LOOK_IDLE_NS = 500_000
+    LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
+    RETRY_NS = 20_000_000            # a server that restarts
+
+    # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
+    BREAK_EVEN_NS = 800_000
+    EXPECTED_IDLE_NS = 100_000
+
+    OVERRUN_TARGET_NS = 500_000
+
+
+cdef void count(Gate* gate) noexcept nogil:
+    """The threads' own counters into the slot."""
+    cdef Thread* thread = state().threads
+    cdef uint64_t launches = 0, graphs = 0
+    while thread != NULL:
+        launches += load64(&thread.launches)
+        graphs += load64(&thread.graph_launches)
+        thread = thread.next
+    if state().gate_count == 1:
+        store64(&gate.slot.launches, launches)
+        store64(&gate.slot.graph_launches, graphs)
+    store64(&gate.slot.busy_ns, backlog_busy_ns(&gate.backlog))
+    storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
+    storei64(&gate.slot.refill_ns, gate.backlog.refill_ns)
+
+
+cdef inline bint superseded(const Gate* gate) noexcept nogil:
+    """Whether another server than the one that wrote our grants page is in charge."""
+    return load32(&gate.activity.generation) != gate.grants.generation
+
+
+cdef bint heard(Gate* gate, int64_t now) noexcept nogil:
+    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut."""
+    cdef int64_t alive = loadi64(&gate.grants.alive_ns)
+    gate.lost = alive != 0 and now - alive > gate.grants.grace_ns
+    store32(&gate.generation, 0 if gate.lost or superseded(gate) else gate.grants.generation)
+    return gate.generation != 0 or not superseded(gate)
+
+
+cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
+    if gate.began_epoch == 0:
+        return 0
+    return (
+        now >= gate.lease_end_ns
+        or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
+        or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
+    )
+
+
+cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
+    """Nothing of ours runs under ``epoch`` any more, and nothing will: the word that the next holder waits for."""
+    cdef Slot* slot = gate.slot
+    cdef int64_t overrun = gate.backlog.drained_ns - gate.over_end_ns if gate.over_end_ns < FOREVER_NS else 0
+    if load32(&slot.last_epoch) == epoch:
+        if overrun > 0:
+            store64(&slot.overrun_ns, slot.overrun_ns + <uint64_t>overrun)
+        gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, OVERRUN_TARGET_NS, 0)
+    storei64(&slot.drained_ns, gate.backlog.drained_ns)
+    store32(&slot.drained_epoch, epoch)
+    gate.over_epoch = 0
+    vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
+    vgpu_ring(gate)
+
+
+cdef void end_lease(Gate* gate, int64_t now) noexcept nogil:
+    gate.over_epoch = gate.began_epoch
+    gate.over_end_ns = gate.lease_end_ns
+    gate.over_markers = -1
+    gate.began_epoch = 0
+    backlog_finish(&gate.backlog, now)
+
+
+cdef bint others_gain(Gate* gate) noexcept nogil:
+    """Whether an early return is worth something to anybody."""
+    return gate.lease_end_ns < FOREVER_NS or load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+
+
+cdef void observe(Gate* gate, int64_t now) noexcept nogil:
+    """Look for the drain; whatever it tells, publish."""
+    cdef Slot* slot = gate.slot
+    cdef bint drained = not load32(&slot.undrained)
+    if not drained:
+        vgpu_collect(gate, now)
+        drained = vgpu_drained(gate, now, 1)
+        storei64(&slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    if gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch)):
+        publish_drained(gate, gate.over_epoch)
+    if drained:
+        store32(&slot.undrained, 0)
+
+
+cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
+    """Idle for longer than a hand-over costs: others may have the rest of the lease."""
+    cdef int64_t patience = EXPECTED_IDLE_NS if gate.gap_ns > BREAK_EVEN_NS else BREAK_EVEN_NS
+    if now - gate.idle_since_ns < patience:
+        return
+    exchange32(&gate.slot.want, 0)
+    fence()
+    vgpu_log(b"idle since, gap ns", gate.idle_since_ns, gate.gap_ns)
+    vgpu_ring(gate)
+
+
+cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
+    """Everything that is due at ``now``; when to look again, unless the plan changes before."""
+    cdef Slot* slot = gate.slot
+    cdef int64_t again
+    cdef Plan plan
+    count(gate)
+    if not heard(gate, now) or not read_plan(gate.grants, &plan):
+        return now + RETRY_NS
+    if over(gate, &plan, now):
+        end_lease(gate, now)
+    vgpu_begin(gate, &plan, now)
+    if load32(&slot.undrained) or gate.over_epoch:
+        if gate.over_epoch or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
+            observe(gate, now)
+            gate.look_ns = now + (LOOK_LEASED_NS if others_gain(gate) else LOOK_ALONE_NS)
+    if load32(&slot.undrained):
+        again = max(backlog_end_ns(&gate.backlog), now)
+        if gate.over_epoch:
+            return min(max(again, now + LOOK_ENDED_LEAST_NS), now + LOOK_ENDED_MOST_NS)
+        if others_gain(gate):
+            return min(gate.lease_end_ns, max(again, now + LOOK_LEASED_NS))
+        return now + LOOK_ALONE_NS
+    if load32(&slot.want) and gate.waiters == 0 and others_gain(gate):
+        give_back(gate, now)
+    if gate.began_epoch and others_gain(gate):
+        return min(gate.lease_end_ns, now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
+    return now + LOOK_ALONE_NS
+
+
+cdef void* run(void* argument) noexcept nogil:
+    cdef Gate* gate = <Gate*>argument
+    cdef State* all = state()
+    cdef uint32_t change
+    cdef int64_t again
+    vgpu_prepare_thread()
+    if robust_hold(<uint32_t*>&gate.slot.alive) != ROBUST_LOCKED or not cas32(&gate.slot.state, SLOT_RESERVED, SLOT_ACTIVE):
+        store32(&gate.thread_state, 2)
+        futex_wake(&gate.thread_state, 1)
+        return NULL
+    store32(&gate.thread_state, 1)
+    futex_wake(&gate.thread_state, 1)
+    while not load32(&all.stopping):
+        if superseded(gate):
+            store32(&gate.generation, 0)
+            vgpu_reattach(gate)
+        change = load32(&gate.grants.change)
+        lock_acquire(&gate.lock)
+        again = step(gate, now_ns()) if not load32(&all.stopping) else 0
+        lock_release(&gate.lock)
+        futex_wait(&gate.grants.change, change, again)
+    while True:              # the process ends; the mutex is ours until it has
+        futex_wait(&all.stopping, 1, INT64_MAX)
+
+
+cdef void stop() noexcept nogil:
+    """At exit, before libcuda takes itself down: no driver call of ours is under way afterwards, and none begins."""
+    cdef State* all = state()
+    cdef uint32_t i
+    if all == NULL or not all.attached:
+        return
+    store32(&all.stopping, 1)
+    for i in range(all.gate_count):
+        lock_acquire(&all.gates[i].lock)
+        all.gates[i].open = 1
+        store32(&all.gates[i].generation, 0)
+        lock_release(&all.gates[i].lock)
+
+
+cdef public bint vgpu_start_thread(Gate* gate) noexcept nogil:
+    """Start the gate's thread and wait until it holds the slot. 0: it could not."""
+    if not vgpu_spawn(run, gate):
+        return 0
+    while load32(&gate.thread_state) == 0:
+        futex_wait(&gate.thread_state, 0, INT64_MAX)
+    return load32(&gate.thread_state) == 1
+
+
+cdef public void vgpu_stop_at_exit() noexcept nogil:
+    """Call after the driver's cuInit: exit handlers run in reverse order, so ours comes before the driver's."""
+    if cas32(&state().exit_known, 0, 1):
+        vgpu_at_exit(stop)

@@ -1,0 +1,460 @@
+"""What the hook asks of the driver for itself: markers behind launches, timed samples, and whether everything has drained.
+
+Rules that every call here keeps:
+
+* it runs with the thread's capture mode RELAXED: in the default mode, an event query of any thread kills a capture of another;
+* while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is asked about
+  its work (it may have joined the capture, and the question would end it): what is known then comes from markers set before;
+* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one;
+* handles that die (streams, contexts) are dropped before the driver drops them.
+
+Unless said otherwise the caller holds ``gate.lock``.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuEventCreate, real_cuEventDestroy_v2, real_cuEventElapsedTime,
+    real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamIsCapturing, real_cuStreamQuery,
+    real_cuThreadExchangeStreamCaptureMode,
+)
+from cython_ext.hook.hook cimport (
+    CAPTURE_RELAXED, CAPTURES, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
+    EVENTS, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State, Stream, Thread,
+    attached, state, vgpu_log, vgpu_memory_of_context_died, vgpu_thread,
+)
+from cython_ext.logic.durations cimport LaunchKey, durations_forget, durations_learn
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.window cimport (
+    backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy,
+)
+from cython_ext.native cimport add32, fence, load32, now_ns, store32
+
+cdef enum:
+    LEGACY_HANDLE = 1
+    OWN_HANDLE = 2
+
+
+cdef inline int relax() noexcept nogil:
+    """Before driver calls of ours: the thread's capture mode, for ``restore``."""
+    cdef int mode = CAPTURE_RELAXED
+    real_cuThreadExchangeStreamCaptureMode(&mode)
+    return mode
+
+
+cdef inline void restore(int mode) noexcept nogil:
+    real_cuThreadExchangeStreamCaptureMode(&mode)
+
+
+cdef inline void* current_context() noexcept nogil:
+    cdef void* context = NULL
+    real_cuCtxGetCurrent(&context)
+    return context
+
+
+# --- events
+
+cdef int take_event(Gate* gate, bint timed) noexcept nogil:
+    """An event object of the current context, or -1."""
+    cdef void* context = current_context()
+    cdef Event* event
+    cdef int i, free = -1
+    for i in range(EVENTS):
+        event = &gate.events[i]
+        if event.handle == NULL:
+            if free < 0 and not event.used:
+                free = i
+        elif not event.used and event.timed == timed and event.context == context:
+            event.used = 1
+            return i
+    if free < 0:
+        return -1
+    event = &gate.events[free]
+    if real_cuEventCreate(&event.handle, 0 if timed else CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS:
+        event.handle = NULL
+        return -1
+    event.context = context
+    event.timed = timed
+    event.used = 1
+    return free
+
+
+cdef inline void give_event(Gate* gate, int index) noexcept nogil:
+    gate.events[index].used = 0
+
+
+cdef bint may_record(const Stream* stream) noexcept nogil:
+    if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
+        return 0
+    return stream.flags == 0 or load32(&state().captures) == 0
+
+
+cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
+    """An event behind what is in the stream now; its index, or -1."""
+    cdef int event
+    if not may_record(stream):
+        return -1
+    event = take_event(gate, timed)
+    if event >= 0 and real_cuEventRecord(gate.events[event].handle, stream.handle) != CUDA_SUCCESS:
+        give_event(gate, event)
+        return -1
+    return event
+
+
+cdef bint done(Gate* gate, int event) noexcept nogil:
+    """Whether the event is complete; one that died with its context, or that only answers errors, is."""
+    cdef void* handle = gate.events[event].handle
+    return handle == NULL or real_cuEventQuery(handle) != CUDA_ERROR_NOT_READY
+
+
+# --- streams
+
+cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
+    """The place of a stream of the current context (normalised: 1 legacy, 2 the thread's own) among those known to the gate."""
+    cdef void* context = current_context()
+    cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
+    cdef Stream* stream
+    cdef unsigned int flags = 0
+    cdef int free = -1
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if stream.handle == handle and stream.context == context and stream.owner == owner:
+            return i
+        if not stream.dirty:
+            free = i
+    if gate.stream_count < STREAMS:
+        free = gate.stream_count
+        gate.stream_count += 1
+    elif free < 0:
+        free = STREAMS - 1   # hundreds of busy streams: the last place stands for all the rest
+    stream = &gate.streams[free]
+    stream.handle = handle
+    stream.context = context
+    stream.owner = owner
+    stream.dirty = 0
+    if <size_t>handle == LEGACY_HANDLE:
+        stream.flags = STREAM_LEGACY | STREAM_BLOCKING
+    elif owner != NULL:
+        stream.flags = STREAM_OWN | STREAM_BLOCKING
+    else:
+        real_cuStreamGetFlags(handle, &flags)
+        stream.flags = 0 if flags & CU_STREAM_NON_BLOCKING else STREAM_BLOCKING
+    return free
+
+
+cdef public void vgpu_mark(Gate* gate) noexcept nogil:
+    """Close the stretch of unmarked launches with an event, where one may be recorded now."""
+    cdef int mode, event
+    if gate.backlog.unmarked.launches == 0:
+        return
+    mode = relax()
+    event = record(gate, &gate.streams[gate.marked_stream], 0)
+    restore(mode)
+    if event >= 0 and not backlog_mark(&gate.backlog, event):
+        give_event(gate, event)
+
+
+cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint discard) noexcept nogil:
+    """Time the launch that follows; the sample's index, or -1."""
+    cdef Sample* sample
+    cdef int i, mode
+    if discard:
+        return -1
+    for i in range(SAMPLES):
+        sample = &gate.samples[i]
+        if sample.used:
+            continue
+        mode = relax()
+        sample.start = record(gate, &gate.streams[stream], 1)
+        restore(mode)
+        if sample.start < 0:
+            return -1
+        sample.key = key[0]
+        sample.generation = gate.durations.generation
+        sample.end = -1
+        sample.used = 1
+        return i
+    return -1
+
+
+cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nogil:
+    """The launch has been submitted."""
+    cdef Sample* sample = &gate.samples[index]
+    cdef int mode = relax()
+    sample.end = record(gate, &gate.streams[stream], 1)
+    restore(mode)
+    if sample.end < 0:
+        give_event(gate, sample.start)
+        sample.used = 0
+
+
+cdef void learn(Gate* gate) noexcept nogil:
+    """Samples whose end has passed become durations."""
+    cdef Sample* sample
+    cdef float ms
+    cdef int i
+    for i in range(SAMPLES):
+        sample = &gate.samples[i]
+        if not sample.used or sample.end < 0 or not done(gate, sample.end):
+            continue
+        ms = -1
+        if gate.events[sample.start].handle != NULL and gate.events[sample.end].handle != NULL:
+            if real_cuEventElapsedTime(
+                &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
+            ) == CUDA_SUCCESS:
+                durations_learn(&gate.durations, &sample.key, sample.generation, <int64_t>(ms * 1e6))
+                vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, <int64_t>(ms * 1e6))
+        give_event(gate, sample.start)
+        give_event(gate, sample.end)
+        sample.used = 0
+
+
+cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
+    """Look at the markers, oldest first, and bring prediction and durations up to date."""
+    cdef uint64_t event
+    cdef int mode = relax()
+    while backlog_oldest(&gate.backlog, &event):
+        if not done(gate, <int>event):
+            backlog_seen_busy(&gate.backlog, now)
+            break
+        give_event(gate, <int>event)
+        backlog_completed(&gate.backlog, now)
+        gate.over_markers -= gate.over_markers > 0
+    learn(gate)
+    restore(mode)
+
+
+# --- drains
+
+cdef bint all_outside() noexcept nogil:
+    cdef Thread* thread = state().threads
+    while thread != NULL:
+        if load32(&thread.inside):
+            return 0
+        thread = thread.next
+    return 1
+
+
+cdef bint own_streams_busy(Gate* gate) noexcept nogil:
+    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it."""
+    cdef Stream legacy
+    if gate.probe < 0:
+        memset(&legacy, 0, sizeof(Stream))
+        legacy.handle = <void*>LEGACY_HANDLE
+        gate.probe = record(gate, &legacy, 0)
+        return 1
+    if not done(gate, gate.probe):
+        return 1
+    give_event(gate, gate.probe)
+    gate.probe = -1
+    return 0
+
+
+cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
+    """Ask each stream with work of ours. ``anywhere``: this thread is ours, it may change its current context."""
+    cdef void* context = NULL if anywhere else current_context()
+    cdef bint own = 0
+    cdef Stream* stream
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if not stream.dirty:
+            continue
+        if stream.context != context:
+            if not anywhere or real_cuCtxSetCurrent(stream.context) != CUDA_SUCCESS:
+                return 1
+            context = stream.context
+        if stream.flags & STREAM_OWN:
+            own = 1
+        elif real_cuStreamQuery(stream.handle) == CUDA_ERROR_NOT_READY:
+            return 1
+    return own and gate.untracked and own_streams_busy(gate)
+
+
+cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:
+    """Whether everything submitted so far has run; if so, the books say it.
+
+    Untracked work: first a new round (who launches from here on tells again), then nobody may be between check and submission,
+    then the streams are asked. So a launch is either seen by this look or announced anew.
+    """
+    cdef State* all = state()
+    cdef bint busy
+    cdef int mode
+    cdef uint32_t i
+    if gate.untracked:
+        store32(&gate.round, gate.round + 1)
+        fence()
+    if load32(&gate.submitting) or load32(&all.dying) or not all_outside():
+        return 0
+    lock_acquire(&all.captures_lock)                     # no capture begins while we ask
+    if all.captures:
+        busy = gate.untracked or gate.backlog.busy       # only markers may be looked at, and vgpu_collect has
+    else:
+        mode = relax()
+        busy = streams_busy(gate, anywhere)
+        restore(mode)
+        if not busy and gate.backlog.count:              # streams that are no more may have left markers
+            vgpu_collect(gate, now)
+            busy = gate.backlog.count > 0
+    lock_release(&all.captures_lock)
+    if busy:
+        backlog_seen_busy(&gate.backlog, now)
+        return 0
+    if gate.untracked:
+        backlog_seen_busy(&gate.backlog, now)            # what nobody measured counts as busy
+    forget_markers(gate)
+    backlog_drained(&gate.backlog, now)
+    for i in range(gate.stream_count):
+        gate.streams[i].dirty = 0
+    gate.untracked = 0
+    gate.idle_since_ns = gate.backlog.drained_ns
+    return 1
+
+
+cdef void forget_markers(Gate* gate) noexcept nogil:
+    """The tags of the markers are ours again; samples stay until their events were read."""
+    cdef uint32_t i
+    for i in range(gate.backlog.count):
+        give_event(gate, <int>gate.backlog.marked[(gate.backlog.head + i) % 128].tag)
+
+
+# --- captures (the caller holds no lock)
+
+cdef public bint vgpu_capturing(void* handle) noexcept nogil:
+    """Whether a launch into this stream (normalised) would be captured, not run."""
+    cdef int status = 0
+    if load32(&state().captures) == 0:
+        return 0
+    return real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0
+
+
+cdef public void vgpu_capture_begins() noexcept nogil:
+    """A capture is about to begin: mark what may not be marked any more until it ends."""
+    cdef uint32_t i
+    if not attached():
+        return
+    for i in range(state().gate_count):
+        lock_acquire(&state().gates[i].lock)
+        vgpu_mark(&state().gates[i])
+        lock_release(&state().gates[i].lock)
+    lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
+    state().captures += 1
+    lock_release(&state().captures_lock)
+
+
+cdef public void vgpu_capture_began(void* handle) noexcept nogil:
+    """The driver's answer to vgpu_capture_begins; NULL: it refused."""
+    cdef State* all = state()
+    cdef int i
+    if not attached():
+        return
+    lock_acquire(&all.captures_lock)
+    if handle == NULL:
+        all.captures -= all.captures > 0
+    else:
+        for i in range(CAPTURES):
+            if all.capturing[i] == NULL:
+                all.capturing[i] = handle
+                break
+    lock_release(&all.captures_lock)
+
+
+cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
+    """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
+    cdef State* all = state()
+    cdef int i, status = 0
+    if not attached() or load32(&all.captures) == 0:
+        return
+    if real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0:
+        return
+    lock_acquire(&all.captures_lock)
+    for i in range(CAPTURES):
+        if all.capturing[i] == handle:
+            all.capturing[i] = NULL
+            all.captures -= all.captures > 0
+            break
+    lock_release(&all.captures_lock)
+
+
+# --- handles that die (the caller holds no lock)
+
+cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
+    """Before cuStreamDestroy: its work goes on, under a marker."""
+    cdef Gate* gate = NULL
+    cdef Stream* stream
+    cdef uint32_t g, i
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        for i in range(gate.stream_count):
+            stream = &gate.streams[i]
+            if stream.handle != handle:
+                continue
+            if gate.untracked and stream.dirty:
+                # what the fast path submitted is known to the stream alone: a marker stands for it
+                gate.marked_stream = i
+                if gate.backlog.unmarked.launches:
+                    vgpu_mark(gate)
+            elif gate.marked_stream == <int>i:
+                vgpu_mark(gate)
+            memset(stream, 0, sizeof(Stream))
+        lock_release(&gate.lock)
+    vgpu_capture_ended(handle)
+
+
+cdef public void vgpu_context_dies(void* context) noexcept nogil:
+    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked meanwhile."""
+    cdef Gate* gate
+    cdef Event* event
+    cdef uint32_t g, i
+    cdef int mode
+    if not attached():
+        return
+    add32(&state().dying, 1)
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        mode = relax()
+        for i in range(EVENTS):
+            event = &gate.events[i]
+            if event.handle != NULL and event.context == context:
+                real_cuEventDestroy_v2(event.handle)
+                event.handle = NULL
+                event.context = NULL
+        restore(mode)
+        lock_release(&gate.lock)
+
+
+cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
+    """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
+    cdef Gate* gate
+    cdef uint32_t g, i
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        for i in range(gate.stream_count):
+            if dead and gate.streams[i].context == context:
+                memset(&gate.streams[i], 0, sizeof(Stream))
+        if dead:
+            durations_forget(&gate.durations, 0)
+        lock_release(&gate.lock)
+    add32(&state().dying, <uint32_t>-1)
+    if dead:
+        vgpu_memory_of_context_died(context)
+
+
+cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
+    """A graph died (or, 0: a module): the handles of its kernels will mean something else."""
+    cdef uint32_t g
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        lock_acquire(&state().gates[g].lock)
+        durations_forget(&state().gates[g].durations, handle)
+        lock_release(&state().gates[g].lock)

@@ -1,0 +1,83 @@
+"""Which devices the process sees: those of its vGPUs, and of these what its own CUDA_VISIBLE_DEVICES selects.
+
+The application's list counts the vGPUs' devices, as in a container that was given only these: ``0`` is the first id in VGPU_ID. A UUID,
+or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means nothing ends the list.
+"""
+
+from libc.stdlib cimport getenv
+from libc.string cimport memcpy, strcmp, strlen, strncmp
+
+from cython_ext.hook.hook cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, Gate, State, vgpu_say
+
+cdef extern from "<stdlib.h>" nogil:
+    int setenv(const char* name, const char* value, int overwrite) noexcept
+
+
+cdef inline bint hides_all_devices() noexcept nogil:
+    """Whether the application wants no GPU at all: then it gets no vGPU either."""
+    cdef const char* list = getenv(b"CUDA_VISIBLE_DEVICES")
+    return list != NULL and (list[0] == 0 or list[0] == c'-')
+
+
+cdef inline int selected_gate(const State* all, const char* entry, size_t size) noexcept nogil:
+    """The gate that one entry of the list means, or -1."""
+    cdef int number = 0, found = -1
+    cdef unsigned int i
+    if size > 4 and strncmp(entry, b"GPU-", 4) == 0:
+        for i in range(all.gate_count):
+            if strlen(all.gates[i].gpu_uuid) >= size and strncmp(all.gates[i].gpu_uuid, entry, size) == 0:
+                found = i if found < 0 else -2
+        return found
+    if size == 0 or size > 3:
+        return -1
+    for i in range(size):
+        if not c'0' <= entry[i] <= c'9':
+            return -1
+        number = 10 * number + entry[i] - c'0'
+    return number if number < <int>all.gate_count else -1
+
+
+cdef inline int choose_devices(State* all) noexcept nogil:
+    """Set CUDA_VISIBLE_DEVICES, and with it which ordinal belongs to which gate."""
+    cdef char[1024] chosen
+    cdef const char* own = getenv(b"CUDA_VISIBLE_DEVICES")
+    cdef const char* entry = own
+    cdef size_t size, length = 0
+    cdef int device = 0, index
+    cdef unsigned int i, k
+    for i in range(all.gate_count):
+        for k in range(i):
+            if strcmp(all.gates[i].gpu_uuid, all.gates[k].gpu_uuid) == 0:
+                vgpu_say(all.gates[i].vgpu_id, b" is on the same GPU as another id in VGPU_ID", b": list vGPUs of different GPUs")
+                return CUDA_ERROR_NO_DEVICE
+    i = 0
+    while True:
+        if own == NULL:
+            if i == all.gate_count:
+                break
+            index = i
+            i += 1
+        else:
+            size = 0
+            while entry[size] and entry[size] != c',':
+                size += 1
+            index = selected_gate(all, entry, size)
+            entry += size + (entry[size] == c',')
+            if index < 0 or all.gates[index].device >= 0:
+                break
+        all.gates[index].device = device
+        device += 1
+        size = strlen(all.gates[index].gpu_uuid)
+        if length + size + 2 > sizeof(chosen):
+            return CUDA_ERROR_OPERATING_SYSTEM
+        if length:
+            chosen[length] = c','
+            length += 1
+        memcpy(chosen + length, all.gates[index].gpu_uuid, size)
+        length += size
+    chosen[length] = 0
+    if device == 0:
+        vgpu_say(b"CUDA_VISIBLE_DEVICES=", own, b" selects none of the devices in VGPU_ID, counted from 0: unset it, or set it to 0")
+        return CUDA_ERROR_NO_DEVICE
+    setenv(b"CUDA_VISIBLE_DEVICES", chosen, 1)
+    return CUDA_SUCCESS

@@ -1,0 +1,394 @@
+"""The wrappers of everything but memory: start-up, launches, captures, and handles that die. Each does its little and calls the real one.
+
+A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the real launch → vgpu_leave (gate.pyx).
+The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream (2) instead of the legacy one (1).
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from cython_ext.hook.fastpath cimport announce
+from cython_ext.hook.generated.driver cimport (
+    real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuDevicePrimaryCtxGetState, real_cuDevicePrimaryCtxRelease,
+    real_cuDevicePrimaryCtxRelease_v2, real_cuDevicePrimaryCtxReset, real_cuDevicePrimaryCtxReset_v2,
+    real_cuDevicePrimaryCtxRetain, real_cuGraphExecDestroy,
+    real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel,
+    real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
+    real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
+    real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
+    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamDestroy, real_cuStreamDestroy_v2,
+    real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_SUCCESS, Pass, Thread, attached, state, vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended,
+    vgpu_context_died, vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+)
+from cython_ext.logic.durations cimport LaunchKey
+from cython_ext.native cimport store32
+
+cdef extern from *:
+    """
+    #include "hook/generated/driver.h"
+    #ifndef VGPU_VERSION
+    #define VGPU_VERSION "0.1.0"
+    #endif
+    """
+    const char* VGPU_VERSION
+
+cdef enum:
+    PROGRAMMATIC_STREAM_SERIALIZATION = 6    # CU_LAUNCH_ATTRIBUTE_...: may start before its predecessor has ended
+
+
+cdef struct LaunchAttribute:                 # CUlaunchAttribute
+    int id
+    int pad
+    int[16] value
+
+
+cdef struct LaunchConfig:                    # CUlaunchConfig: hStream at byte 32
+    unsigned int gx, gy, gz
+    unsigned int bx, by, bz
+    unsigned int shared
+    void* stream
+    const LaunchAttribute* attributes
+    unsigned int attribute_count
+
+
+cdef public const char* vgpu_hook_version() noexcept nogil:
+    return VGPU_VERSION
+
+
+# --- start-up
+
+cdef public int cuInit(unsigned int flags) noexcept nogil:
+    """Attach first: the driver reads devices and MPS from the environment when it starts, and cudart caches what it sees."""
+    cdef int error = vgpu_attach(0)
+    if error != CUDA_SUCCESS:
+        return error
+    error = real_cuInit(flags)
+    if attached():
+        vgpu_stop_at_exit()
+    return error
+
+
+# --- launches
+
+cdef inline void* named(void* stream, bint own) noexcept nogil:
+    """Stream 0 by its other name, which says whose default stream is meant."""
+    if stream != NULL:
+        return stream
+    return <void*>2 if own else <void*>1
+
+
+cdef inline LaunchKey launch_key(
+    void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
+) noexcept nogil:
+    cdef LaunchKey key
+    key.handle = <uint64_t>f
+    key.grid_x = gx
+    key.grid_y = gy
+    key.grid_z = gz
+    key.block_x = bx
+    key.block_y = by
+    key.block_z = bz
+    return key
+
+
+cdef inline int kernel_real(
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params, void** extra,
+) noexcept nogil:
+    if own:
+        return real_cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+    return real_cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+
+
+cdef inline int kernel(
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params, void** extra,
+) noexcept nogil:
+    cdef Thread* thread = announce(named(stream, own))
+    cdef LaunchKey key
+    cdef Pass launch
+    cdef int result
+    if thread != NULL:
+        result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+        store32(&thread.inside, 0)
+        return result
+    key = launch_key(f, gx, gy, gz, bx, by, bz)
+    result = vgpu_enter(&launch, named(stream, own), &key, 0)
+    if result == CUDA_SUCCESS:
+        result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+        vgpu_leave(&launch)
+    return result
+
+
+cdef public int cuLaunchKernel(
+    void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params, void** extra,
+) noexcept nogil:
+    return kernel(0, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+
+
+cdef public int cuLaunchKernel_ptsz(
+    void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params, void** extra,
+) noexcept nogil:
+    return kernel(1, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+
+
+cdef inline bint is_programmatic(const LaunchConfig* config) noexcept nogil:
+    cdef unsigned int i
+    for i in range(config.attribute_count):
+        if config.attributes[i].id == PROGRAMMATIC_STREAM_SERIALIZATION and config.attributes[i].value[0]:
+            return 1
+    return 0
+
+
+cdef inline int kernel_ex_real(bint own, const void* config, void* f, void** params, void** extra) noexcept nogil:
+    if own:
+        return real_cuLaunchKernelEx_ptsz(config, f, params, extra)
+    return real_cuLaunchKernelEx(config, f, params, extra)
+
+
+cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, void** extra) noexcept nogil:
+    cdef const LaunchConfig* config = <const LaunchConfig*>given
+    cdef Thread* thread
+    cdef LaunchKey key
+    cdef Pass launch
+    cdef int result
+    if config == NULL:
+        return kernel_ex_real(own, given, f, params, extra)          # the driver's error
+    thread = announce(named(config.stream, own))
+    if thread != NULL:
+        result = kernel_ex_real(own, given, f, params, extra)
+        store32(&thread.inside, 0)
+        return result
+    key = launch_key(f, config.gx, config.gy, config.gz, config.bx, config.by, config.bz)
+    result = vgpu_enter(&launch, named(config.stream, own), &key, is_programmatic(config))
+    if result == CUDA_SUCCESS:
+        result = kernel_ex_real(own, given, f, params, extra)
+        vgpu_leave(&launch)
+    return result
+
+
+cdef public int cuLaunchKernelEx(const void* config, void* f, void** params, void** extra) noexcept nogil:
+    return kernel_ex(0, config, f, params, extra)
+
+
+cdef public int cuLaunchKernelEx_ptsz(const void* config, void* f, void** params, void** extra) noexcept nogil:
+    return kernel_ex(1, config, f, params, extra)
+
+
+cdef inline int cooperative_real(
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params,
+) noexcept nogil:
+    if own:
+        return real_cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, params)
+    return real_cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream, params)
+
+
+cdef inline int cooperative(
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params,
+) noexcept nogil:
+    cdef Thread* thread = announce(named(stream, own))
+    cdef LaunchKey key
+    cdef Pass launch
+    cdef int result
+    if thread != NULL:
+        result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
+        store32(&thread.inside, 0)
+        return result
+    key = launch_key(f, gx, gy, gz, bx, by, bz)
+    result = vgpu_enter(&launch, named(stream, own), &key, 0)
+    if result == CUDA_SUCCESS:
+        result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
+        vgpu_leave(&launch)
+    return result
+
+
+cdef public int cuLaunchCooperativeKernel(
+    void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params,
+) noexcept nogil:
+    return cooperative(0, f, gx, gy, gz, bx, by, bz, shared, stream, params)
+
+
+cdef public int cuLaunchCooperativeKernel_ptsz(
+    void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+    unsigned int shared, void* stream, void** params,
+) noexcept nogil:
+    return cooperative(1, f, gx, gy, gz, bx, by, bz, shared, stream, params)
+
+
+cdef inline int graph_real(bint own, void* graph, void* stream) noexcept nogil:
+    return real_cuGraphLaunch_ptsz(graph, stream) if own else real_cuGraphLaunch(graph, stream)
+
+
+cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil:
+    """A graph is one unit, with a learned duration of its own."""
+    cdef Thread* thread = announce(named(stream, own))
+    cdef LaunchKey key
+    cdef Pass launch
+    cdef int result
+    if thread != NULL:
+        thread.graph_launches += 1
+        result = graph_real(own, graph, stream)
+        store32(&thread.inside, 0)
+        return result
+    key = launch_key(graph, 0, 0, 0, 0, 0, 0)
+    result = vgpu_enter(&launch, named(stream, own), &key, 0)
+    if result == CUDA_SUCCESS:
+        if launch.thread != NULL:
+            launch.thread.graph_launches += 1
+        result = graph_real(own, graph, stream)
+        vgpu_leave(&launch)
+    return result
+
+
+cdef public int cuGraphLaunch(void* graph, void* stream) noexcept nogil:
+    return launch_graph(0, graph, stream)
+
+
+cdef public int cuGraphLaunch_ptsz(void* graph, void* stream) noexcept nogil:
+    return launch_graph(1, graph, stream)
+
+
+# --- captures
+
+cdef inline int begun(int result, void* stream) noexcept nogil:
+    vgpu_capture_began(stream if result == CUDA_SUCCESS else NULL)
+    return result
+
+
+cdef public int cuStreamBeginCapture(void* stream) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCapture(stream), named(stream, 0))
+
+
+cdef public int cuStreamBeginCapture_ptsz(void* stream) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCapture_ptsz(stream), named(stream, 1))
+
+
+cdef public int cuStreamBeginCapture_v2(void* stream, int mode) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCapture_v2(stream, mode), named(stream, 0))
+
+
+cdef public int cuStreamBeginCapture_v2_ptsz(void* stream, int mode) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCapture_v2_ptsz(stream, mode), named(stream, 1))
+
+
+cdef public int cuStreamBeginCaptureToGraph(
+    void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode
+) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode), named(stream, 0))
+
+
+cdef public int cuStreamBeginCaptureToGraph_ptsz(
+    void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode
+) noexcept nogil:
+    vgpu_capture_begins()
+    return begun(real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1))
+
+
+cdef public int cuStreamEndCapture(void* stream, void** graph) noexcept nogil:
+    cdef int result = real_cuStreamEndCapture(stream, graph)
+    vgpu_capture_ended(named(stream, 0))
+    return result
+
+
+cdef public int cuStreamEndCapture_ptsz(void* stream, void** graph) noexcept nogil:
+    cdef int result = real_cuStreamEndCapture_ptsz(stream, graph)
+    vgpu_capture_ended(named(stream, 1))
+    return result
+
+
+# --- handles that die
+
+cdef public int cuStreamDestroy(void* stream) noexcept nogil:
+    vgpu_stream_dies(stream)
+    return real_cuStreamDestroy(stream)
+
+
+cdef public int cuStreamDestroy_v2(void* stream) noexcept nogil:
+    vgpu_stream_dies(stream)
+    return real_cuStreamDestroy_v2(stream)
+
+
+cdef public int cuGraphExecDestroy(void* graph) noexcept nogil:
+    vgpu_forget(<uint64_t>graph)
+    return real_cuGraphExecDestroy(graph)
+
+
+cdef public int cuModuleUnload(void* module) noexcept nogil:
+    vgpu_forget(0)
+    return real_cuModuleUnload(module)
+
+
+cdef public int cuLibraryUnload(void* library) noexcept nogil:
+    vgpu_forget(0)
+    return real_cuLibraryUnload(library)
+
+
+cdef public int cuCtxDestroy(void* context) noexcept nogil:
+    cdef int result
+    vgpu_context_dies(context)
+    result = real_cuCtxDestroy(context)
+    vgpu_context_died(context, result == CUDA_SUCCESS)
+    return result
+
+
+cdef public int cuCtxDestroy_v2(void* context) noexcept nogil:
+    cdef int result
+    vgpu_context_dies(context)
+    result = real_cuCtxDestroy_v2(context)
+    vgpu_context_died(context, result == CUDA_SUCCESS)
+    return result
+
+
+cdef inline bint is_active(int device) noexcept nogil:
+    cdef unsigned int flags
+    cdef int active = 0
+    return real_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS and active
+
+
+cdef inline void* primary_dies(int device) noexcept nogil:
+    """The device's primary context, which may be about to end; NULL: there is none. cudart gets it by a private table,
+    so it is asked for here, not remembered from a retain."""
+    cdef void* context = NULL
+    if not attached() or not is_active(device) or real_cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS:
+        return NULL
+    real_cuDevicePrimaryCtxRelease_v2(device)
+    vgpu_context_dies(context)
+    return context
+
+
+cdef inline int primary_died(int result, int device, void* context) noexcept nogil:
+    if context != NULL:
+        vgpu_context_died(context, result == CUDA_SUCCESS and not is_active(device))
+    return result
+
+
+cdef public int cuDevicePrimaryCtxRelease(int device) noexcept nogil:
+    cdef void* context = primary_dies(device)
+    return primary_died(real_cuDevicePrimaryCtxRelease(device), device, context)
+
+
+cdef public int cuDevicePrimaryCtxRelease_v2(int device) noexcept nogil:
+    cdef void* context = primary_dies(device)
+    return primary_died(real_cuDevicePrimaryCtxRelease_v2(device), device, context)
+
+
+cdef public int cuDevicePrimaryCtxReset(int device) noexcept nogil:
+    cdef void* context = primary_dies(device)
+    return primary_died(real_cuDevicePrimaryCtxReset(device), device, context)
+
+
+cdef public int cuDevicePrimaryCtxReset_v2(int device) noexcept nogil:
+    cdef void* context = primary_dies(device)
+    return primary_died(real_cuDevicePrimaryCtxReset_v2(device), device, context)
