@@ -40,7 +40,8 @@ class Library:
 
 
 LIBRARIES = [
-    Library("libvgpu_hook.so", "hook", ["-ldl", "-lpthread"]),
+    # by file name: before glibc 2.34 dlopen and pthread_create lived there, and a linker with a newer one would not name them
+    Library("libvgpu_hook.so", "hook", ["-l:libdl.so.2", "-l:libpthread.so.0"]),
     Library("sim/libcuda.so.1", "sim/cuda", ["-lpthread", "-lm"]),
     Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread", "-lm"]),
 ]

@@ -7,7 +7,8 @@ wrappers themselves, functions called NAME, stand in ``cython_ext/hook/*.pyx``; 
 To intercept one more function: add a line here, write the function NAME there.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.0, nvml.h. Arguments are written with plain C types
-(handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without NVIDIA's headers.
+(handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
+NVIDIA's headers.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ class Symbol:
         """(type, name) pairs."""
         if self.arguments == "void":
             return ()
-        return tuple((kind.strip(), name) for kind, _, name in (p.strip().rpartition(" ") for p in self.arguments.split(",")))
+        return tuple(
+            (kind.strip(), name) for kind, _, name in (p.strip().rpartition(" ") for p in self.arguments.split(","))
+        )
 
 
 def _cuda(
     name: str, arguments: str, version: int, *, base: str = "", twin: int = 0, intercepted: bool = True
 ) -> Iterator[Symbol]:
-    """The function and, where it takes a stream, its per-thread twin, known to cuGetProcAddress since version ``twin``."""
+    """The function and, where it takes a stream, its per-thread twin, known to cuGetProcAddress since version
+    ``twin``."""
     base = base or name
     yield Symbol("cuda", name, arguments, base, version, False, intercepted)
     if twin:
@@ -94,7 +98,9 @@ SYMBOLS: tuple[Symbol, ...] = (
     # --- memory (memory.pyx)
     *_cuda("cuMemAlloc", "unsigned* pointer, unsigned size", 2000),
     *_cuda("cuMemAlloc_v2", "unsigned long long* pointer, size_t size", 3020, base="cuMemAlloc"),
-    *_cuda("cuMemAllocPitch", "unsigned* pointer, unsigned* pitch, unsigned width, unsigned height, unsigned element", 2000),
+    *_cuda(
+        "cuMemAllocPitch", "unsigned* pointer, unsigned* pitch, unsigned width, unsigned height, unsigned element", 2000
+    ),
     *_cuda(
         "cuMemAllocPitch_v2",
         "unsigned long long* pointer, size_t* pitch, size_t width, size_t height, unsigned element",
@@ -103,11 +109,20 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     *_cuda("cuMemAllocManaged", "unsigned long long* pointer, size_t size, unsigned flags", 6000),
     *_cuda("cuMemAllocAsync", "unsigned long long* pointer, size_t size, void* stream", 11020, twin=11020),
-    *_cuda("cuMemAllocFromPoolAsync", "unsigned long long* pointer, size_t size, void* pool, void* stream", 11020, twin=11020),
+    *_cuda(
+        "cuMemAllocFromPoolAsync",
+        "unsigned long long* pointer, size_t size, void* pool, void* stream",
+        11020,
+        twin=11020,
+    ),
     *_cuda("cuMemFree", "unsigned pointer", 2000),
     *_cuda("cuMemFree_v2", "unsigned long long pointer", 3020, base="cuMemFree"),
     *_cuda("cuMemFreeAsync", "unsigned long long pointer, void* stream", 11020, twin=11020),
-    *_cuda("cuMemCreate", "unsigned long long* handle, size_t size, const void* properties, unsigned long long flags", 10020),
+    *_cuda(
+        "cuMemCreate",
+        "unsigned long long* handle, size_t size, const void* properties, unsigned long long flags",
+        10020,
+    ),
     *_cuda("cuMemRelease", "unsigned long long handle", 10020),
     *_cuda(
         "cuMemMap",

@@ -1,14 +1,15 @@
 """Derives from the list of intercepted functions (client_hook/symbols.py) everything that must agree with it.
 
-Written, and ignored by git: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a
-typed call ``real_NAME`` of each real function, ``table.h`` with the rows that the doors search, ``hook/generated/driver.pxd`` with its declarations for Cython.
-Run by setup.py before the build; files are rewritten only when they change.
+Written, and ignored by git: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
+``real_NAME`` of each real function, ``table.h`` with the rows that the doors search, ``hook/generated/driver.pxd`` with
+its declarations for Cython. Run by setup.py before the build; files are rewritten only when they change.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +114,11 @@ def declarations() -> str:
     ]
     for symbol in rows():
         parameters = ", ".join(f"{cython_type(kind)} {name}" for kind, name in symbol.parameters)
-        lines.append(f"    int real_{symbol.name}({parameters}) noexcept")
+        lines += [
+            f"    int real_{symbol.name}(",
+            *textwrap.wrap(parameters, 110, initial_indent=" " * 8, subsequent_indent=" " * 8),
+        ]
+        lines.append("    ) noexcept")
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,10 @@
 """How a process gets its vGPU: a short conversation with the broker at cuInit, two mapped pages, and nothing kept open.
 
-Everything an application can do wrong ends here, in one line on stderr and a CUDA error: it never runs without limits by accident.
+Everything an application can do wrong ends here, in one line on stderr and a CUDA error: it never runs without limits
+by accident.
 """
 
-from libc.errno cimport EACCES, ECONNREFUSED, EINTR, ENOENT, EPERM, errno
+from libc.errno cimport EACCES, EPERM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
@@ -20,10 +21,10 @@ from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_init
 from cython_ext.logic.wire cimport (
-    Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int, wire_map,
-    wire_open, wire_text, wire_uint,
+    Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
+    wire_map, wire_open, wire_text, wire_uint,
 )
-from cython_ext.native cimport cas64, load32, now_ns, store32
+from cython_ext.native cimport cas64, now_ns, store32
 
 cdef extern from *:
     """
@@ -60,7 +61,7 @@ cdef enum:
     PROTOCOL = 1
     REPLY_BYTES = 8192
     PATH_BYTES = 108         # what a socket address holds
-    DURATION_BYTES = 1 << 20 # about 8,000 keys
+    DURATION_BYTES = 1 << 20     # about 8,000 keys
     CLOCKS_APART_NS = 1_000_000_000
 
 
@@ -125,7 +126,11 @@ cdef bint runtime_directory(char* path, size_t capacity) noexcept nogil:
         uid //= 10
         if uid == 0:
             break
-    return append(path, capacity, b"/tmp/vgpu-") and append(path, capacity, digits + at) and append(path, capacity, b"/vgpu")
+    return (
+        append(path, capacity, b"/tmp/vgpu-")
+        and append(path, capacity, digits + at)
+        and append(path, capacity, b"/vgpu")
+    )
 
 
 cdef bint well_formed(const char* vgpu_id) noexcept nogil:
@@ -151,9 +156,14 @@ cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noe
         vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
         return CUDA_ERROR_NO_DEVICE
     if not vgpu_exists(directory) and vgpu_exists(control):
-        vgpu_say(b"VGPU_ID=", vgpu_id, b" is no vGPU of this node: vgpuctl ls shows those there are, unset VGPU_ID runs without one")
+        vgpu_say(
+            b"VGPU_ID=", vgpu_id, b" is no vGPU of this node: vgpuctl ls shows those there are, unset VGPU_ID runs "
+            b"without one"
+        )
         return CUDA_ERROR_NO_DEVICE
-    vgpu_say(b"no node answers at ", directory, b": start it with vgpuctl serve, or set VGPU_RUNTIME_DIR to where it runs")
+    vgpu_say(
+        b"no node answers at ", directory, b": start it with vgpuctl serve, or set VGPU_RUNTIME_DIR to where it runs"
+    )
     return CUDA_ERROR_OPERATING_SYSTEM
 
 
@@ -187,7 +197,10 @@ cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogi
     cdef int64_t body = wire_frame(data, size), now = 0
     memset(reply, 0, sizeof(Reply))
     if body < 0 or 4 + body > size:
-        append(reply.error, sizeof(reply.error), b"its broker's answer is garbled: vgpuctl and hook are of different versions?")
+        append(
+            reply.error, sizeof(reply.error), b"its broker's answer is garbled: vgpuctl and hook are of different "
+            b"versions?"
+        )
         return 0
     wire_open(&reader, data + 4, body)
     wire_find_bool(&reader, b"ok", &ok)
@@ -208,10 +221,16 @@ cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogi
         and wire_find_int(&reader, b"gpu_index", &reply.gpu_index) and wire_find_int(&reader, b"now_ns", &now)
         and reply.slot < MAX_PROCESSES and strlen(reply.gpu_uuid) < 48
     ):
-        append(reply.error, sizeof(reply.error), b"its broker's answer lacks a field: vgpuctl and hook are of different versions?")
+        append(
+            reply.error, sizeof(reply.error), b"its broker's answer lacks a field: vgpuctl and hook are of different "
+            b"versions?"
+        )
         return 0
     if now - now_ns() > CLOCKS_APART_NS or now_ns() - now > CLOCKS_APART_NS:
-        append(reply.error, sizeof(reply.error), b"its node has another monotonic clock: start this program outside its time namespace")
+        append(
+            reply.error, sizeof(reply.error), b"its node has another monotonic clock: start this program outside its "
+            b"time namespace"
+        )
         return 0
     return 1
 
@@ -234,8 +253,11 @@ cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept
     return page
 
 
-cdef bint converse(Gate* gate, const char* role, int64_t slot, Reply* reply, int* reason, GrantsPage** grants, ActivityPage** activity) noexcept nogil:
-    """Ask the broker at ``gate.directory``. ``reason``: why there was no answer at all, an errno; else ``reply.error``."""
+cdef bint converse(
+    Gate* gate, const char* role, int64_t slot, Reply* reply, int* reason, GrantsPage** grants, ActivityPage** activity
+) noexcept nogil:
+    """Ask the broker at ``gate.directory``. ``reason``: why there was no answer at all, an errno; else
+    ``reply.error``."""
     cdef char[108] path
     cdef uint8_t[8192] buffer
     cdef int[2] fds
@@ -246,7 +268,10 @@ cdef bint converse(Gate* gate, const char* role, int64_t slot, Reply* reply, int
     memset(reply, 0, sizeof(Reply))
     path[0] = 0
     if not append(path, PATH_BYTES, gate.directory) or not append(path, PATH_BYTES, b"/broker.sock"):
-        append(reply.error, sizeof(reply.error), b"the path of its socket is longer than a socket's can be: use a shorter VGPU_RUNTIME_DIR")
+        append(
+            reply.error, sizeof(reply.error), b"the path of its socket is longer than a socket's can be: use a shorter "
+            b"VGPU_RUNTIME_DIR"
+        )
         return 0
     socket = vgpu_connect(path)
     if socket < 0:
@@ -264,7 +289,10 @@ cdef bint converse(Gate* gate, const char* role, int64_t slot, Reply* reply, int
             grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
             activity[0] = <ActivityPage*>map_page(fds[1], sizeof(ActivityPage), ACTIVITY_MAGIC, 1)
         if admitted and (fd_count != 2 or grants[0] == NULL or activity[0] == NULL):
-            append(reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook of the node's version")
+            append(
+                reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
+                b"of the node's version"
+            )
             admitted = 0
     for i in range(fd_count):
         close(fds[i])
@@ -317,7 +345,8 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
 
 
 cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
-    """Which MPS daemon the driver talks to. Without one of ours: a directory that is not there, so that none captures us."""
+    """Which MPS daemon the driver talks to. Without one of ours: a directory that is not there, so that none captures
+    us."""
     cdef char[256] nowhere
     nowhere[0] = 0
     if reply.pipe_directory[0]:
@@ -354,7 +383,10 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
             return error
         if not observer:
             if strcmp(reply.mode, b"spatial") == 0 and (count or ids[size]):
-                vgpu_say(vgpu_id, b" is on a GPU in spatial mode, and a process has one MPS daemon: ", b"list vGPUs of temporal GPUs, or one alone")
+                vgpu_say(
+                    vgpu_id, b" is on a GPU in spatial mode, and a process has one MPS daemon: ", b"list vGPUs of "
+                    b"temporal GPUs, or one alone"
+                )
                 return CUDA_ERROR_NO_DEVICE
             set_mps(&all.gates[count], &reply)
         count += 1

@@ -1,8 +1,8 @@
 """The doors: by which names an application can reach the driver, and which function it finds there.
 
-Three: the exported symbols themselves (exports.map); ``dlsym`` (dlsym.h); ``cuGetProcAddress``. The last two are answered by
-address: ask the real one first, with the caller's own arguments, then give our wrapper of exactly the function that came out.
-``cuGetExportTable`` is left alone: its private tables launch nothing.
+Three: the exported symbols themselves (exports.map); ``dlsym`` (dlsym.h); ``cuGetProcAddress``. The last two are
+answered by address: ask the real one first, with the caller's own arguments, then give our wrapper of exactly the
+function that came out. ``cuGetExportTable`` is left alone: its private tables launch nothing.
 
 Nothing here is initialised by a constructor: another library's may call dlsym before ours would run.
 """
@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t
 from libc.string cimport strcmp
 
 from cython_ext.hook.generated.driver cimport (
-    VGPU_INTERCEPTED, VGPU_SYMBOLS, real_cuGetProcAddress, real_cuGetProcAddress_v2, vgpu_real, vgpu_symbols,
+    VGPU_INTERCEPTED, real_cuGetProcAddress, real_cuGetProcAddress_v2, vgpu_real, vgpu_symbols,
 )
 from cython_ext.native cimport load32, store32
 
@@ -68,7 +68,8 @@ cdef inline void find_real_dlsym() noexcept nogil:
 
 
 cdef void* library(bint nvml, bint load) noexcept nogil:
-    """The driver's library: the one the process has loaded, else (``load``) the one the loader would find. NULL: none."""
+    """The driver's library: the one the process has loaded, else (``load``) the one the loader would find. NULL:
+    none."""
     global cuda_library, nvml_library
     cdef int mode = RTLD_LAZY if load else RTLD_LAZY | RTLD_NOLOAD
     if nvml:

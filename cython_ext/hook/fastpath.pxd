@@ -1,11 +1,13 @@
 """The hot path: what every launch goes through while the vGPU holds an open-ended lease and nobody competes.
 
 Announce, then check. The announcement and the fence make a revocation safe without a lock: whoever shuts the lease
-(``open_epoch`` = 0, or a new ``round``) and then finds ``inside`` clear in every thread knows that each launch let through before
-has reached the driver, and that none will be let through after. No system call, no store to a line that another thread writes.
+(``open_epoch`` = 0, or a new ``round``) and then finds ``inside`` clear in every thread knows that each launch let
+through before has reached the driver, and that none will be let through after. No system call, no store to a line that
+another thread writes.
 
-``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change when the
-hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so again.
+``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change
+when the hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so
+again.
 """
 
 from cython_ext.hook.hook cimport Gate, Thread, vgpu_thread

@@ -1,22 +1,23 @@
 """The gate off the fast path: a launch that has to be announced first, measured, or made to wait.
 
-Three ways through, decided in vgpu_enter: *plain* (no vGPU, a captured launch), *announced* (open-ended lease, the first launch since
-the last drain: its stream becomes known, the want published; the launches that follow take fastpath.pxd), *tracked* (finite lease:
-a prediction is added to the backlog and the pure decision of logic/gate.pxd holds it to window and lease end).
+Three ways through, decided in vgpu_enter: *plain* (no vGPU, a captured launch), *announced* (open-ended lease, the
+first launch since the last drain: its stream becomes known, the want published; the launches that follow take
+fastpath.pxd), *tracked* (finite lease: a prediction is added to the backlog and the pure decision of logic/gate.pxd
+holds it to window and lease end).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
+
 
 from cython_ext.hook.generated.driver cimport real_cuCtxGetDevice
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass, State, Thread,
-    attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark, vgpu_sample_begin, vgpu_sample_end,
-    vgpu_say, vgpu_stream_index, vgpu_thread,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass,
+    State, Thread, attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark, vgpu_sample_begin,
+    vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, LEASE_OPEN,
-    SLOT_ACTIVE, Lease, Plan, Slot, epoch_reached,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
+    Plan, Slot, epoch_reached,
 )
 from cython_ext.logic.durations cimport Duration, LaunchKey, durations_find, durations_launch, should_sample
 from cython_ext.logic.gate cimport (
@@ -24,11 +25,9 @@ from cython_ext.logic.gate cimport (
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport (
-    backlog_begin, backlog_end_ns, backlog_mark, backlog_ns, backlog_submit,
-)
+from cython_ext.logic.window cimport backlog_begin, backlog_end_ns, backlog_ns, backlog_submit
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
+    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
 )
 
 cdef extern from *:
@@ -47,6 +46,7 @@ cdef extern from "hook/hook_native.h" nogil:
         MAP_ANONYMOUS
         MADV_WIPEONFORK
     void* MAP_FAILED
+    void vgpu_set_thread(void* record) noexcept
     void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
 
 cdef enum:
@@ -73,7 +73,6 @@ cdef void release_thread(void* record) noexcept nogil:
 
 cdef Thread* claim_thread() noexcept nogil:
     """This thread's record, made at its first launch (and anew in the child of a fork, where it was wiped)."""
-    global vgpu_thread
     cdef State* all = state()
     cdef Thread* thread = <Thread*>vgpu_thread
     cdef Thread* page
@@ -98,7 +97,7 @@ cdef Thread* claim_thread() noexcept nogil:
     thread.stream = NULL
     thread.gate = &all.gates[0] if all.gate_count == 1 else NULL
     lock_release(&all.threads_lock)
-    vgpu_thread = thread
+    vgpu_set_thread(thread)
     vgpu_at_thread_exit(release_thread, thread)
     return thread
 
@@ -138,7 +137,8 @@ cdef void want(Gate* gate, int64_t now) noexcept nogil:
 cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
     """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back.
 
-    Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read returned_epoch.
+    Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
+    returned_epoch.
     """
     cdef Slot* slot = gate.slot
     cdef uint32_t before = load32(&slot.undrained)
@@ -199,12 +199,18 @@ cdef int refused(Gate* gate) noexcept nogil:
     if flags & GRANTS_REMOVED:
         if not gate.told:
             gate.told = 1
-            vgpu_say(gate.vgpu_id, b" was removed while this program used it: ", b"no further GPU work; vgpuctl create makes a new one")
+            vgpu_say(
+                gate.vgpu_id, b" was removed while this program used it: ",
+                b"no further GPU work; vgpuctl create makes a new one"
+            )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     if gate.lost and flags & GRANTS_LOSS_ERROR:
         if not gate.told:
             gate.told = 1
-            vgpu_say(b"the server of ", gate.vgpu_id, b" does not answer, and its --on-server-loss is error: vgpuctl serve starts it again")
+            vgpu_say(
+                b"the server of ", gate.vgpu_id, b" does not answer, and its --on-server-loss is error: vgpuctl serve "
+                b"starts it again"
+            )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     return CUDA_SUCCESS
 
@@ -254,7 +260,8 @@ cdef bint siblings_run(const Gate* gate) noexcept nogil:
 # --- the three ways through
 
 cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
-    """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut meanwhile."""
+    """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
+    meanwhile."""
     cdef int index
     if not publish_submission(gate, epoch, now):
         return 0
@@ -276,7 +283,8 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 
 cdef void tracked(
-    Gate* gate, Pass* launch, Thread* thread, const LaunchKey* key, Duration* known, bint programmatic, bint first, int64_t now
+    Gate* gate, Pass* launch, Thread* thread, const LaunchKey* key, Duration* known, bint programmatic, bint first,
+    int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
     cdef int64_t window = gate.window_ns
@@ -285,7 +293,8 @@ cdef void tracked(
     cdef bint turn = gate.marked_stream != index
     cdef bint unknown = known.estimate_ns < 0
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
-        turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
+        turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
+        or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
     ):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
     if first and gate.backlog.unmarked.launches == 0:
@@ -308,7 +317,8 @@ cdef void tracked(
 
 
 cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil:
-    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return instead.
+    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
+    instead.
 
     ``programmatic``: it may overlap with the tail of its predecessor in the stream (no marker between the two).
     """

@@ -5,9 +5,9 @@ Who owns what
 ``State`` is one anonymous mapping with MADV_WIPEONFORK: the child of a fork (raw clone too) finds zeros, that is, an
 unattached process. Nothing of the hook's state lives elsewhere, apart from the addresses of the driver's functions.
 
-``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below ``lock`` is
-touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No application code and
-no blocking driver call runs under it.
+``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below
+``lock`` is touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No
+application code and no blocking driver call runs under it.
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
@@ -16,7 +16,7 @@ Order of locks: gate.lock, then captures_lock or threads_lock.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport ActivityPage, GrantsPage, Lease, Plan, Slot
+from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot
 from cython_ext.logic.alloctable cimport AllocTable
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.window cimport Backlog
@@ -196,7 +196,7 @@ cdef extern:
     # report.pyx
     void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil
     void vgpu_log(const char* what, int64_t a, int64_t b) noexcept nogil
-    # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID, too)
+    # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID)
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
     # thread.pyx

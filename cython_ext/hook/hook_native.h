@@ -16,6 +16,8 @@
  * __tls_get_addr stands on the launch path. */
 extern __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
 
+static inline void vgpu_set_thread(void *record) { vgpu_thread = record; }
+
 /* glibc 2.34 moved these into libc.so under a new version, which an older libc does not have. */
 extern void *vgpu_dlopen(const char *file, int mode);
 extern void *vgpu_dlvsym(void *handle, const char *name, const char *version);

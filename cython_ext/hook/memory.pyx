@@ -1,9 +1,10 @@
 """Memory: every allocation is reserved in the vGPU's ledger, then asked of the driver, then committed or cancelled.
 
-Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what was asked for, rounded up to the
-driver's granularity where the program sees it (pitch, cuMemCreate). Any free call may free any pointer, so what a pointer was worth is
-looked up by address. Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped.
-What the program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
+Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what was asked for,
+rounded up to the driver's granularity where the program sees it (pitch, cuMemCreate). Any free call may free any
+pointer, so what a pointer was worth is looked up by address. Physical memory made with cuMemCreate is charged until
+every handle is released and every mapping unmapped. What the program is told, cuMemGetInfo and cuDeviceTotalMem, is the
+vGPU's memory.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -16,7 +17,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, Gate, attached, state, vgpu_gate_here, vgpu_log,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
 )
 from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
@@ -53,7 +54,9 @@ cdef bint reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     return 0
 
 
-cdef int settle(Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual) noexcept nogil:
+cdef int settle(
+    Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual
+) noexcept nogil:
     """The driver has answered: commit ``actual`` bytes at ``address``, or cancel. ``result`` is passed on."""
     cdef Block block
     if gate == NULL:
@@ -260,7 +263,8 @@ cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) no
 
 # --- physical memory with mappings of its own
 #
-# ``handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``mappings``: address → handle (aux).
+# ``handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``mappings``: address →
+# handle (aux).
 
 cdef void let_go(uint64_t handle) noexcept nogil:
     """One handle or mapping fewer; the last one gives the charge back. The caller holds memory_lock."""

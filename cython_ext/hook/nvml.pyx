@@ -1,4 +1,5 @@
-"""NVML as the vGPU's owner is to see it, in nvidia-smi too: the devices of its vGPUs, in the order of VGPU_ID, with the vGPU's memory.
+"""NVML as the vGPU's owner is to see it, in nvidia-smi too: the devices of its vGPUs, in the order of VGPU_ID, with the
+vGPU's memory.
 
 NVML needs no cuInit. Until there was one, the process is an observer: it gets the pages, but no slot.
 """
@@ -12,7 +13,7 @@ from cython_ext.hook.generated.driver cimport (
     real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2, real_nvmlDeviceGetUUID,
 )
 from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_memory_reading
-from cython_ext.native cimport load32
+
 
 cdef enum:
     NVML_SUCCESS = 0
@@ -76,7 +77,9 @@ cdef public int nvmlDeviceGetHandleByIndex(unsigned int index, void** device) no
     cdef uint32_t count = known(&gates)
     if count == 0:
         return real_nvmlDeviceGetHandleByIndex(index, device)
-    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device) if index < count else NVML_ERROR_INVALID_ARGUMENT
+    if index >= count:
+        return NVML_ERROR_INVALID_ARGUMENT
+    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device)
 
 
 cdef public int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) noexcept nogil:
@@ -84,7 +87,9 @@ cdef public int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device)
     cdef uint32_t count = known(&gates)
     if count == 0:
         return real_nvmlDeviceGetHandleByIndex_v2(index, device)
-    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device) if index < count else NVML_ERROR_INVALID_ARGUMENT
+    if index >= count:
+        return NVML_ERROR_INVALID_ARGUMENT
+    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device)
 
 
 cdef public int nvmlDeviceGetIndex(void* device, unsigned int* index) noexcept nogil:

@@ -1,8 +1,8 @@
 """The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server.
 
-It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces it. All
-signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it makes no more driver
-calls, but stays, with the mutex.
+It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces
+it. All signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it
+makes no more driver calls, but stays, with the mutex.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
@@ -10,15 +10,11 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from cython_ext.hook.hook cimport (
     Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_log, vgpu_reattach, vgpu_ring,
 )
-from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot, epoch_reached,
-)
+from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot, epoch_reached
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
-from cython_ext.logic.window cimport (
-    backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, window_adapt,
-)
+from cython_ext.logic.window cimport backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, window_adapt
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, store32, store64, storei64,
 )
@@ -29,7 +25,7 @@ cdef extern from "hook/hook_native.h" nogil:
     int vgpu_at_exit(void (*run)() noexcept nogil) noexcept
 
 cdef enum:
-    # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction (window.pxd).
+    # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction.
     LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: others wait for us
     LOOK_ENDED_MOST_NS = 200_000
     LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
@@ -172,7 +168,10 @@ cdef void* run(void* argument) noexcept nogil:
     cdef uint32_t change
     cdef int64_t again
     vgpu_prepare_thread()
-    if robust_hold(<uint32_t*>&gate.slot.alive) != ROBUST_LOCKED or not cas32(&gate.slot.state, SLOT_RESERVED, SLOT_ACTIVE):
+    if (
+        robust_hold(<uint32_t*>&gate.slot.alive) != ROBUST_LOCKED
+        or not cas32(&gate.slot.state, SLOT_RESERVED, SLOT_ACTIVE)
+    ):
         store32(&gate.thread_state, 2)
         futex_wake(&gate.thread_state, 1)
         return NULL

@@ -1,10 +1,13 @@
-"""What the hook asks of the driver for itself: markers behind launches, timed samples, and whether everything has drained.
+"""What the hook asks of the driver for itself: markers behind launches, timed samples, and whether everything has
+drained.
 
 Rules that every call here keeps:
 
-* it runs with the thread's capture mode RELAXED: in the default mode, an event query of any thread kills a capture of another;
-* while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is asked about
-  its work (it may have joined the capture, and the question would end it): what is known then comes from markers set before;
+* it runs with the thread's capture mode RELAXED: in the default mode, an event query of any thread kills a capture of
+  another;
+* while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
+  asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
+  markers set before;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one;
 * handles that die (streams, contexts) are dropped before the driver drops them.
 
@@ -26,10 +29,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.logic.durations cimport LaunchKey, durations_forget, durations_learn
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.window cimport (
-    backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy,
-)
-from cython_ext.native cimport add32, fence, load32, now_ns, store32
+from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
+from cython_ext.native cimport add32, fence, load32, store32
 
 cdef enum:
     LEGACY_HANDLE = 1
@@ -111,7 +112,8 @@ cdef bint done(Gate* gate, int event) noexcept nogil:
 # --- streams
 
 cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
-    """The place of a stream of the current context (normalised: 1 legacy, 2 the thread's own) among those known to the gate."""
+    """The place of a stream of the current context (normalised: 1 legacy, 2 the thread's own) among those known to the
+    gate."""
     cdef void* context = current_context()
     cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
     cdef Stream* stream
@@ -276,8 +278,8 @@ cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
 cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:
     """Whether everything submitted so far has run; if so, the books say it.
 
-    Untracked work: first a new round (who launches from here on tells again), then nobody may be between check and submission,
-    then the streams are asked. So a launch is either seen by this look or announced anew.
+    Untracked work: first a new round (who launches from here on tells again), then nobody may be between check and
+    submission, then the streams are asked. So a launch is either seen by this look or announced anew.
     """
     cdef State* all = state()
     cdef bint busy
@@ -407,7 +409,8 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:
-    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked meanwhile."""
+    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked
+    meanwhile."""
     cdef Gate* gate
     cdef Event* event
     cdef uint32_t g, i

@@ -1,13 +1,14 @@
 """Which devices the process sees: those of its vGPUs, and of these what its own CUDA_VISIBLE_DEVICES selects.
 
-The application's list counts the vGPUs' devices, as in a container that was given only these: ``0`` is the first id in VGPU_ID. A UUID,
-or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means nothing ends the list.
+The application's list counts the vGPUs' devices, as in a container that was given only these: ``0`` is the first id in
+VGPU_ID. A UUID, or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means
+nothing ends the list.
 """
 
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, strcmp, strlen, strncmp
 
-from cython_ext.hook.hook cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, Gate, State, vgpu_say
+from cython_ext.hook.hook cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, State, vgpu_say
 
 cdef extern from "<stdlib.h>" nogil:
     int setenv(const char* name, const char* value, int overwrite) noexcept
@@ -48,7 +49,10 @@ cdef inline int choose_devices(State* all) noexcept nogil:
     for i in range(all.gate_count):
         for k in range(i):
             if strcmp(all.gates[i].gpu_uuid, all.gates[k].gpu_uuid) == 0:
-                vgpu_say(all.gates[i].vgpu_id, b" is on the same GPU as another id in VGPU_ID", b": list vGPUs of different GPUs")
+                vgpu_say(
+                    all.gates[i].vgpu_id, b" is on the same GPU as another id in VGPU_ID", b": list vGPUs of different "
+                    b"GPUs"
+                )
                 return CUDA_ERROR_NO_DEVICE
     i = 0
     while True:
@@ -77,7 +81,10 @@ cdef inline int choose_devices(State* all) noexcept nogil:
         length += size
     chosen[length] = 0
     if device == 0:
-        vgpu_say(b"CUDA_VISIBLE_DEVICES=", own, b" selects none of the devices in VGPU_ID, counted from 0: unset it, or set it to 0")
+        vgpu_say(
+            b"CUDA_VISIBLE_DEVICES=", own, b" selects none of the devices in VGPU_ID, counted from 0: unset it, or set "
+            b"it to 0"
+        )
         return CUDA_ERROR_NO_DEVICE
     setenv(b"CUDA_VISIBLE_DEVICES", chosen, 1)
     return CUDA_SUCCESS

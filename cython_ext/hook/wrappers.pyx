@@ -1,25 +1,26 @@
-"""The wrappers of everything but memory: start-up, launches, captures, and handles that die. Each does its little and calls the real one.
+"""The wrappers of everything but memory: start-up, launches, captures, and handles that die. Each does its little and
+calls the real one.
 
-A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the real launch → vgpu_leave (gate.pyx).
-The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream (2) instead of the legacy one (1).
+A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the
+real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream
+(2) instead of the legacy one (1).
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from cython_ext.hook.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuDevicePrimaryCtxGetState, real_cuDevicePrimaryCtxRelease,
     real_cuDevicePrimaryCtxRelease_v2, real_cuDevicePrimaryCtxReset, real_cuDevicePrimaryCtxReset_v2,
-    real_cuDevicePrimaryCtxRetain, real_cuGraphExecDestroy,
-    real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel,
-    real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
-    real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
-    real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
-    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamDestroy, real_cuStreamDestroy_v2,
-    real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz,
+    real_cuDevicePrimaryCtxRetain, real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit,
+    real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchKernel, real_cuLaunchKernel_ptsz,
+    real_cuLaunchKernelEx, real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload,
+    real_cuStreamBeginCapture, real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2,
+    real_cuStreamBeginCapture_v2_ptsz, real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz,
+    real_cuStreamDestroy, real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, Pass, Thread, attached, state, vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended,
+    CUDA_SUCCESS, Pass, Thread, attached, vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended,
     vgpu_context_died, vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport LaunchKey
@@ -60,7 +61,8 @@ cdef public const char* vgpu_hook_version() noexcept nogil:
 # --- start-up
 
 cdef public int cuInit(unsigned int flags) noexcept nogil:
-    """Attach first: the driver reads devices and MPS from the environment when it starts, and cudart caches what it sees."""
+    """Attach first: the driver reads devices and MPS from the environment when it starts, and cudart caches what it
+    sees."""
     cdef int error = vgpu_attach(0)
     if error != CUDA_SUCCESS:
         return error
@@ -94,8 +96,8 @@ cdef inline LaunchKey launch_key(
 
 
 cdef inline int kernel_real(
-    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-    unsigned int shared, void* stream, void** params, void** extra,
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
+    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params, void** extra,
 ) noexcept nogil:
     if own:
         return real_cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
@@ -103,8 +105,8 @@ cdef inline int kernel_real(
 
 
 cdef inline int kernel(
-    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-    unsigned int shared, void* stream, void** params, void** extra,
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
+    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params, void** extra,
 ) noexcept nogil:
     cdef Thread* thread = announce(named(stream, own))
     cdef LaunchKey key
@@ -180,8 +182,8 @@ cdef public int cuLaunchKernelEx_ptsz(const void* config, void* f, void** params
 
 
 cdef inline int cooperative_real(
-    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-    unsigned int shared, void* stream, void** params,
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
+    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params,
 ) noexcept nogil:
     if own:
         return real_cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, params)
@@ -189,8 +191,8 @@ cdef inline int cooperative_real(
 
 
 cdef inline int cooperative(
-    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-    unsigned int shared, void* stream, void** params,
+    bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
+    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params,
 ) noexcept nogil:
     cdef Thread* thread = announce(named(stream, own))
     cdef LaunchKey key

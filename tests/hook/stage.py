@@ -1,0 +1,219 @@
+"""A node in miniature: simulated GPU, dispatcher and relay threads are the real ones; the broker's half of the attach
+conversation and the scheduler are played by the test, which publishes leases by script."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+import cython_ext
+from cython_ext.dispatcher import Dispatcher
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.readings import Event, EventKind, PageMode, SlotReading
+from cython_ext.relay import Relay
+from cython_ext.simengine import create_gpus
+
+LIBRARIES = Path(cython_ext.__file__).parent / "lib"
+HOOK = LIBRARIES / "libvgpu_hook.so"
+MS = 1_000_000
+GIB = 1 << 30
+PATIENCE_S = 60.0
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Poll a word that changes without an event; fails, naming ``what``, after PATIENCE_S."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain until {what}"
+        time.sleep(0.001)
+
+
+class StagedVgpu:
+    """One vGPU: its pages, its relay, and a thread that answers attaching processes as a broker does."""
+
+    def __init__(self, stage: Stage, key: int, gpu_uuid: str, memory_bytes: int, mode: PageMode) -> None:
+        self.vgpu_id = f"vgpu-{0xC0FFEE00 + key:08x}"
+        self.key = key
+        self.stage = stage
+        self.mode = mode
+        self.gpu_uuid = gpu_uuid
+        self.refusal: str | None = None
+        self.reply_changes: dict[str, Any] = {}
+        self.requests: list[dict[str, Any]] = []
+        self.memory_bytes = memory_bytes
+        self.activity = ActivityPage.create(1)
+        self.grants = self._grants(1)
+        self.relay = Relay(self.activity, self.grants, stage.relay_page, key)
+        stage.dispatcher.add(key, self.grants)
+        self.directory = stage.runtime / "vgpus" / self.vgpu_id
+        self.directory.mkdir(parents=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.directory / "broker.sock"))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _grants(self, generation: int) -> GrantsPage:
+        return GrantsPage.create(
+            vgpu_id=self.vgpu_id,
+            gpu_uuid=self.gpu_uuid,
+            mode=self.mode,
+            generation=generation,
+            memory_limit_bytes=self.memory_bytes,
+            total_memory_bytes=143_771 << 20,
+        )
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                with link, contextlib.suppress(ConnectionError):
+                    self._answer(link)
+
+    def _answer(self, link: socket.socket) -> None:
+        size = struct.unpack("<I", link.recv(4, socket.MSG_WAITALL))[0]
+        request = msgpack.unpackb(link.recv(size, socket.MSG_WAITALL))
+        self.requests.append(request)
+        pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if self.refusal is not None:
+            body = msgpack.packb({"ok": False, "code": "not-yours", "error": self.refusal})
+            link.sendall(struct.pack("<I", len(body)) + body)
+            return
+        slot = -1
+        if request["role"] == "process":
+            slot = request["slot"]
+            if slot < 0:
+                started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+                slot = self.activity.reserve_slot(pid, started, request["command"])
+                self.relay.watch(slot)
+        reply: dict[str, Any] = {
+            "ok": True,
+            "slot": slot,
+            "now_ns": time.monotonic_ns(),
+            "mode": self.mode.name.lower(),
+            "generation": self.grants.generation,
+            "gpu_index": 0,
+            "gpu_uuid": self.gpu_uuid,
+            "vgpu_id": self.vgpu_id,
+            "simulated": True,
+            "sm_percent": 100.0,
+            "mps_pipe_directory": "",
+            "mps_log_directory": "",
+            "mps_active_thread_percentage": "",
+            "mps_pinned_memory_limit": "",
+        }
+        body = msgpack.packb(reply | self.reply_changes)
+        socket.send_fds(link, [struct.pack("<I", len(body)) + body], [self.grants.fileno(), self.activity.fileno()])
+
+    def restart_server(self) -> None:
+        """What a new server does: a page of the next generation, then the word in the activity page."""
+        self.stage.dispatcher.remove(self.key)
+        self.grants = self._grants(self.grants.generation + 1)
+        self.relay.rebind(self.grants)
+        self.stage.dispatcher.add(self.key, self.grants)
+        self.activity.generation = self.grants.generation
+
+    def lease(self, start_ns: int, end_ns: int | None, after: tuple[tuple[int, int], ...] = ()) -> int:
+        """Publish one; its epoch."""
+        epoch = next(self.stage.epochs)
+        go_by_ns = start_ns + 50 * MS
+        assert self.stage.dispatcher.publish(self.key, epoch, start_ns, end_ns, after, go_by_ns)
+        return epoch
+
+    def open(self) -> int:
+        """An open-ended lease from now on."""
+        return self.lease(time.monotonic_ns(), None)
+
+    def slots(self) -> list[SlotReading]:
+        return [s for s in self.activity.slots() if s.state != 0]
+
+    def slot(self) -> SlotReading:
+        (only,) = self.slots()
+        return only
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        self.relay.close()
+
+
+class Stage:
+    """Simulated GPUs and vGPUs on them, under one directory."""
+
+    def __init__(self, directory: Path, gpus: int = 1) -> None:
+        self.runtime = directory / "run"
+        self.gpus = directory / "gpus"
+        self.runtime.mkdir()
+        self.uuids = create_gpus(self.gpus, gpus)
+        self.relay_page = RelayPage.create()
+        self.dispatcher = Dispatcher(self.relay_page)
+        self.epochs = itertools.count(1)
+        self.vgpus: list[StagedVgpu] = []
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def vgpu(self, gpu: int = 0, memory_bytes: int = 8 * GIB, mode: PageMode = PageMode.TEMPORAL) -> StagedVgpu:
+        self.vgpus.append(StagedVgpu(self, len(self.vgpus), self.uuids[gpu], memory_bytes, mode))
+        return self.vgpus[-1]
+
+    def environment(self, *vgpus: StagedVgpu, **changes: str) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_"))}
+        return (
+            inherited
+            | {
+                "VGPU_ID": ",".join(v.vgpu_id for v in vgpus),
+                "VGPU_RUNTIME_DIR": str(self.runtime),
+                "VGPU_SIM_DIR": str(self.gpus),
+                "LD_LIBRARY_PATH": str(LIBRARIES / "sim"),
+                "LD_PRELOAD": str(HOOK),
+            }
+            | changes
+        )
+
+    def start(self, program: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A Python program over tests.hook.cuda, with pipes; killed at the end of the test if it is still there."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def run(self, program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        process = self.start(program, environment)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def events(self, kind: EventKind) -> Iterator[Event]:
+        """The dispatcher's events of one kind as they come; ends when none came for PATIENCE_S."""
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            for event in self.dispatcher.events():
+                if event.kind == kind:
+                    yield event
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for vgpu in self.vgpus:
+            vgpu.close()
+        self.dispatcher.close()
