@@ -12,18 +12,20 @@ record means what its specification says, and without overcommitment the guarant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_ratio
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.partition import Partition, partition
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
-from vgpu.units import format_bytes
 
 MAX_VGPUS = 256
 PPM = 1_000_000
+NOTHING = Share(guarantee_ppm=0, sm_mpercent=0)
+"""What an overcommitted vGPU takes from those that were promised something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,12 @@ class VgpuRecord:
     partition: Partition | None  # spatial mode only
 
 
-Fits = Callable[[Mode, Sequence[Share]], str]
-"""Whether these guarantees can all be kept: "" or the reason why not. ``admission.py`` has the policy's answer."""
-
-
 class Registry:
     """All vGPUs of one GPU."""
 
-    def __init__(self, card: Card, mode: Mode, fits: Fits) -> None:
+    def __init__(self, card: Card, mode: Mode) -> None:
         self.card = card
         self.mode = mode
-        self._fits = fits
         self._records: dict[str, VgpuRecord] = {}
 
     def __iter__(self) -> Iterator[VgpuRecord]:
@@ -88,9 +85,13 @@ class Registry:
         return sum(record.memory_limit_bytes for record in self)
 
     @property
-    def guaranteed_ppm(self) -> int:
-        """Σ of what was guaranteed, in GPU time × SMs: parts per million of the card."""
-        return sum(r.share.guarantee_ppm * r.share.sm_mpercent for r in self if not r.spec.overcommit) // 100_000
+    def guaranteed_ratio(self) -> float:
+        """How much of the card's compute is promised. 1: nothing more can be."""
+        shares = [record.share for record in self]
+        area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * 100_000)
+        if sum(s.sm_mpercent for s in shares) <= 100_000 or self.mode is Mode.TEMPORAL:
+            return area
+        return max(area, packing_ratio(self.mode, shares))
 
     # --- changes
 
@@ -114,7 +115,9 @@ class Registry:
         return record
 
     def remove(self, vgpu_id: str) -> VgpuRecord:
-        return self._records.pop(vgpu_id)
+        removed = self._records.pop(vgpu_id)
+        self._records = settled(self.mode, self._records)
+        return removed
 
     def set_mode(self, mode: Mode) -> None:
         """Re-derive every vGPU for ``mode``; ``VgpuError`` (no-room, mode) if they cannot all be kept there."""
@@ -130,14 +133,22 @@ class Registry:
             )
             for record in self
         }
-        self._refuse_unless_fit(mode, changed)
-        self.mode, self._records = mode, changed
+        hard = [record.share for record in changed.values() if not record.spec.overcommit]
+        if not fits(mode, hard):
+            ratio = packing_ratio(mode, hard)
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"in {mode.value} mode the guarantees of these vGPUs need {ratio:.2f} s of every second",
+                "make room first: vgpuctl set ID, or vgpuctl rm ID",
+            )
+        self.mode, self._records = mode, settled(mode, changed)
 
     def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
         lost memory to somebody else must not make vGPUs vanish."""
         for vgpu_id, key, spec, owner, created, expires in records:
             self._records[vgpu_id] = self._meaning(vgpu_id, key, spec, owner, created, expires, self.mode)
+        self._records = settled(self.mode, self._records)
 
     def expired(self, now_unix_ns: int) -> list[VgpuRecord]:
         """vGPUs whose time is up."""
@@ -187,27 +198,17 @@ class Registry:
                 raise VgpuError(
                     ErrorCode.EXISTS, f"{other.vgpu_id} has the name {name!r} already", "choose another --name"
                 )
-        self._refuse_unless_memory_fits(records, changed)
-        if not changed.spec.overcommit:
-            self._refuse_unless_fit(self.mode, records)
-        self._records = records
-
-    def _refuse_unless_memory_fits(self, records: dict[str, VgpuRecord], changed: VgpuRecord) -> None:
-        others = sum(r.memory_limit_bytes for r in records.values() if r.vgpu_id != changed.vgpu_id)
-        free = self.card.total_memory_bytes - others
-        if changed.memory_limit_bytes > free:
-            raise VgpuError(
-                ErrorCode.NO_ROOM,
-                f"{format_bytes(changed.memory_limit_bytes)} of memory do not fit: {format_bytes(max(0, free))} of "
-                f"{format_bytes(self.card.total_memory_bytes)} are not promised to another vGPU",
-                f"the largest that fits: --mem {max(0, free) >> 20}M" if free >> 20 else "remove one: vgpuctl rm ID",
-            )
-
-    def _refuse_unless_fit(self, mode: Mode, records: dict[str, VgpuRecord]) -> None:
-        shares = [record.share for record in records.values() if not record.spec.overcommit]
-        reason = self._fits(mode, shares)
-        if reason:
-            raise VgpuError(ErrorCode.NO_ROOM, reason)
+        others = [record for record in records.values() if record.vgpu_id != changed.vgpu_id]
+        refusal = admit(
+            self.mode,
+            self.card.total_memory_bytes,
+            [Demand(r.share if not r.spec.overcommit else NOTHING, r.memory_limit_bytes) for r in others],
+            Demand(changed.share, changed.memory_limit_bytes),
+            overcommit=changed.spec.overcommit,
+        )
+        if refusal is not None:
+            raise refusal_error(refusal, changed.spec)
+        self._records = settled(self.mode, records)
 
     # --- proof
 
@@ -220,14 +221,56 @@ class Registry:
         assert len(set(names)) == len(names)
         assert self.guaranteed_memory_bytes <= self.card.total_memory_bytes
         assert all((record.partition is None) == (self.mode is Mode.TEMPORAL) for record in self)
-        assert all(record.share == share_of(record.spec, record.partition) for record in self)
-        assert not self._fits(self.mode, [record.share for record in self if not record.spec.overcommit])
+        for record in self:
+            asked = share_of(record.spec, record.partition)
+            assert record.share == (
+                replace(asked, guarantee_ppm=record.share.guarantee_ppm) if record.spec.overcommit else asked
+            )
+            assert 1 <= record.share.guarantee_ppm <= asked.guarantee_ppm
 
 
-def refusal(mode: Mode, shares: Sequence[Share]) -> str:
-    """Why these guarantees cannot all be kept, or "". In both modes no more than the whole card can be promised."""
-    total = sum(share.guarantee_ppm * share.sm_mpercent for share in shares) / (PPM * 1000)
-    return f"the guarantees add up to {total:.4g} % of the GPU's compute" if total > 100 else ""
+def settled(mode: Mode, records: dict[str, VgpuRecord]) -> dict[str, VgpuRecord]:
+    """``records`` with the guarantees of the overcommitted ones scaled down until all can be kept.
+
+    Only theirs: whoever was promised a share keeps it, whatever comes later. All of them by the same factor, the
+    largest that fits.
+    """
+    hard = [r.share for r in records.values() if not r.spec.overcommit]
+    soft = {i: share_of(r.spec, r.partition) for i, r in records.items() if r.spec.overcommit}
+    low, high = 0, PPM
+    if fits(mode, [*hard, *soft.values()]):
+        low = PPM
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(mode, [*hard, *scaled(soft, middle).values()]) else (low, middle)
+    shares = scaled(soft, low)
+    return {i: replace(r, share=shares[i]) if i in shares else r for i, r in records.items()}
+
+
+def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:
+    return {i: replace(s, guarantee_ppm=max(1, s.guarantee_ppm * factor_ppm // PPM)) for i, s in shares.items()}
+
+
+def refusal_error(refusal: Refusal, spec: VgpuSpec) -> VgpuError:
+    """A refusal in the options that a person typed, with the largest that would fit."""
+    offers = []
+    if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes >> 20:
+        offers.append(f"--mem {refusal.largest_memory_bytes >> 20}M")
+    if refusal.largest_sm_mpercent is not None and refusal.largest_sm_mpercent >= 1000:
+        offers.append(f"--sm {_tenths(refusal.largest_sm_mpercent / 1000)}")
+    if refusal.largest_guarantee_ppm is not None:
+        time_percent = refusal.largest_guarantee_ppm / 10_000
+        if refusal.largest_sm_mpercent is not None:
+            offers += [f"--quota-request {_tenths(time_percent)}"] if time_percent >= 1 else []
+        elif time_percent / spec.quota_request_ratio >= 1:
+            offers.append(f"--sm {_tenths(time_percent / spec.quota_request_ratio)}")
+    hint = f"the largest that fits: {' or '.join(offers)}" if offers else "make room: vgpuctl rm ID"
+    return VgpuError(ErrorCode.NO_ROOM, refusal.reason, hint)
+
+
+def _tenths(percent: float) -> str:
+    """Rounded down, so that what is offered does fit."""
+    return f"{int(percent * 10 + 1e-9) / 10:g}"
 
 
 def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:

@@ -14,7 +14,6 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from gpuserver.core.leases import Mode
-from gpuserver.core.policy import PPM
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
@@ -130,6 +129,7 @@ class Control:
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
         vgpu = server.enlist(record, None)
+        server.apply_shares()
         server.nursery.start_soon(server.brokers.keep, vgpu)
         await server.remember()
         with trio.move_on_after(ADMIT_S):
@@ -153,8 +153,7 @@ class Control:
                 "end them first, or change --quota-limit instead",
             )
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
-        vgpu.show(record)
-        server.tokens.change(record.key, record.share)
+        server.apply_shares()
         await server.brokers.changed(vgpu)
         await server.remember()
         server.happened("changed", vgpu, f"{record.vgpu_id} changed", **_summary(record.spec))
@@ -257,7 +256,7 @@ class Control:
             sm_count=server.facts.sm_count,
             total_memory_bytes=server.facts.total_memory_bytes,
             used_memory_bytes=server.memory.latest.used_bytes,
-            guaranteed_ratio=server.registry.guaranteed_ppm / PPM,
+            guaranteed_ratio=server.registry.guaranteed_ratio,
             guaranteed_memory_bytes=server.registry.guaranteed_memory_bytes,
             vgpus=len(vgpus),
             processes=sum(v.processes for v in vgpus),

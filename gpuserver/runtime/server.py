@@ -23,7 +23,7 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.registry import Card, Registry, VgpuRecord, refusal
+from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import NvmlGpu
@@ -85,7 +85,7 @@ class GpuServer:
         if self._row.period_ns is not None:
             self.policy = with_period(self.policy, self._row.period_ns)
         self.mode, self.mode_reason = self._choose_mode()
-        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, refusal)
+        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release)
 
     # --- modes
@@ -187,6 +187,15 @@ class GpuServer:
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         return vgpu
 
+    def apply_shares(self) -> None:
+        """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
+        for record in self.registry:
+            vgpu = self.vgpus.get(record.vgpu_id)
+            if vgpu is not None and vgpu.record != record and not vgpu.removed.is_set():
+                if vgpu.record.share != record.share:
+                    self.tokens.change(record.key, record.share)
+                vgpu.show(record)
+
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
         if vgpu.removed.is_set():
@@ -203,6 +212,7 @@ class GpuServer:
         await vgpu.left.wait()
         self.registry.remove(vgpu.record.vgpu_id)
         del self.vgpus[vgpu.record.vgpu_id]
+        self.apply_shares()
         vgpu.close()
         self._close_door(vgpu)
         await self.remember()
