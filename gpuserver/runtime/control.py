@@ -15,9 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from gpuserver.core.leases import Mode
 from gpuserver.core.registry import Owner
-from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.scheduler import Standing, make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
-from gpuserver.runtime.readings import Rates, notes_on, process_reading, vgpu_reading
+from gpuserver.runtime.readings import Rates, no_standing, notes_on, process_reading, vgpu_reading
 from gpuserver.runtime.server import ADMIT_S, GpuServer
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
@@ -216,16 +216,16 @@ class Control:
     def _readings(self) -> tuple[VgpuReading, ...]:
         server = self._server
         standings, now_ns = server.tokens.standings(), time.monotonic_ns()
-        return tuple(
-            vgpu_reading(vgpu, server.place, standing, server.window.rates(now_ns, standing))
-            for vgpu in server.vgpus.values()
-            if (standing := standings.get(vgpu.record.key)) is not None
-        )
+        return tuple(self._read(vgpu, standings.get(vgpu.record.key), now_ns) for vgpu in server.vgpus.values())
 
     def _reading(self, vgpu: Vgpu) -> VgpuReading:
-        standing = self._server.tokens.standings()[vgpu.record.key]
-        rates = self._server.window.rates(time.monotonic_ns(), standing)
-        return vgpu_reading(vgpu, self._server.place, standing, rates)
+        return self._read(vgpu, self._server.tokens.standings().get(vgpu.record.key), time.monotonic_ns())
+
+    def _read(self, vgpu: Vgpu, standing: Standing | None, now_ns: int) -> VgpuReading:
+        """``standing`` None: it is being removed, and the scheduler has forgotten it already."""
+        if standing is None:
+            return vgpu_reading(vgpu, self._server.place, no_standing(vgpu.record), Rates())
+        return vgpu_reading(vgpu, self._server.place, standing, self._server.window.rates(now_ns, standing))
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
         return VgpuDetail(

@@ -67,6 +67,27 @@ class Place:
     environment: Mapping[str, str]
 
 
+def no_standing(record: VgpuRecord) -> Standing:
+    share = record.share
+    return Standing(
+        vgpu=record.key,
+        guarantee_ppm=share.guarantee_ppm,
+        limit_ppm=share.limit_ppm,
+        priority=share.priority,
+        wants=False,
+        holds=False,
+        throttled=False,
+        barred=False,
+        waiting_since_ns=None,
+        lag_ns=0,
+        bucket_ns=0,
+        held_ns=0,
+        busy_ns=0,
+        overuse_ns=0,
+        tokens=0,
+    )
+
+
 def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> VgpuReading:
     record, slots = vgpu.record, vgpu.slots
     implicit = vgpu.grants.implicit_bytes

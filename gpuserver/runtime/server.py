@@ -313,6 +313,9 @@ class GpuServer:
                 if not vgpu.removed.is_set():
                     await self.strike(vgpu, "expired", f"{record.vgpu_id} has reached its time to live")
             await self.remember()
+            if not self.settings.paths.server_socket(self.facts.index).exists():
+                log.warning("nobody can reach this server any more: its socket is gone")
+                self.nursery.cancel_scope.cancel()
 
     async def remember(self) -> None:
         """Write the journal now. A disk that fails does not stop the GPU; it is reported."""

@@ -1,0 +1,119 @@
+"""A node of real processes on simulated GPUs, for one test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tests.integration import process
+from vgpu.errors import VgpuError
+from vgpu.node.link import ControlLink
+from vgpu.paths import NodePaths
+from vgpu.protocol.messages import VgpuReading
+from vgpu.spec import VgpuSpec
+
+PATIENCE_S = 30.0  # generous: only a hang takes that long
+ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T | None], what: str) -> T:
+    """What ``look`` gives once it gives something. Polls: the thing happens in another process."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S:g} s"
+        time.sleep(0.01)
+
+
+class SimulatedNode:
+    """Context manager: ``python -m vgpu.node --simulate COUNT`` in directories of its own; everything ends with it."""
+
+    def __init__(self, count: int = 1, mode: str = "temporal") -> None:
+        # Not pytest's tmp_path: a socket's path has 107 characters at most.
+        self.directory = Path(tempfile.mkdtemp(prefix="vgpu-test-"))
+        self.paths = NodePaths(self.directory / "run", self.directory / "state")
+        self.environment = os.environ | {
+            "VGPU_RUNTIME_DIR": str(self.paths.runtime),
+            "VGPU_STATE_DIR": str(self.paths.state),
+            "PYTHONPATH": str(ROOT),
+            "VGPU_LOG": "json",
+        }
+        self._argv = [sys.executable, "-m", "vgpu.node", "--simulate", str(count), "--mode", mode]
+        self._children: list[process.Child] = []
+
+    def __enter__(self) -> SimulatedNode:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Also after ``kill_node``: another supervisor, over what the first has left."""
+        with (self.directory / "node.log").open("ab") as log:
+            self.supervisor = subprocess.Popen(self._argv, env=self.environment, stdout=log, stderr=log)
+        eventually(self._answers, "the node's first answer")
+
+    def _answers(self) -> bool:
+        assert self.supervisor.poll() is None, self.logs()
+        with suppress(VgpuError), self.link() as link:
+            return link.welcome.pid == self.supervisor.pid
+        return False
+
+    def link(self) -> ControlLink:
+        return ControlLink(self.paths.control_socket, timeout_s=PATIENCE_S)
+
+    def create(self, gpu: str = "auto", **fields: Any) -> VgpuReading:
+        with self.link() as link:
+            return link.create(VgpuSpec.parse(**fields), gpu)
+
+    def reading(self, vgpu_id: str) -> VgpuReading | None:
+        with suppress(VgpuError), self.link() as link:
+            return next((vgpu for vgpu in link.list() if vgpu.vgpu_id == vgpu_id), None)
+        return None
+
+    def attach(self, vgpu_id: str, *, use: bool = True) -> process.Child:
+        """A process of its own in the vGPU; ``use``: it wants tokens all the time."""
+        child = process.Child(self.paths.broker_socket(vgpu_id), self.environment, use=use)
+        self._children.append(child)
+        return child
+
+    def server_pid(self, gpu: int = 0) -> int:
+        with self.link() as link:
+            return link.gpus()[gpu].server_pid or 0
+
+    def kill_node(self) -> None:
+        self.supervisor.kill()
+        self.supervisor.wait()
+
+    def logs(self) -> str:
+        files = [self.directory / "node.log", *sorted(self.paths.logs.glob("*.log"))]
+        return "\n".join(
+            f"== {file.name}\n{file.read_text(errors='replace')[-4000:]}" for file in files if file.exists()
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            print(self.logs(), file=sys.stderr)
+        for child in self._children:
+            child.kill()
+        if self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGTERM)
+            try:
+                self.supervisor.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.supervisor.kill()
+                self.supervisor.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
