@@ -21,7 +21,6 @@ from typing import Any
 from benchmarks.gpu.node import Node
 
 WORKS = ("gemm", "resnet", "elementwise")
-SETTLE_SECONDS = {"gemm": 14.0, "gemm2048": 14.0, "elementwise": 14.0, "resnet": 22.0}
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,10 @@ class Sharer:
 
 def measure(node: Node | None, sharers: list[Sharer], seconds: float, timestamps: bool) -> list[dict[str, Any]]:
     """Run the sharers over one common window; their JSON results in order."""
-    start_at = time.monotonic() + max(SETTLE_SECONDS[s.work] for s in sharers)
     processes = []
     for sharer in sharers:
         command = [sys.executable, "-m", "benchmarks.gpu.torch_work", "--work", sharer.work,
-                   "--seconds", str(seconds), "--start-at", str(start_at)]
+                   "--seconds", str(seconds), "--sync"]
         if timestamps:
             command.append("--timestamps")
         environment = dict(os.environ)
@@ -44,7 +42,17 @@ def measure(node: Node | None, sharers: list[Sharer], seconds: float, timestamps
             assert node is not None
             command = [*node.vgpuctl, "run", "--sm", str(sharer.sm), "--mem", "40G", "--", *command]
             environment = node.environment
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True))
+    for process in processes:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "READY":
+            raise SystemExit(f"a sharer did not start:\n{process.communicate()[1][-3000:]}")
+    start_at = time.monotonic() + 1.0
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"{start_at}\n")
+        process.stdin.flush()
     results = []
     for process in processes:
         out, err = process.communicate(timeout=240)

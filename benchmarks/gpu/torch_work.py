@@ -1,7 +1,7 @@
 """One unmodified PyTorch workload, counted by itself: what the share benchmarks run inside (and outside) a vGPU.
 
-Nothing in here knows about vGPUs. It warms up, waits for the common start (``--start-at``, CLOCK_MONOTONIC seconds), works
-until ``--stop-at`` with a bounded queue of steps, and prints one JSON object::
+Nothing in here knows about vGPUs. It warms up, waits for the common start (``--sync``: prints READY, reads the start's
+time.monotonic() as a line from stdin), works for ``--seconds`` with a bounded queue of steps, and prints one JSON object::
 
     {"work", "steps", "seconds", "per_second", "unit", "unit_per_second", "busy_ratio", "p50_ms", "p99_ms", "pid"}
 
@@ -96,8 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of the window without --stop-at")
-    parser.add_argument("--start-at", type=float, help="time.monotonic() of the common start")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the window")
+    parser.add_argument("--sync", action="store_true", help="print READY, read the start's time.monotonic() from stdin")
     parser.add_argument("--timestamps", action="store_true", help="busy_ratio from the kernels' device timestamps")
     args = parser.parse_args()
 
@@ -107,9 +107,9 @@ def main() -> None:
     for _ in range(args.warmup_steps):
         step()
     torch.cuda.synchronize()
-    print("READY", file=sys.stderr, flush=True)
-    if args.start_at is not None:
-        time.sleep(max(0.0, args.start_at - time.monotonic()))
+    if args.sync:
+        print("READY", flush=True)
+        time.sleep(max(0.0, float(sys.stdin.readline()) - time.monotonic()))
 
     profiler = None
     if args.timestamps:
