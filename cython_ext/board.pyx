@@ -104,9 +104,9 @@ cdef class PyBoard:
         board_step(self.board, now_ns)
         result = board_publish(self.board, key, &turn, now_ns)
         if result == BOARD_EMPTY:
-            raise ValueError
+            raise ValueError(f"lease {epoch} ends before it starts")
         if result == BOARD_FULL:
-            raise OverflowError
+            raise OverflowError(f"vGPU {key} has {TURNS} live leases")
         board_step(self.board, now_ns)
         return result == BOARD_OK
 

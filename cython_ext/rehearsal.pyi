@@ -1,4 +1,4 @@
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 
 class Process:
     def __init__(self, activity_page: ActivityPage, grants_page: GrantsPage, slot: int) -> None: ...
@@ -13,3 +13,17 @@ class Process:
     def usable(self) -> int: ...
     def wait_lease(self, timeout_ns: int = ...) -> tuple[int, int]: ...
     def work(self, for_ns: int) -> None: ...
+
+class Voice:
+    def __init__(self, relay_page: RelayPage, key: int) -> None: ...
+    def say(
+        self,
+        *,
+        want: bool,
+        returned_epoch: int = 0,
+        drained_epoch: int = 0,
+        drained_ns: int = -1,
+        busy_ns: int = 0,
+        longest_kernel_ns: int = 0,
+        ring: bool = True,
+    ) -> None: ...

@@ -1,20 +1,22 @@
-"""A process's side of the pages, played from Python: for tests and benchmarks that need no CUDA.
+"""The other side of the pages, played from Python: for tests and benchmarks that need no CUDA.
 
-The hook does the same with more care and no Python. Waiting happens natively and without the GIL, so that what is
+``Process`` is a hook without its care, ``Voice`` a relay without its processes. Waiting happens natively and without the GIL, so that what is
 measured or raced is the native path.
 """
 
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.layout cimport SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, Slot
+from cython_ext.layout cimport (
+    MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, Slot,
+)
 from cython_ext.logic.gate cimport GateState, lease_usable
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_forget, robust_hold, robust_unlock
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
+    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, or64, pause, store32, store64, storei64,
 )
-from cython_ext.pages cimport ActivityPage, GrantsPage
+from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 
 cdef extern from "limits.h":
     const int INT_MAX
@@ -132,3 +134,38 @@ cdef class Process:
         with nogil:
             while now_ns() < until_ns:
                 pause()
+
+
+cdef class Voice:
+    """What a vGPU's relay says to the dispatcher, without a relay. Not for keys that a real relay has."""
+
+    cdef RelayPage relay_page
+    cdef Relays* relays
+    cdef uint32_t key
+
+    def __cinit__(self, RelayPage relay_page not None, uint32_t key):
+        relay_page.pin()
+        self.relay_page = relay_page
+        self.relays = relay_page.get()
+        self.key = key % MAX_VGPUS
+
+    def __dealloc__(self):
+        if self.relay_page is not None:
+            self.relay_page.unpin()
+
+    def say(self, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0, int64_t drained_ns=-1, busy_ns=0,
+            int64_t longest_kernel_ns=0, bint ring=True):
+        """A report. An epoch of 0 leaves the word as it is; ``drained_ns`` −1 is now."""
+        cdef RelayEntry* entry = &self.relays.entries[self.key]
+        store32(&entry.want, want)
+        store64(&entry.busy_ns, busy_ns)
+        storei64(&entry.longest_kernel_ns, longest_kernel_ns)
+        storei64(&entry.drained_ns, now_ns() if drained_ns == -1 else drained_ns)
+        if drained_epoch:
+            store32(&entry.drained_epoch, drained_epoch)
+        if returned_epoch:
+            store32(&entry.returned_epoch, returned_epoch)
+        or64(&self.relays.dirty[self.key >> 6], (<uint64_t>1) << (self.key & 63))
+        if ring:
+            add32(&self.relays.doorbell, 1)
+            futex_wake(&self.relays.doorbell, INT_MAX)

@@ -531,7 +531,7 @@ cdef class Relay:
             begin_watch(self.wire, slot)
 
     def mark_dead(self, int slot):
-        """The process is gone by a better witness than its mutex (pidfd). No death is reported."""
+        """The process is gone by a better witness than its mutex: a pidfd. No death is reported then."""
         cdef Wire* wire
         self.known(slot)
         wire = self.wire
@@ -541,7 +541,7 @@ cdef class Relay:
             ring_relay(wire)
 
     def deaths(self):
-        """The process is gone by a better witness than its mutex: a pidfd. No death is reported then."""
+        """Processes that died since the last call, as ``Death``. Their slots are dead and not admitted any more."""
         cdef Wire* wire = self.running()
         cdef unsigned long ignored
         cdef uint64_t died

@@ -1,0 +1,366 @@
+"""The dispatcher's decisions against a twin that is obviously right, on a clock of the test's."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cython_ext.board import PyBoard
+from cython_ext.readings import EventKind
+
+KEYS = (0, 63, 64, 255)
+QUIET_NS = 200_000
+EPOCHS = 2**32
+
+Seen = tuple[EventKind, int, int, int, int | None, bool]
+
+
+@dataclass
+class Lease:
+    """One live lease of the twin."""
+
+    key: int
+    epoch: int
+    start_ns: int
+    end_ns: int | None
+    after: set[tuple[int, int]]
+    go_by_ns: int
+    early: bool
+    on_want: bool
+    published_ns: int
+    go_ns: int | None = None
+    on_go: bool = False
+
+
+@dataclass
+class Twin:
+    """The rules of the board, each written down once and without regard to cost."""
+
+    leases: list[Lease] = field(default_factory=list)
+    wants: dict[int, bool] = field(default_factory=dict)
+    changed_ns: dict[int, int] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+
+    def own(self, key: int) -> list[Lease]:
+        return [lease for lease in self.leases if lease.key == key]
+
+    def find(self, key: int, epoch: int) -> Lease | None:
+        return next((lease for lease in self.leases if (lease.key, lease.epoch) == (key, epoch)), None)
+
+    def older(self, lease: Lease) -> Lease | None:
+        own = self.own(lease.key)
+        return own[own.index(lease) - 1] if own.index(lease) else None
+
+    def may_go(self, lease: Lease, now_ns: int) -> bool:
+        older = self.older(lease)
+        if lease.on_want and not self.wants[lease.key]:
+            return False
+        if older and older.go_ns is None:
+            return False
+        if now_ns >= lease.go_by_ns:
+            return True
+        undrained = any(self.find(*pair) for pair in lease.after)
+        still_held = older and (older.end_ns is None or now_ns < older.end_ns)
+        return not undrained and not still_held and (lease.early or now_ns >= lease.start_ns)
+
+    def go(self, lease: Lease, now_ns: int) -> None:
+        older = self.older(lease)
+        held_ns = 0 if older is None else lease.go_by_ns if older.end_ns is None else min(older.end_ns, lease.go_by_ns)
+        by_clock_ns = max(lease.start_ns, lease.published_ns, held_ns)
+        lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
+        if lease.end_ns is not None:
+            lease.end_ns += lease.go_ns - lease.start_ns
+        for other in self.own(lease.key):
+            if other is lease:
+                break
+            other.end_ns = lease.go_ns if other.end_ns is None else min(other.end_ns, lease.go_ns)
+        self.seen.append((EventKind.WENT, lease.key, lease.epoch, lease.go_ns, lease.end_ns, False))
+
+    def done(self, lease: Lease, at_ns: int, wants: bool) -> None:
+        self.leases.remove(lease)
+        self.seen.append((EventKind.DRAINED, lease.key, lease.epoch, at_ns, 0, wants))
+
+    def step(self, now_ns: int) -> None:
+        again = True
+        while again:
+            again = False
+            for lease in list(self.leases):
+                if lease.go_ns is None and self.may_go(lease, now_ns):
+                    self.go(lease, now_ns)
+                    again = True
+            for lease in list(self.leases):
+                nobody_ns = max(self.changed_ns[lease.key], lease.go_ns or 0) + QUIET_NS
+                first = self.own(lease.key)[0] is lease
+                if lease.go_ns is not None and first and not self.wants[lease.key] and now_ns >= nobody_ns:
+                    self.done(lease, now_ns, False)
+                    again = True
+
+    def quiet_at(self, now_ns: int) -> bool:
+        later = copy.deepcopy(self)
+        later.step(now_ns)
+        return later.seen == self.seen
+
+
+class BoardAgainstTwin(RuleBasedStateMachine):
+    """Every command, report and moment, in any order: the board says what the twin says, and knows what comes next."""
+
+    @initialize(epoch=st.sampled_from([1, EPOCHS - 6]))
+    def begin(self, epoch: int) -> None:
+        self.board = PyBoard()
+        self.twin = Twin()
+        self.now_ns = 1_000_000_000
+        self.epoch = epoch
+        self.words = {key: [0, 0] for key in KEYS}  # returned, drained as last said
+        self.newest: dict[int, int] = {}
+        for key in KEYS:
+            self.add(key)
+
+    def add(self, key: int) -> None:
+        self.board.add(key, self.now_ns)
+        self.twin.wants[key] = False
+        self.twin.changed_ns[key] = self.now_ns
+        self.words[key] = [0, 0]
+        self.newest.pop(key, None)
+
+    def next_epoch(self) -> int:
+        self.epoch = self.epoch % (EPOCHS - 1) + 1
+        return self.epoch
+
+    def compare(self) -> None:
+        events, lost = self.board.events()
+        assert lost == 0
+        heard = [(e.kind, e.vgpu, e.epoch, e.at_ns, e.end_ns, e.wants) for e in events if e.kind != EventKind.OBSERVED]
+        assert sorted(heard, key=str) == sorted(self.twin.seen, key=str)
+        self.twin.seen.clear()
+        for key in KEYS:
+            assert self.board.outstanding(key) == [(x.epoch, x.go_ns is not None) for x in self.twin.own(key)]
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        start=st.integers(-2, 20),
+        length=st.one_of(st.none(), st.integers(1, 20)),
+        patience=st.integers(-2, 20),
+        early=st.booleans(),
+        on_want=st.booleans(),
+        data=st.data(),
+    )
+    def publish(
+        self, key: int, start: int, length: int | None, patience: int, early: bool, on_want: bool, data: st.DataObject
+    ) -> None:
+        live = self.twin.own(key)
+        known = [(lease.key, lease.epoch) for lease in self.twin.leases if lease.key != key]
+        after = data.draw(st.lists(st.sampled_from([*known, (KEYS[0], 77), (1, 1)]), max_size=3), "after")
+        again = data.draw(st.sampled_from([None, *live]), "again")
+        start_ns = self.now_ns + start * 100_000
+        end_ns = None if length is None else start_ns + length * 100_000
+        go_by_ns = start_ns + patience * 100_000
+        if again is None and len(live) == 8:
+            with pytest.raises(OverflowError):
+                self.board.publish(
+                    key, self.epoch % (EPOCHS - 1) + 1, start_ns, end_ns, (), 0, early, on_want, self.now_ns
+                )
+            return self.compare_after_step()
+        epoch = again.epoch if again else self.next_epoch()
+        assert self.board.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns)
+        self.twin.step(self.now_ns)
+        if again and again.go_ns is not None:
+            again.end_ns = end_ns
+        else:
+            wait_for = {pair for pair in after if self.twin.find(*pair)}
+            lease = Lease(
+                key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, self.now_ns,
+                on_go=bool(wait_for) or early or on_want,
+            )  # fmt: skip
+            if again:
+                self.twin.leases[self.twin.leases.index(again)] = lease
+            else:
+                self.twin.leases.append(lease)
+                self.newest[key] = epoch
+        self.twin.step(self.now_ns)
+        return self.compare()
+
+    def compare_after_step(self) -> None:
+        self.twin.step(self.now_ns)
+        self.compare()
+
+    @rule(key=st.sampled_from(KEYS))
+    def publish_what_is_over(self, key: int) -> None:
+        epoch = self.newest.get(key, 0)
+        self.twin.step(self.now_ns)
+        if epoch and not self.twin.find(key, epoch):
+            assert not self.board.publish(key, epoch, self.now_ns, None, (), 0, True, False, self.now_ns)
+
+    @rule(key=st.sampled_from(KEYS), data=st.data())
+    def withdraw(self, key: int, data: st.DataObject) -> None:
+        self.board.step(self.now_ns)
+        self.compare_after_step()
+        live = self.twin.own(key)
+        if not live:
+            return
+        lease = data.draw(st.sampled_from(live), "lease")
+        assert self.board.withdraw(key, lease.epoch, self.now_ns) == (lease.go_ns is None)
+        if lease.go_ns is None:
+            self.twin.leases.remove(lease)
+        else:
+            lease.end_ns = self.now_ns if lease.end_ns is None else min(lease.end_ns, self.now_ns)
+        self.compare_after_step()
+
+    @rule(key=st.sampled_from(KEYS), want=st.booleans(), data=st.data())
+    def report(self, key: int, want: bool, data: st.DataObject) -> None:
+        live = [lease.epoch for lease in self.twin.own(key)]
+        words = [0, self.words[key][0], self.words[key][1], *live]
+        returned = data.draw(st.sampled_from([self.words[key][0], *words]), "returned")
+        drained = data.draw(st.sampled_from([self.words[key][1], *words]), "drained")
+        at_ns = self.now_ns + data.draw(st.sampled_from([-10_000_000, -50_000, 0, 10**12]), "drained_ns")
+        self.board.report(key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, drained_ns=at_ns)
+        self.twin.step(self.now_ns)
+        before, self.words[key] = self.words[key], [returned, drained]
+        for old, new, wants in ((before[0], returned, False), (before[1], drained, want)):
+            finished = self.finish(key, old, new, at_ns, wants)
+            if finished and self.twin.wants[key] and not wants:
+                self.twin.wants[key] = False
+                self.twin.changed_ns[key] = self.now_ns
+        if self.twin.wants[key] != want:
+            self.twin.wants[key] = want
+            self.twin.changed_ns[key] = self.now_ns
+            if want:
+                self.twin.seen.append((EventKind.WANTS, key, 0, self.now_ns, 0, False))
+            elif not any(lease.go_ns is not None for lease in self.twin.own(key)):
+                self.twin.seen.append((EventKind.IDLE, key, 0, self.now_ns, 0, False))
+        self.compare_after_step()
+
+    def finish(self, key: int, old: int, new: int, at_ns: int, wants: bool) -> bool:
+        if new in (old, 0):
+            return False
+        reached = [
+            lease
+            for lease in self.twin.own(key)
+            if lease.go_ns is not None and (new - lease.epoch) % EPOCHS < EPOCHS // 2
+        ]
+        for lease in reached:
+            assert lease.go_ns is not None
+            self.twin.done(lease, max(lease.go_ns, min(at_ns, self.now_ns)), wants)
+        return bool(reached)
+
+    @rule(key=st.sampled_from(KEYS))
+    def remove_and_add(self, key: int) -> None:
+        self.board.step(self.now_ns)
+        self.compare_after_step()
+        self.board.remove(key, self.now_ns)
+        self.twin.leases = [lease for lease in self.twin.leases if lease.key != key]
+        self.add(key)
+        self.board.step(self.now_ns)
+        self.compare_after_step()
+
+    @rule(passes_ns=st.integers(0, 3_000_000))
+    def time_passes(self, passes_ns: int) -> None:
+        until_ns = self.now_ns + passes_ns
+        while (deadline_ns := self.board.deadline_ns()) is not None and deadline_ns <= until_ns:
+            assert deadline_ns > self.now_ns, "what is due now was not done"
+            assert self.twin.quiet_at(deadline_ns - 1), "the deadline comes too late"
+            assert not self.twin.quiet_at(deadline_ns), "the deadline comes too early"
+            self.now_ns = deadline_ns
+            self.board.step(self.now_ns)
+            self.compare_after_step()
+        self.now_ns = until_ns
+        self.board.step(self.now_ns)
+        self.compare_after_step()
+
+    @invariant()
+    def pages_show_what_is_in_force(self) -> None:
+        if not hasattr(self, "board"):
+            return
+        for key in KEYS:
+            plan = self.board.plan(key)
+            own = self.twin.own(key)
+            went = [lease for lease in own if lease.go_ns is not None]
+            waiting = [lease for lease in own if lease.go_ns is None]
+            shown = [*went[-1:], *waiting][:2]
+            assert [x.epoch for x in (plan.current, plan.next) if x] == [x.epoch for x in shown]
+            assert plan.go_epoch == (went[-1].epoch if went else 0)
+            open_ended = bool(went) and went[-1].end_ns is None
+            assert plan.open_epoch == (went[-1].epoch if open_ended else 0)
+            if went and plan.current:
+                assert (plan.current.start_ns, plan.current.end_ns) == (went[-1].go_ns, went[-1].end_ns)
+
+
+BoardAgainstTwin.TestCase.settings = settings(stateful_step_count=40)
+TestBoardAgainstTwin = BoardAgainstTwin.TestCase
+
+
+def test_a_word_from_half_a_circle_ago_ends_nothing() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 1, want=True, returned_epoch=5, drained_epoch=5)
+    far = 5 + 2**31 + 3  # by the circle's arithmetic 5 "reaches" this epoch
+    assert board.publish(0, far, 1, None, (), 0, True, False, 1)
+    board.report(0, 2, want=True, returned_epoch=5, drained_epoch=5)
+    assert board.outstanding(0) == [(far, True)]
+    board.report(0, 3, want=True, returned_epoch=5, drained_epoch=far)
+    assert board.outstanding(0) == []
+
+
+def test_a_vgpu_that_slept_for_half_a_circle_gets_leases_again() -> None:
+    board = PyBoard()
+    for key in (0, 1):
+        board.add(key, 0)
+        board.report(key, 0, want=True)
+    assert board.publish(0, 9, 0, None, (), 0, True, False, 0)
+    board.report(0, 1, want=True, drained_epoch=9)
+    epoch = 9
+    for _ in range(5):  # the other one works on
+        epoch = (epoch + 2**29) % EPOCHS
+        assert board.publish(1, epoch, 2, None, (), 0, True, False, 2)
+        board.report(1, 3, want=True, drained_epoch=epoch)
+    assert board.publish(0, epoch + 1, 4, None, (), 0, True, False, 4)
+    assert board.outstanding(0) == [(epoch + 1, True)]
+
+
+def test_events_that_do_not_fit_are_counted() -> None:
+    board = PyBoard()
+    board.add(3, 0)
+    for i in range(5000):
+        board.report(3, i, want=i % 2 == 0)
+    events, lost = board.events()
+    assert len(events) + lost == 5000
+    assert [event.at_ns for event in events] == list(range(len(events)))
+    assert board.events() == ([], 0)
+
+
+def test_an_immense_busy_time_is_no_idle_time() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True)
+    board.publish(0, 1, 10, 1000, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 500, want=True, drained_epoch=1, drained_ns=400, busy_ns=2**64 - 1)
+    (drained,) = [event for event in board.events()[0] if event.kind is EventKind.DRAINED]
+    assert (drained.at_ns, drained.idle_ns) == (400, 0)
+
+
+def test_idle_time_is_what_of_the_lease_was_not_busy() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True, busy_ns=10_000)
+    board.publish(0, 1, 10, 1000, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 1000, want=True, drained_epoch=1, drained_ns=1010, busy_ns=10_300)
+    (drained,) = [event for event in board.events()[0] if event.kind is EventKind.DRAINED]
+    assert (drained.at_ns, drained.idle_ns) == (1000, 990 - 300)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"epoch": 0}, {"epoch": 2**32}, {"start_ns": -1}, {"end_ns": 10}, {"go_by_ns": 2**63}]
+)
+def test_what_no_lease_can_be_is_refused(asked: dict[str, int]) -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    lease = {"epoch": 1, "start_ns": 10, "end_ns": 20, "go_by_ns": 0} | asked
+    with pytest.raises(ValueError, match=r"epoch|start_ns|go_by_ns|ends before"):
+        board.publish(0, after=(), early=True, on_want=False, now_ns=0, **lease)
+    assert board.outstanding(0) == []
