@@ -417,6 +417,9 @@ cdef class Activity:
         """Hold ``alive`` of the slot until this thread dies: ROBUST_*."""
         return robust.robust_hold(self.alive_word(slot))
 
+    def drop_alive(self, uint32_t slot):
+        robust.robust_drop(self.alive_word(slot))
+
     def watch_alive(self, uint32_t slot, int64_t timeout_ns):
         cdef uint32_t* word = self.alive_word(slot)
         cdef int result

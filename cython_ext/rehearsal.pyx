@@ -12,7 +12,7 @@ from cython_ext.layout cimport (
 )
 from cython_ext.logic.gate cimport GateState, lease_usable
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_forget, robust_hold, robust_unlock
+from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, or64, pause, store32, store64, storei64,
 )
@@ -75,7 +75,7 @@ cdef class Process:
 
     def release(self):
         """Let go of the slot's mutex, as at a clean exit."""
-        robust_unlock(<uint32_t*>&self.slot.alive)
+        robust_drop(<uint32_t*>&self.slot.alive)
 
     def pretend_active(self):
         """In use, without holding the mutex: for races inside one process."""

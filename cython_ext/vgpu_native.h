@@ -95,6 +95,7 @@ static inline void vgpu_futex_wake(volatile uint32_t *p, int count) {
 typedef struct {
     struct robust_list_head *head;
     struct robust_list *interrupted;
+    struct robust_list *behind;
     uint32_t tid;
 } vgpu_robust_thread;
 static __thread vgpu_robust_thread vgpu_robust_this __attribute__((unused));

@@ -31,7 +31,7 @@ cdef enum:
 
 cdef extern from "vgpu_native.h" nogil:
     const uint32_t FUTEX_WAITERS, FUTEX_OWNER_DIED, FUTEX_TID_MASK
-    const int ETIMEDOUT
+    const int ETIMEDOUT, INT_MAX
 
     struct robust_list:
         robust_list* next
@@ -43,6 +43,7 @@ cdef extern from "vgpu_native.h" nogil:
     ctypedef struct RobustThread "vgpu_robust_thread":
         robust_list_head* head
         robust_list* interrupted     # the pending entry of whoever we interrupted in a signal handler
+        robust_list* behind          # what follows the lock that robust_hold took on the thread's list
         uint32_t tid
 
     RobustThread* robust_thread "vgpu_robust_self"() noexcept      # NULL: no robust list
@@ -116,12 +117,26 @@ cdef inline int robust_hold(uint32_t* word) noexcept nogil:
     if seen & FUTEX_TID_MASK or not cas32(word, seen, thread.tid | (seen & FUTEX_WAITERS)):
         thread.head.list_op_pending = thread.interrupted
         return ROBUST_TIMEOUT
-    node.next = thread.head.list.next
+    thread.behind = node.next = thread.head.list.next
     compiler_fence()
     thread.head.list.next = node
     compiler_fence()
     thread.head.list_op_pending = thread.interrupted
     return ROBUST_LOCKED
+
+
+cdef inline void robust_drop(uint32_t* word) noexcept nogil:
+    """Let go of what ``robust_hold`` of this thread took last; no death is announced.
+
+    What is put back on the list comes from memory of our own, not from the page.
+    """
+    cdef RobustThread* thread = robust_thread()
+    if thread == NULL or thread.head.list.next != robust_node(thread, word):
+        return
+    thread.head.list.next = thread.behind
+    compiler_fence()
+    if exchange32(word, 0) & FUTEX_WAITERS:
+        futex_wake(word, INT_MAX)
 
 
 cdef inline int robust_watch(uint32_t* word, int64_t until_ns) noexcept nogil:

@@ -14,6 +14,9 @@ if the application slept (policy 7.3, 7.10). From there the rest of the queue is
 interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
 7.5).
 
+A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream), which the
+window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
+
 Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
 again; **idle** inside a lease otherwise. What was not observed counts as busy. The union over the streams, never
 their sum.
@@ -28,6 +31,8 @@ cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
+    STALLED_NS = 100_000_000             # a marker this much overdue: see above
+    FORGIVEN_NS = 5_000_000              # ... for so long
     WINDOW_CREEP = 64                    # good leases from nothing to the widest window
     WINDOW_LEAST_NS = 50_000             # a smaller window cannot hide the latency of a launch
 
@@ -61,6 +66,7 @@ cdef struct Backlog:
     int64_t end_ns           # predicted completion of everything
     int64_t work_ns          # predicted length of everything not retired
     int64_t seen_busy_ns     # the newest look that found the queue's head unfinished
+    int64_t forgiven_ns      # when the queue last counted as empty though it was not
     uint32_t unknown         # launches of unknown length not retired
     bint discard             # set by the caller while a predecessor drains or another process runs beside
     # --- books
@@ -81,6 +87,7 @@ cdef struct Backlog:
 cdef inline void backlog_init(Backlog* backlog) noexcept nogil:
     memset(backlog, 0, sizeof(Backlog))
     backlog.scale = 1.0
+    backlog.forgiven_ns = -PREDICTION_MAX_NS
 
 
 cdef inline int64_t clip_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
@@ -160,7 +167,7 @@ cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicte
 cdef inline void backlog_submit(
     Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
 ) noexcept nogil:
-    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``: the window."""
+    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
     cdef bint unknown = predicted_ns < 0
     cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
     cdef Stretch* stretch = &backlog.unmarked
@@ -172,7 +179,8 @@ cdef inline void backlog_submit(
             backlog.idle_ns += <uint64_t>max(now_ns - backlog.since_ns, <int64_t>0)
         backlog.busy = 1
         backlog.since_ns = backlog.frontier_ns = backlog.end_ns = now_ns
-        backlog.refill_ns = max(now_ns - backlog.lease_ns, <int64_t>0) if backlog.refilling else backlog.refill_ns
+        if backlog.refilling:
+            backlog.refill_ns = max(now_ns - max(backlog.lease_ns, backlog.drained_ns), <int64_t>0)
     elif backlog.refilling:
         backlog.refill_ns = 0
     if stretch.launches == 0:
@@ -213,13 +221,26 @@ cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept 
 
 cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept nogil:
     """The oldest marker (without one: the stream) was looked at and is not complete; all behind it is still to run."""
-    cdef int64_t behind_ns = 0
+    cdef const Stretch* oldest = stretch_at(backlog, 0)
     if not backlog.busy:
         return
-    if backlog.count:
-        behind_ns = backlog.work_ns - backlog.marked[backlog.head].work_ns
     backlog.seen_busy_ns = max(backlog.seen_busy_ns, now_ns)
-    backlog.end_ns = max(backlog.end_ns, now_ns + behind_ns)
+    if now_ns - max(stretch_end_ns(oldest, backlog.frontier_ns), backlog.forgiven_ns) > <int64_t>STALLED_NS:
+        forgive(backlog, now_ns)
+    elif now_ns - backlog.forgiven_ns > <int64_t>FORGIVEN_NS:
+        backlog.end_ns = max(backlog.end_ns, now_ns + (backlog.work_ns - oldest.work_ns))
+
+
+cdef inline void forgive(Backlog* backlog, int64_t now_ns) noexcept nogil:
+    cdef uint32_t i
+    for i in range(backlog.count):
+        backlog.marked[(backlog.head + i) % MARKERS].tainted = 1
+        backlog.marked[(backlog.head + i) % MARKERS].unknown = 0
+    backlog.unmarked.tainted = backlog.unmarked.launches > 0
+    backlog.unmarked.unknown = 0
+    backlog.unknown = 0
+    backlog.end_ns = now_ns
+    backlog.forgiven_ns = now_ns
 
 
 cdef inline void learn_scale(

@@ -46,7 +46,8 @@ class LedgerTwin(RuleBasedStateMachine):
 
     slots = st.integers(0, 3)
     kinds = st.sampled_from(KINDS)
-    sizes = st.one_of(st.integers(0, 400), st.integers(0, 2**64 - 1))
+    sizes = st.one_of(st.integers(0, 400), st.integers(0, 2**64 - 1), st.just(2**63))
+    limits = st.sampled_from([LIMIT, LIMIT, 2**63, 2**64 - 1])
 
     def owned(self, slot: int) -> int:
         return self.reserved[slot] + sum(self.committed[slot, kind] for kind in KINDS)
@@ -54,7 +55,7 @@ class LedgerTwin(RuleBasedStateMachine):
     def total(self) -> int:
         return sum(map(self.owned, range(4)))
 
-    @rule(slot=slots, kind=kinds, size=sizes, limit=st.one_of(st.just(LIMIT), st.integers(0, 2**64 - 1)))
+    @rule(slot=slots, kind=kinds, size=sizes, limit=limits)
     def reserve(self, slot: int, kind: int, size: int, limit: int) -> None:
         fits = self.total() + size <= limit
         assert self.page.reserve(slot, kind, size, limit) == (native.LEDGER_OK if fits else native.LEDGER_REFUSED)
@@ -120,6 +121,13 @@ class LedgerTwin(RuleBasedStateMachine):
 
 
 TestLedgerTwin = LedgerTwin.TestCase
+
+
+def test_a_sum_beyond_64_bits_is_over_every_limit() -> None:
+    page = own_page()
+    assert page.reserve(0, 0, 2**63, 2**64 - 1) == native.LEDGER_OK
+    assert page.reserve(1, 0, 2**63, 2**64 - 1) == native.LEDGER_REFUSED
+    assert page.charged_bytes == 2**63
 
 
 @pytest.mark.parametrize(

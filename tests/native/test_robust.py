@@ -50,6 +50,24 @@ def test_alive_is_held_until_its_process_dies(page: native.Activity) -> None:
     assert page.watch_alive(4, FOREVER) == native.ROBUST_FREE
 
 
+def test_alive_can_be_let_go_and_held_again(page: native.Activity) -> None:
+    """As often as one likes, and its thread's end is then no death."""
+
+    def live() -> None:
+        for _ in range(3):
+            assert page.hold_alive(3) == native.ROBUST_LOCKED
+            assert page.watch_alive(3, 0) == native.ROBUST_TIMEOUT
+            page.drop_alive(4)
+            assert page.watch_alive(3, 0) == native.ROBUST_TIMEOUT, "another slot is not ours to drop"
+            page.drop_alive(3)
+            assert page.watch_alive(3, 0) == native.ROBUST_FREE
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    thread.join()
+    assert page.watch_alive(3, 0) == native.ROBUST_FREE
+
+
 def test_a_watcher_asleep_is_woken_by_the_death(page: native.Activity) -> None:
     pid, ready = child_that(page, "hold")
     seen: list[int] = []

@@ -235,6 +235,30 @@ def test_a_head_that_is_overdue_pushes_everything_behind_it() -> None:
     assert gpu.backlog.end_ns == 9 * MS
 
 
+@pytest.mark.parametrize("predicted_ns", [MS, UNKNOWN_NS])
+def test_a_kernel_that_waits_for_another_launch_does_not_block_it_for_ever(predicted_ns: int) -> None:
+    """The first kernel spins until the fourth launch has come; each goes once the backlog is small and none unknown."""
+    backlog = native.Backlog()
+    submitted_at = []
+    for now in range(0, 500 * MS, MS // 2):
+        if backlog.busy:
+            backlog.seen_busy(now)
+        if backlog.backlog_ns(now) <= MS // 4 and backlog.unknown == 0:
+            backlog.submit(now, predicted_ns, MS)
+            backlog.mark(now)
+            submitted_at.append(now)
+            if len(submitted_at) == 4:
+                break
+    assert len(submitted_at) == 4, "deadlock"
+    assert submitted_at[1] >= 100 * MS or predicted_ns != UNKNOWN_NS
+    assert submitted_at[2] - submitted_at[0] >= 100 * MS, "forgiven all the time: no window is left"
+    for _ in submitted_at:
+        backlog.completed(500 * MS)
+    assert not backlog.busy
+    assert backlog.unknown == 0
+    assert backlog.scale == 1.0
+
+
 def test_a_full_ring_refuses_a_marker_and_loses_nothing() -> None:
     gpu = Gpu()
     for _ in range(native.MARKERS + 5):
