@@ -7,6 +7,8 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def launch(launcher: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", launcher, *argv], cwd=ROOT, capture_output=True, text=True)
 
 
+@contextmanager
+def session(launcher: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """A launcher in a session of its own, of which nothing is left after a test that failed."""
+    command, pipe = [sys.executable, "-c", launcher, *argv], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 @BOTH
 def test_the_exit_code_is_the_programs(launcher: str) -> None:
     assert launch(launcher, "sh", "-c", "exit 7").returncode == 7
@@ -62,7 +76,7 @@ def test_a_file_that_is_no_program_is_126(launcher: str, tmp_path: Path) -> None
 
 @BOTH
 def test_a_program_dies_of_a_closed_pipe_as_it_would_from_a_shell(launcher: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", launcher, "yes"], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with session(launcher, "yes") as process:
         assert process.stdout is not None
         process.stdout.read(2)
         process.stdout.close()
@@ -72,8 +86,7 @@ def test_a_program_dies_of_a_closed_pipe_as_it_would_from_a_shell(launcher: str)
 
 
 def test_exec_passes_the_environment_and_keeps_the_pid() -> None:
-    command = [sys.executable, "-c", REPLACE, "sh", "-c", "echo $$ $MARK"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with session(REPLACE, "sh", "-c", "echo $$ $MARK") as process:
         told, _ = process.communicate()
     assert told.split() == [str(process.pid), "set"]
 
@@ -88,9 +101,7 @@ def test_a_program_that_a_signal_ended_is_128_plus_n_and_cleaned_up_after() -> N
 def test_a_signal_sent_to_the_launcher_reaches_the_program(number: signal.Signals) -> None:
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.01; done"
-    command = [sys.executable, "-c", SUPERVISE, "bash", "-c", script]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+    with session(SUPERVISE, "bash", "-c", script) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -132,7 +143,8 @@ def test_ctrl_c_in_a_terminal_arrives_once() -> None:
         # Had the launcher passed the terminal's signal on, it would come before this one.
         os.kill(pid, signal.SIGTERM)
         until(b"removed")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # before the terminal hangs up
+    assert code == 1
 
 
 def test_a_signal_before_the_program_runs_is_held_for_it() -> None:
