@@ -438,6 +438,12 @@ cdef inline bint sim_first_of(SimPlan* plan, uint32_t k) noexcept nogil:
     return True
 
 
+cdef inline int64_t sim_whole_ns(double ns) noexcept nogil:
+    """Rounded up, but not for what is only an error of rounding itself."""
+    cdef int64_t whole = <int64_t>ceil(ns - 1e-4)
+    return whole if whole > 0 else 0
+
+
 cdef inline void sim_plan(SimGpu* gpu, int64_t now, SimPlan* plan) noexcept nogil:
     """Decide what runs from gpu.time_ns on, and until when that stays true."""
     cdef bint waiting
@@ -463,14 +469,14 @@ cdef inline void sim_plan(SimGpu* gpu, int64_t now, SimPlan* plan) noexcept nogi
                 continue
             if kernel.op.start_ns == 0:
                 kernel.op.start_ns = gpu.time_ns
-            end = gpu.time_ns + <int64_t>ceil(kernel.op.remaining_ns * kernel.op.sms / kernel.sms)
+            end = gpu.time_ns + sim_whole_ns(kernel.op.remaining_ns * kernel.op.sms / kernel.sms)
             if end < plan.until_ns:
                 plan.until_ns = end
     for k in range(2):
         if plan.copy[k] != NULL:
             if plan.copy[k].start_ns == 0:
                 plan.copy[k].start_ns = gpu.time_ns
-            end = gpu.time_ns + <int64_t>ceil(plan.copy[k].remaining_ns)
+            end = gpu.time_ns + sim_whole_ns(plan.copy[k].remaining_ns)
             if end < plan.until_ns:
                 plan.until_ns = end
 
@@ -561,4 +567,4 @@ cdef inline int64_t sim_earliest(SimGpu* gpu, uint32_t index, uint64_t ordinal, 
         else:
             total += op.remaining_ns
         i += 1
-    return since + <int64_t>ceil(total)
+    return since + sim_whole_ns(total)

@@ -89,7 +89,7 @@ cdef public CUresult drv_price_kernel(Function* function, const unsigned int* gr
     if function.sms != NULL and sim_evaluate(function.sms, &terms, &value):
         work.sms = <uint32_t>min(terms.sms, max(1., value))
     if function.ns != NULL and sim_evaluate(function.ns, &terms, &value):
-        work.ns = max(0., value)
+        work.ns = max(1., value)
     if function.interval != NULL and sim_evaluate(function.interval, &terms, &value) and value > 0:
         work.effect.kind = EFFECT_INTERVAL
         work.effect.address = <uint64_t>value
