@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cython_ext.simengine import (
-    COPY_IN, COPY_OUT, EXTERNAL, KERNEL, LEGACY, MARK, NONBLOCKING, QUEUE, WAIT, Engine,
+    COPY_IN,
+    COPY_OUT,
+    EXTERNAL,
+    KERNEL,
+    LEGACY,
+    MARK,
+    NONBLOCKING,
+    QUEUE,
+    WAIT,
+    Engine,
 )
 from tests.sim.twin import Stream, Twin
 

@@ -221,6 +221,7 @@ cdef public CUresult cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil
     if result != SUCCESS:
         return result
     result = drv_begin(context)
+    sim_reap(context.gpu)
     used = sim_memory_used(context.gpu)
     total[0] = context.gpu.memory_bytes
     free[0] = total[0] - min(used, <uint64_t>total[0])

@@ -1,0 +1,488 @@
+"""CUDA programs that the tests start as processes: ``python -m tests.sim.programs NAME [ARGUMENT…]``.
+
+Each prints one JSON line when it is done, and "ready" before that if it waits for its standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+NON_BLOCKING = 1
+MIB = 1 << 20
+PIECE = 2 * MIB
+
+PTX = """
+.version 7.0
+.target sm_52
+.address_size 64
+// sim: work ns=p0 sms=p1
+.visible .entry work(.param .u64 ns, .param .u32 sms) { ret; }
+// sim: touch ns=p1
+.visible .entry touch(.param .u64 target, .param .u64 ns) { ret; }
+// sim: stamp ns=p1 interval=p0
+.visible .entry stamp(.param .u64 target, .param .u64 ns) { ret; }
+.visible .entry plain(.param .align 8 .b8 blob[20], .param .u32 n) { ret; }
+"""
+
+
+class Cuda:
+    """The driver by name; every call answers with its CUresult, `ok` insists on success."""
+
+    def __init__(self, context: bool = True) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.stream = c_void_p()
+        self.module = c_void_p()
+        if context:
+            self.ok("cuInit", 0)
+            self.context = c_void_p()
+            self.ok("cuDevicePrimaryCtxRetain", byref(self.context), 0)
+            self.ok("cuCtxSetCurrent", self.context)
+            self.ok("cuModuleLoadData", byref(self.module), PTX.encode())
+            self.ok("cuStreamCreate", byref(self.stream), NON_BLOCKING)
+
+    def __call__(self, name: str, *arguments: object) -> int:
+        converted = [c_uint64(a) if isinstance(a, int) and a > 0x7FFFFFFF else a for a in arguments]
+        return int(getattr(self.library, name)(*converted))
+
+    def ok(self, name: str, *arguments: object) -> None:
+        code = self(name, *arguments)
+        assert code == 0, f"{name} answered {code}"
+
+    def new(self, name: str, *arguments: object) -> int:
+        """A call whose first argument receives a handle."""
+        out = c_void_p()
+        self.ok(name, byref(out), *arguments)
+        return out.value or 0
+
+    def launch(self, kernel: str, *values: int, stream: object = None, blocks: int = 132) -> int:
+        function = c_void_p()
+        self.ok("cuModuleGetFunction", byref(function), self.module, kernel.encode())
+        kept = [c_uint64(v) for v in values]
+        pointers = (c_void_p * len(kept))(*(ctypes.addressof(v) for v in kept))
+        place = self.stream if stream is None else c_void_p(stream) if isinstance(stream, int) else stream
+        return self("cuLaunchKernel", function, blocks, 1, 1, 32, 1, 1, 0, place, pointers, None)
+
+    def elapsed_ns(self, first: int, second: int) -> float:
+        ms = c_float()
+        self.ok("cuEventElapsedTime", byref(ms), c_void_p(first), c_void_p(second))
+        return ms.value * 1e6
+
+
+def basics() -> dict[str, object]:
+    """Allocation, copies both ways, a kernel between events."""
+    cuda = Cuda()
+    address = cuda.new("cuMemAlloc_v2", c_size_t(3 * MIB))
+    text = os.urandom(MIB)
+    back = ctypes.create_string_buffer(MIB)
+    cuda.ok("cuMemcpyHtoD_v2", address, text, c_size_t(MIB))
+    cuda.ok("cuMemsetD8_v2", address + 512, 7, c_size_t(256))
+    cuda.ok("cuMemcpyDtoH_v2", back, address, c_size_t(MIB))
+    first, second = cuda.new("cuEventCreate", 0), cuda.new("cuEventCreate", 0)
+    cuda.ok("cuEventRecord", c_void_p(first), cuda.stream)
+    cuda.launch("work", 3_000_000, 132)
+    cuda.ok("cuEventRecord", c_void_p(second), cuda.stream)
+    pending = cuda("cuEventQuery", c_void_p(second))
+    cuda.ok("cuEventSynchronize", c_void_p(second))
+    return {
+        "copied": back.raw == text[:512] + bytes([7]) * 256 + text[768:],
+        "pending": pending,
+        "done": cuda("cuEventQuery", c_void_p(second)),
+        "elapsed_ns": cuda.elapsed_ns(first, second),
+        "bad_free": cuda("cuMemFree_v2", address + 1),
+        "free": cuda("cuMemFree_v2", address),
+    }
+
+
+def idle_wait(milliseconds: str) -> dict[str, object]:
+    """The processor time of a process that waits for one long kernel."""
+    cuda = Cuda()
+    before = time.process_time()
+    started = time.monotonic()
+    cuda.launch("work", int(milliseconds) * 1_000_000, 132)
+    cuda.ok("cuCtxSynchronize")
+    return {"cpu_s": time.process_time() - before, "wall_s": time.monotonic() - started}
+
+
+def hold(size: str) -> dict[str, object]:
+    """Allocate, queue ten seconds of work, say so, and wait to be killed or told to go."""
+    cuda = Cuda()
+    cuda.new("cuMemAlloc_v2", c_size_t(int(size)))
+    for _ in range(100):
+        cuda.launch("work", 100_000_000, 132)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return {}
+
+
+def die_inside() -> dict[str, object]:
+    """Be killed while holding the GPU's lock."""
+    from cython_ext.simengine import Engine
+
+    Cuda()
+    engine = Engine(os.environ["VGPU_SIM_DIR"])
+    engine.hold_mutex()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def share(milliseconds: str) -> dict[str, object]:
+    """Queue kernels without end; how many were finished between two lines on standard input."""
+    cuda = Cuda()
+    events = [cuda.new("cuEventCreate", 0) for _ in range(8)]
+    finished, running = 0, True
+
+    def stop() -> None:
+        nonlocal running
+        sys.stdin.readline()
+        running = False
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    threading.Thread(target=stop, daemon=True).start()
+    batch = 0
+    while running:
+        if batch >= len(events):
+            cuda.ok("cuEventSynchronize", c_void_p(events[batch % len(events)]))
+            finished += 4
+        for _ in range(4):
+            cuda.launch("work", int(float(milliseconds) * 1e6), 132)
+        cuda.ok("cuEventRecord", c_void_p(events[batch % len(events)]), cuda.stream)
+        batch += 1
+    count = c_int()
+    cuda.ok("cuDeviceGetAttribute", byref(count), 16, 0)
+    return {"finished": finished, "sms": count.value}
+
+
+def until_refused(step: str) -> dict[str, object]:
+    """Allocate until refused; the refusal, what was had, and that work goes on."""
+    cuda = Cuda()
+    address, taken = c_uint64(), 0
+    while (code := cuda("cuMemAlloc_v2", byref(address), c_size_t(int(step)))) == 0:
+        taken += int(step)
+    free, total = c_size_t(), c_size_t()
+    cuda.ok("cuMemGetInfo_v2", byref(free), byref(total))
+    cuda.ok("cuMemFree_v2", address)
+    cuda.launch("work", 1000, 1)
+    return {"taken": taken, "refusal": code, "free": free.value, "total": total.value, "work": cuda("cuCtxSynchronize")}
+
+
+def in_thread(call: Callable[[], object]) -> object:
+    answer: list[object] = []
+    thread = threading.Thread(target=lambda: answer.append(call()))
+    thread.start()
+    thread.join()
+    return answer[0]
+
+
+def captures() -> dict[str, object]:
+    """Which calls of another thread fail during a capture, by mode, and whether the capture survives."""
+    cuda = Cuda()
+    event = cuda.new("cuEventCreate", 0)
+    other = cuda.new("cuStreamCreate", NON_BLOCKING)
+    cuda.ok("cuEventRecord", c_void_p(event), c_void_p(other))
+    address = c_uint64()
+    calls: dict[str, Callable[[], int]] = {
+        "event_query": lambda: cuda("cuEventQuery", c_void_p(event)),
+        "stream_query": lambda: cuda("cuStreamQuery", c_void_p(other)),
+        "alloc": lambda: cuda("cuMemAlloc_v2", byref(address), c_size_t(4096)),
+        "synchronize": lambda: cuda("cuStreamSynchronize", c_void_p(other)),
+        "event_record": lambda: cuda("cuEventRecord", c_void_p(event), c_void_p(other)),
+        "mem_info": lambda: cuda("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t())),
+        "event_create": lambda: cuda("cuEventCreate", byref(c_void_p()), 0),
+    }
+    report: dict[str, object] = {}
+    for mode in (GLOBAL, THREAD_LOCAL, RELAXED):
+        for thread_mode in (GLOBAL, RELAXED):
+            for name, call in calls.items():
+
+                def attempt(call: Callable[[], int] = call, thread_mode: int = thread_mode) -> int:
+                    cuda.ok("cuCtxSetCurrent", cuda.context)
+                    exchanged = c_int(thread_mode)
+                    cuda.ok("cuThreadExchangeStreamCaptureMode", byref(exchanged))
+                    return call()
+
+                cuda.ok("cuStreamBeginCapture_v2", cuda.stream, mode)
+                cuda.launch("work", 1000, 1)
+                answer = in_thread(attempt)
+                end = cuda("cuStreamEndCapture", cuda.stream, byref(c_void_p()))
+                report[f"{mode} {thread_mode} {name}"] = [answer, end]
+    return report
+
+
+def legacy_capture() -> dict[str, object]:
+    """The legacy stream while blocking and non-blocking streams capture."""
+    cuda = Cuda()
+    event = cuda.new("cuEventCreate", 0)
+    report: dict[str, object] = {}
+    for name, flags in (("blocking", 0), ("non_blocking", NON_BLOCKING)):
+        stream = c_void_p(cuda.new("cuStreamCreate", flags))
+        cuda.ok("cuStreamBeginCapture_v2", stream, RELAXED)
+        exchanged = c_int(RELAXED)
+        cuda.ok("cuThreadExchangeStreamCaptureMode", byref(exchanged))
+        record = cuda("cuEventRecord", c_void_p(event), None)
+        report[name] = [record, cuda("cuStreamEndCapture", stream, byref(c_void_p()))]
+        cuda.ok("cuThreadExchangeStreamCaptureMode", byref(exchanged))
+    return report
+
+
+def forked_capture(join: str) -> dict[str, object]:
+    """A capture over two streams by events; launched twice if it was joined again."""
+    cuda = Cuda()
+    second = c_void_p(cuda.new("cuStreamCreate", NON_BLOCKING))
+    fork, back = (c_void_p(cuda.new("cuEventCreate", 0)) for _ in range(2))
+    first_mark, last_mark = cuda.new("cuEventCreate", 0), cuda.new("cuEventCreate", 0)
+    cuda.ok("cuStreamBeginCapture_v2", cuda.stream, GLOBAL)
+    cuda.launch("work", 1_000_000, 132)
+    cuda.ok("cuEventRecord", fork, cuda.stream)
+    cuda.ok("cuStreamWaitEvent", second, fork, 0)
+    cuda.launch("work", 2_000_000, 132, stream=second)
+    query = cuda("cuEventQuery", fork) if join == "query" else 0
+    if join == "yes":
+        cuda.ok("cuEventRecord", back, second)
+        cuda.ok("cuStreamWaitEvent", cuda.stream, back, 0)
+    graph = c_void_p()
+    end = cuda("cuStreamEndCapture", cuda.stream, byref(graph))
+    if end:
+        return {"end": end, "query": query}
+    count, edges = c_size_t(), c_size_t()
+    cuda.ok("cuGraphGetNodes", graph, None, byref(count))
+    cuda.ok("cuGraphGetEdges_v2", graph, None, None, None, byref(edges))
+    executable = c_void_p(cuda.new("cuGraphInstantiateWithFlags", graph, c_uint64(0)))
+    cuda.ok("cuGraphDestroy", graph)
+    cuda.ok("cuEventRecord", c_void_p(first_mark), cuda.stream)
+    cuda.ok("cuGraphLaunch", executable, cuda.stream)
+    cuda.ok("cuGraphLaunch", executable, cuda.stream)
+    cuda.ok("cuEventRecord", c_void_p(last_mark), cuda.stream)
+    cuda.ok("cuStreamSynchronize", cuda.stream)
+    return {"end": end, "nodes": count.value, "edges": edges.value, "ns": cuda.elapsed_ns(first_mark, last_mark)}
+
+
+def refusals() -> dict[str, object]:
+    """What a driver says no to, outside of captures."""
+    cuda = Cuda()
+    foreign = c_void_p()
+    cuda.ok("cuCtxCreate_v2", byref(foreign), 0, 0)
+    event = c_void_p(cuda.new("cuEventCreate", 0))
+    cuda.ok("cuCtxPopCurrent_v2", byref(c_void_p()))
+    cuda.ok("cuCtxSetCurrent", cuda.context)
+    report: dict[str, object] = {"foreign_event": cuda("cuEventRecord", event, cuda.stream)}
+    untimed = c_void_p(cuda.new("cuEventCreate", 2))
+    cuda.ok("cuEventRecord", untimed, cuda.stream)
+    report["untimed"] = cuda("cuEventElapsedTime", byref(c_float()), untimed, untimed)
+    report["no_such_kernel"] = cuda("cuModuleGetFunction", byref(c_void_p()), cuda.module, b"nothing")
+    report["bad_ptx"] = cuda("cuModuleLoadData", byref(c_void_p()), b"not ptx")
+    function = c_void_p()
+    cuda.ok("cuModuleGetFunction", byref(function), cuda.module, b"plain")
+    report["huge_block"] = cuda("cuLaunchKernel", function, 1, 1, 1, 2048, 1, 1, 0, None, None, None)
+    offset, size = c_size_t(), c_size_t()
+    cuda.ok("cuFuncGetParamInfo", function, c_size_t(1), byref(offset), byref(size))
+    report["second_parameter"] = [offset.value, size.value]
+    report["device"] = cuda("cuDevicePrimaryCtxRetain", byref(c_void_p()), 7)
+    destroyed = c_void_p(cuda.new("cuStreamCreate", 0))
+    cuda.ok("cuStreamDestroy_v2", destroyed)
+    report["destroyed_stream"] = cuda("cuStreamQuery", destroyed)
+    return report
+
+
+def mapped(cuda: Cuda) -> int:
+    """One 2 MiB piece of physical memory, mapped and accessible."""
+    properties = (c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0)
+    address = cuda.new("cuMemAddressReserve", c_size_t(PIECE), c_size_t(0), c_uint64(0), c_uint64(0))
+    piece = c_void_p(cuda.new("cuMemCreate", c_size_t(PIECE), properties, c_uint64(0)))
+    cuda.ok("cuMemMap", address, c_size_t(PIECE), c_size_t(0), piece, c_uint64(0))
+    cuda.ok("cuMemSetAccess", address, c_size_t(PIECE), (c_int * 3)(1, 0, 3), c_size_t(1))
+    cuda.ok("cuMemRelease", piece)
+    return address
+
+
+def virtual_memory() -> dict[str, object]:
+    """Contents survive unmapping; physical memory is charged until neither handle nor mapping is left."""
+    cuda = Cuda()
+
+    def used() -> int:
+        free, total = c_size_t(), c_size_t()
+        cuda.ok("cuMemGetInfo_v2", byref(free), byref(total))
+        return total.value - free.value
+
+    before = used()
+    properties = (c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0)
+    address = cuda.new("cuMemAddressReserve", c_size_t(2 * PIECE), c_size_t(0), c_uint64(0), c_uint64(0))
+    piece = c_void_p(cuda.new("cuMemCreate", c_size_t(PIECE), properties, c_uint64(0)))
+    charged = used() - before
+    access = (c_int * 3)(1, 0, 3)
+    unmapped = cuda("cuMemsetD8_v2", address, 1, c_size_t(16))
+    for place in (address, address + PIECE):
+        cuda.ok("cuMemMap", place, c_size_t(PIECE), c_size_t(0), piece, c_uint64(0))
+    no_access = cuda("cuMemsetD8_v2", address, 1, c_size_t(16))
+    cuda.ok("cuMemSetAccess", address, c_size_t(2 * PIECE), access, c_size_t(1))
+    cuda.ok("cuMemsetD8_v2", address + 64, 42, c_size_t(PIECE))
+    cuda.ok("cuCtxSynchronize")
+    twice = ctypes.string_at(address, 65)[-1] == ctypes.string_at(address + PIECE + 64, 1)[0] == 42
+    cuda.ok("cuMemRelease", piece)
+    cuda.ok("cuMemUnmap", address, c_size_t(PIECE))
+    survives = ctypes.string_at(address + PIECE + 64, 1)[0]
+    base, size = c_uint64(), c_size_t()
+    cuda.ok("cuMemGetAddressRange_v2", byref(base), byref(size), address + PIECE + 5)
+    ipc = cuda("cuIpcGetMemHandle", ctypes.create_string_buffer(64), address + PIECE)
+    early = cuda("cuMemAddressFree", address, c_size_t(2 * PIECE))
+    cuda.ok("cuMemUnmap", address + PIECE, c_size_t(PIECE))
+    return {
+        "charged": charged, "unmapped": unmapped, "no_access": no_access, "twice": twice, "survives": survives,
+        "range": [base.value - address, size.value], "ipc": ipc, "early_free": early,
+        "left": used() - before, "free": cuda("cuMemAddressFree", address, c_size_t(2 * PIECE)),
+    }
+
+
+def unmap_under_work(how: str) -> dict[str, object]:
+    """Unmapping does not wait; queued work that touches the range takes the context with it."""
+    cuda = Cuda()
+    address = mapped(cuda)
+    cuda.launch("work", 20_000_000, 132)
+    if how == "memset":
+        cuda.ok("cuMemsetD8Async", address, 1, c_size_t(PIECE), cuda.stream)
+    elif how == "kernel":
+        cuda.launch("touch", address, 1000)
+    elif how == "synchronised":
+        cuda.ok("cuMemsetD8Async", address, 1, c_size_t(PIECE), cuda.stream)
+        cuda.ok("cuStreamSynchronize", cuda.stream)
+    started = time.monotonic_ns()
+    cuda.ok("cuMemUnmap", address, c_size_t(PIECE))
+    took_ns = time.monotonic_ns() - started
+    return {"unmap_ns": took_ns, "sync": cuda("cuCtxSynchronize"), "after": cuda.launch("work", 1, 1)}
+
+
+def pools() -> dict[str, object]:
+    """Reserved and used memory of the default pool, before and after free, synchronise and a threshold."""
+    cuda = Cuda()
+    pool = c_void_p(cuda.new("cuDeviceGetDefaultMemPool", 0))
+
+    def attribute(number: int) -> int:
+        value = c_uint64()
+        cuda.ok("cuMemPoolGetAttribute", pool, number, byref(value))
+        return value.value
+
+    threshold = c_uint64(0)
+    report: dict[str, object] = {}
+    for name, keep in (("trimmed", 0), ("kept", 1 << 62)):
+        threshold.value = keep
+        cuda.ok("cuMemPoolSetAttribute", pool, 4, byref(threshold))
+        address = cuda.new("cuMemAllocAsync", c_size_t(40 * MIB), cuda.stream)
+        had = [attribute(5), attribute(7)]
+        cuda.ok("cuMemFreeAsync", address, cuda.stream)
+        freed = [attribute(5), attribute(7)]
+        cuda.ok("cuStreamSynchronize", cuda.stream)
+        report[name] = [had, freed, [attribute(5), attribute(7)]]
+    return report
+
+
+def lookups() -> dict[str, object]:
+    """cuGetProcAddress against the symbols it should name."""
+    cuda = Cuda(context=False)
+
+    def address(symbol: str) -> int:
+        return ctypes.cast(getattr(cuda.library, symbol), c_void_p).value or 0
+
+    def ask(name: str, version: int, flags: int = 0) -> list[object]:
+        out, status = c_void_p(), c_int(-1)
+        code = cuda("cuGetProcAddress_v2", name.encode(), byref(out), version, c_uint64(flags), byref(status))
+        return [code, out.value, status.value]
+
+    wanted = {
+        ("cuMemAlloc", 13000, 0): "cuMemAlloc_v2",
+        ("cuCtxCreate", 4000, 0): "cuCtxCreate_v2",
+        ("cuCtxCreate", 12000, 0): "cuCtxCreate_v3",
+        ("cuCtxCreate", 13000, 0): "cuCtxCreate_v4",
+        ("cuLaunchKernel", 13000, 0): "cuLaunchKernel",
+        ("cuLaunchKernel", 13000, 2): "cuLaunchKernel_ptsz",
+        ("cuMemcpyHtoD", 13000, 2): "cuMemcpyHtoD_v2_ptds",
+        ("cuStreamBeginCapture", 10000, 0): "cuStreamBeginCapture",
+        ("cuStreamBeginCapture", 12000, 2): "cuStreamBeginCapture_v2_ptsz",
+        ("cuCtxSynchronize", 12000, 0): "cuCtxSynchronize",
+        ("cuCtxSynchronize", 13000, 0): "cuCtxSynchronize_v2",
+        ("cuGetProcAddress", 11030, 0): "cuGetProcAddress",
+        ("cuGetProcAddress", 12000, 0): "cuGetProcAddress_v2",
+        ("cuGraphInstantiate", 12000, 0): "cuGraphInstantiateWithFlags",
+        ("cuMemPrefetchAsync", 13000, 2): "cuMemPrefetchAsync_v2_ptsz",
+        ("cuStreamWaitValue32", 13000, 0): "cuStreamWaitValue32_v2",
+    }
+    wrong = {str(k): v for k, v in wanted.items() if ask(*k) != [0, address(v), 0]}
+    return {
+        "wrong": wrong,
+        "empty": ask("", 13000)[0],
+        "unknown": ask("cuNothing", 13000),
+        "too_old": ask("cuGetProcAddress", 11000),
+        "no_status": cuda("cuGetProcAddress_v2", b"cuInit", byref(c_void_p()), 13000, c_uint64(0), None),
+    }
+
+
+def words() -> dict[str, object]:
+    """A stream that waits for a host word, a kernel behind it, a word written behind that; then a host function."""
+    cuda = Cuda()
+    page = cuda.new("cuMemHostAlloc", c_size_t(4096), 0)
+    gate, done = c_uint.from_address(page), c_uint.from_address(page + 4)
+    called = threading.Event()
+    function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: called.set())
+    cuda.ok("cuStreamWaitValue32_v2", cuda.stream, c_uint64(page), 5, 0)
+    cuda.launch("work", 1_000_000, 132)
+    cuda.ok("cuStreamWriteValue32_v2", cuda.stream, c_uint64(page + 4), 77, 0)
+    cuda.ok("cuLaunchHostFunc", cuda.stream, function, None)
+    time.sleep(0.05)
+    held = [done.value, cuda("cuStreamQuery", cuda.stream), called.is_set()]
+    gate.value = 5
+    # Nobody calls the driver from here on: the GPU writes the word and calls the function by itself.
+    reached = called.wait(20)
+    return {"held": held, "called": reached, "done": done.value, "query": cuda("cuStreamSynchronize", cuda.stream)}
+
+
+def default_streams() -> dict[str, object]:
+    """Order between the legacy stream, a blocking and a non-blocking one, read from kernels' own stamps."""
+    cuda = Cuda()
+    buffer = cuda.new("cuMemAlloc_v2", c_size_t(4096))
+    blocking = cuda.new("cuStreamCreate", 0)
+    free = cuda.new("cuStreamCreate", NON_BLOCKING)
+    for i, stream in enumerate((c_void_p(blocking), c_void_p(1), c_void_p(blocking), c_void_p(free))):
+        cuda.launch("stamp", buffer + 16 * i, 2_000_000, stream=stream, blocks=30)
+    cuda.ok("cuCtxSynchronize")
+    stamps = (c_uint64 * 8).from_address(buffer)
+    return {"intervals": [[stamps[2 * i], stamps[2 * i + 1]] for i in range(4)]}
+
+
+def after_fork() -> dict[str, object]:
+    cuda = Cuda()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(cuda("cuCtxSynchronize") + 10 * cuda("cuInit", 0))
+    _, status = os.waitpid(pid, 0)
+    return {"child": os.waitstatus_to_exitcode(status), "parent": cuda("cuCtxSynchronize")}
+
+
+def devices() -> dict[str, object]:
+    """What CUDA_VISIBLE_DEVICES leaves."""
+    cuda = Cuda(context=False)
+    code = cuda("cuInit", 0)
+    count = c_int()
+    cuda("cuDeviceGetCount", byref(count))
+    names, uuids = [], []
+    for i in range(count.value if code == 0 else 0):
+        text = ctypes.create_string_buffer(100)
+        uuid = ctypes.create_string_buffer(16)
+        cuda.ok("cuDeviceGetName", text, 100, i)
+        cuda.ok("cuDeviceGetUuid_v2", uuid, i)
+        names.append(text.value.decode())
+        uuids.append(uuid.raw.hex())
+    message = c_char_p()
+    cuda("cuGetErrorName", code, byref(message))
+    return {"init": code, "error": (message.value or b"").decode(), "names": names, "uuids": uuids}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -1,0 +1,154 @@
+"""Several processes on one simulated GPU: turns, MPS, memory, and deaths at the worst moment."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.sim.conftest import Node
+
+DYING = 2
+
+
+def together(node: Node, *environments: dict[str, str]) -> list[dict[str, int]]:
+    """Run sharers at the same time for a second of the GPU's time; what each got done."""
+    processes = [node.start("share", "5", **environment) for environment in environments]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    node.wait_until(lambda engine: len(engine.contexts()) == len(processes))
+    begun = node.engine().time_ns
+    node.wait_until(lambda engine: engine.time_ns > begun + 2_000_000_000)
+    return [node.answer(process, "stop\n") for process in processes]
+
+
+def test_two_processes_take_equal_turns(node: Node) -> None:
+    first, second = (answer["finished"] for answer in together(node, {}, {}))
+    assert first == pytest.approx(second, rel=0.1)
+    engine = node.engine()
+    assert engine.kernel_ns == pytest.approx(sum((first, second)) * 5e6, rel=0.25)
+
+
+def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "simulated-mps").touch()
+    mps = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    small, large = together(
+        node,
+        mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
+        mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "75"},
+    )
+    assert (small["sms"], large["sms"]) == (32, 98)
+    assert large["finished"] / small["finished"] == pytest.approx(98 / 32, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("percent", "sms"), [("1", 8), ("10", 12), ("22.7", 28), ("23", 30), ("25", 32), ("30", 38), ("33", 42),
+                         ("50", 66), ("75", 98), ("100", 132)]
+)
+def test_mps_grants_what_an_h200_grants(monkeypatch: pytest.MonkeyPatch, percent: str, sms: int) -> None:
+    from cython_ext.simengine import granted_sms
+
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent)
+    assert granted_sms(132) == sms
+
+
+def ready(node: Node, *arguments: str) -> subprocess.Popen[str]:
+    process = node.start(*arguments)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_killed_process_gives_back_gpu_and_memory(node: Node) -> None:
+    victim = ready(node, "hold", str(6 << 30))
+    # Not even reaped by its parent: a zombie holds nothing.
+    victim.send_signal(signal.SIGKILL)
+    node.wait_until(lambda engine: not engine.contexts())
+    assert node.engine().memory_used_bytes == 0
+    assert node.run("until_refused", str(1 << 30))["taken"] == 7 << 30
+
+
+def test_memory_of_the_dead_is_found_by_who_needs_it(node: Node) -> None:
+    victim = ready(node, "hold", str(7 << 30))
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert node.run("basics")["free"] == 0
+
+
+def test_a_death_inside_the_lock_is_survived(node: Node) -> None:
+    survivor = ready(node, "hold", str(1 << 30))
+    for deaths in range(1, 4):
+        process = node.start("die_inside")
+        process.wait()
+        assert process.returncode == -signal.SIGKILL
+        node.engine().refresh()
+        assert node.engine().recoveries == deaths
+    node.wait_until(lambda engine: len(engine.contexts()) == 1)
+    assert node.engine().memory_used_bytes == (1 << 30) + node.engine().context_bytes
+    assert survivor.poll() is None
+
+
+@pytest.mark.slow
+def test_killing_at_any_moment_leaves_a_gpu_that_works(node: Node) -> None:
+    survivor = ready(node, "share", "0.05")
+    assert survivor.stdin is not None
+    survivor.stdin.write("go\n")
+    survivor.stdin.flush()
+    for n in range(12):
+        victim = ready(node, "share", "0.01")
+        assert victim.stdin is not None
+        victim.stdin.write("go\n")
+        victim.stdin.flush()
+        begun, progress = node.engine().time_ns, (n + 1) * 2_000_000
+        node.wait_until(lambda engine, end=begun + progress: engine.time_ns > end)
+        victim.kill()
+        victim.wait()
+        node.wait_until(lambda engine: len(engine.contexts()) == 1)
+    assert node.answer(survivor, "stop\n")["finished"] > 0
+    node.wait_until(lambda engine: not engine.contexts())
+    assert node.engine().memory_used_bytes == 0
+
+
+def test_nvml_sees_devices_processes_and_load(node: Node) -> None:
+    holder = ready(node, "hold", str(1 << 30))
+    node.wait_until(lambda engine: engine.utilisation_ratio == 1)
+    script = """
+import json, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+info = n.nvmlDeviceGetMemoryInfo(h)
+second = n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1)))
+try:
+    n.nvmlDeviceGetProcessUtilization(second, 0)
+    idle = "samples"
+except n.NVMLError_NotFound:
+    idle = "not found"
+try:
+    n.nvmlDeviceGetMigMode(h)
+    mig = "yes"
+except n.NVMLError_NotSupported:
+    mig = "not supported"
+print(json.dumps([n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(h), n.nvmlDeviceGetUUID(h), info.total, info.used,
+    [[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)],
+    n.nvmlDeviceGetUtilizationRates(h).gpu, [[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessUtilization(h, 0)],
+    n.nvmlDeviceGetIndex(second), idle, mig, n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).free]))
+"""
+    import json
+    import sys
+
+    output = subprocess.run(
+        [sys.executable, "-c", script], env=node.environment(CUDA_VISIBLE_DEVICES="1"), capture_output=True,
+        text=True, check=True,
+    ).stdout
+    used = (1 << 30) + node.engine().context_bytes
+    assert json.loads(output) == [
+        2, "Simulated H200", node.uuids[0], 8 << 30, used, [[holder.pid, used]], 100, [[holder.pid, 100]], 1,
+        "not found", "not supported", (8 << 30) - used,
+    ]
