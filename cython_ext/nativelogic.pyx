@@ -142,6 +142,16 @@ cdef class Grants:
             planning.publish_plan(self.page, &plan)
             kill(getpid(), SIGSTOP)
 
+    def stepped_read(self):
+        """As ``read``, between two stops by SIGSTOP."""
+        cdef Plan plan
+        cdef bint whole
+        with nogil:
+            kill(getpid(), SIGSTOP)
+            whole = planning.read_plan(self.page, &plan)
+            kill(getpid(), SIGSTOP)
+        return PlanRecord(lease_record(&plan.current), lease_record(&plan.next)) if whole else None
+
     def read(self):
         """The current plan, or None if the writer overtook every try."""
         cdef Plan plan

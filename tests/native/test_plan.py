@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cython_ext import nativelogic as native
 from cython_ext.nativelogic import LeaseRecord, PlanRecord
-from tests.native.tracing import killed_after_instructions
+from tests.native.tracing import killed_after_instructions, let_finish, step, traced_child
 
 words = st.integers(0, 2**32 - 1)
 times = st.integers(-(2**63), 2**63 - 1)
@@ -66,6 +66,35 @@ def test_readers_beside_a_busy_writer_see_whole_plans_in_order() -> None:
     assert last is not None
     assert number_of(last) >= seen[-1]
     assert starved < len(seen)
+
+
+def test_a_reader_overtaken_after_any_instruction_still_reads_a_whole_plan() -> None:
+    """Two publications, so that both copies are written anew, fall between two instructions of the reader."""
+    page, answer = shared_grants(), shared_grants()
+    old, newer, newest = (PlanRecord(*[LeaseRecord(*[n] * 5)] * 2) for n in (5, 6, 7))
+
+    def read_and_answer() -> None:
+        plan = page.stepped_read()
+        assert plan is not None
+        answer.publish(plan)
+
+    seen: list[int] = []
+    through = False
+    while not through:
+        page.publish(old)
+        reader = traced_child(read_and_answer)
+        through = not all(step(reader) for _ in range(len(seen)))
+        page.publish(newer)
+        page.publish(newest)
+        while not through and step(reader):
+            pass
+        let_finish(reader)
+        plan = answer.read()
+        assert plan is not None
+        seen.append(number_of(plan))
+    assert seen[0] == 7
+    assert seen[-1] == 5
+    assert set(seen) == {5, 7}
 
 
 def test_a_writer_killed_after_any_instruction_leaves_a_whole_plan() -> None:

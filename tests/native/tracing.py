@@ -47,6 +47,13 @@ def step(pid: int) -> bool:
     return os.WSTOPSIG(status) != signal.SIGSTOP
 
 
+def let_finish(pid: int) -> None:
+    """After its second stop: to the end."""
+    ptrace(PTRACE_CONT, pid)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+
+
 def kill_and_reap(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
