@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -99,6 +100,43 @@ def situations(draw: st.DrawFn) -> Situation:
 def lease_of(situation: Situation, verdict: GateVerdict) -> LeaseRecord:
     [lease] = [lease for lease in situation.plan if lease.epoch == verdict.epoch]
     return lease
+
+
+RUNNING = PlanRecord(LeaseRecord(5, 0, 0, 20 * MS, 0), LeaseRecord())
+OPEN = PlanRecord(LeaseRecord(5, LEASE_OPEN, 0, FOREVER_NS, 0), LeaseRecord())
+MIDDLE = Situation(RUNNING, now_ns=10 * MS, last_epoch=5)
+NEAR_END = Situation(RUNNING, now_ns=18 * MS, last_epoch=5, window_ns=8 * MS)
+
+
+@pytest.mark.parametrize(
+    ("situation", "action"),
+    [
+        # the window: 1 ms; small is 250 µs
+        (replace(MIDDLE, backlog_ns=MS // 2, predicted_ns=MS // 2), SUBMIT),
+        (replace(MIDDLE, backlog_ns=MS // 2, predicted_ns=MS // 2 + 1), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=5 * MS), SUBMIT),
+        (replace(MIDDLE, backlog_ns=MS // 4 + 1, predicted_ns=5 * MS), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=MS // 4 + 1, last_epoch=4, predicted_ns=5 * MS), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=MS // 4), SUBMIT),
+        (replace(MIDDLE, backlog_ns=MS // 4 + 1), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=0, unknown_in_flight=1), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=0, unknown_in_flight=1, predicted_ns=MS), SUBMIT),
+        # the end is 2 ms away
+        (replace(NEAR_END, predicted_ns=4 * MS), SUBMIT),
+        (replace(NEAR_END, predicted_ns=4 * MS + 2), WAIT_LEASE),
+        (replace(NEAR_END, predicted_ns=2 * MS, backlog_ns=MS), SUBMIT),
+        (replace(NEAR_END, predicted_ns=2 * MS, backlog_ns=MS + 1), WAIT_LEASE),
+        (replace(NEAR_END, predicted_ns=60 * MS, last_epoch=4), SUBMIT),
+        (replace(NEAR_END, window_ns=4 * MS), SUBMIT),
+        (replace(NEAR_END, window_ns=4 * MS + 2), WAIT_LEASE),
+        # open-ended
+        (Situation(OPEN, backlog_ns=10**12, unknown_in_flight=9, last_epoch=5), SUBMIT),
+        (Situation(OPEN, backlog_ns=10**12, unknown_in_flight=9, last_epoch=5, contended=True), WAIT_BACKLOG),
+        (Situation(OPEN, predicted_ns=60 * MS, last_epoch=5, contended=True), SUBMIT),
+    ],
+)
+def test_where_the_lines_are_drawn(situation: Situation, action: int) -> None:
+    assert situation.decide().action == action
 
 
 @given(situations())
