@@ -39,7 +39,7 @@ def demo(
         raise VgpuError(ErrorCode.INVALID, f"--duration: {error}") from error
     if duration_ns < 2 * 10**9:
         raise VgpuError(ErrorCode.INVALID, "--duration: less than 2s says nothing about a share", "--duration 10s")
-    plan = Plan(duration_ns, simulate or not _gpu_here(), mode, gated=not no_limits)
+    plan = Plan(duration_ns, _why_simulated(simulate), mode, gated=not no_limits)
     with shown(quiet=form is Output.JSON) as show:
         report = _demonstrate(plan, show)
     if form is Output.JSON:
@@ -49,11 +49,15 @@ def demo(
     return Exit.FAILURE if report.missed else Exit.OK
 
 
-def _gpu_here() -> bool:
+def _why_simulated(asked: bool) -> str:
+    """In words; "" if the real GPU is to be used."""
     from client_hook.doctor import probe_driver
 
+    if asked:
+        return "A simulated GPU, as asked for"
     driver = probe_driver()
-    return not driver.cuda_error and driver.cuda_devices > 0 and not driver.nvml_error
+    usable = not driver.cuda_error and driver.cuda_devices > 0 and not driver.nvml_error
+    return "" if usable else "No GPU here, so a simulated one"
 
 
 def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:

@@ -37,10 +37,13 @@ REFUSED_BYTES: Final = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``duration_ns``: the window in which both are measured. ``gated`` False: the same programs without the hook."""
+    """``duration_ns``: the window in which both are measured. ``gated`` False: the same programs without the hook.
+
+    ``simulated`` says in words why the GPU is a simulated one; "" for a real one.
+    """
 
     duration_ns: int
-    simulated: bool
+    simulated: str
     mode: Mode
     gated: bool
 
@@ -60,7 +63,8 @@ class Scene:
     vgpus: tuple[VgpuReading, ...] = ()
     told: tuple[Told, ...] = ()
     start_ns: int = 0
-    """When both programs begin; 0 before that is fixed."""
+    """When the program or programs of this phase begin to be counted; 0 before that is fixed."""
+    end_ns: int = 0
 
 
 async def demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
@@ -70,7 +74,7 @@ async def demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
     """
     scene = Scene(plan)
     show(scene)
-    async with private_node(plan.simulated, plan.mode) as control_socket:
+    async with private_node(bool(plan.simulated), plan.mode) as control_socket:
         stage = _Stage(control_socket, scene, show)
         await stage.set_up()
         rate_alone = await stage.measure_alone()
@@ -105,6 +109,8 @@ class _Stage:
         """Work per second of one program that has the GPU to itself, without hook or limits."""
         plan, scene = self.scene.plan, self.scene
         scene.phase = "one program alone, without limits"
+        scene.start_ns = time.monotonic_ns() + WARM_UP_NS
+        scene.end_ns = scene.start_ns + plan.alone_ns
         workload = Workload(seconds=(WARM_UP_NS + plan.alone_ns + TAIL_NS) / 1e9)
         await run_workload(workload, self._environment(0, gated=False), scene.alone, self._changed)
         start_ns = scene.alone.series.samples[0].at_ns
@@ -114,7 +120,9 @@ class _Stage:
         """Both programs over the same window."""
         scene, plan = self.scene, self.scene.plan
         scene.phase = "two programs" if plan.gated else "two programs, without limits"
-        scene.start_ns = time.monotonic_ns() + LEAD_NS[plan.simulated]
+        begin_ns = time.monotonic_ns() + LEAD_NS[bool(plan.simulated)]
+        scene.start_ns = begin_ns + WARM_UP_NS
+        scene.end_ns = scene.start_ns + plan.duration_ns
         scene.told = tuple(Told() for _ in scene.vgpus)
         tokens = [Series() for _ in scene.vgpus]
         seconds = (WARM_UP_NS + plan.duration_ns + TAIL_NS) / 1e9
@@ -122,7 +130,7 @@ class _Stage:
             nursery.start_soon(self._keep_current, tokens)
             async with trio.open_nursery() as programs:
                 for i, told in enumerate(scene.told):
-                    workload = Workload(seconds, scene.start_ns, self._appetite_bytes(i))
+                    workload = Workload(seconds, begin_ns, self._appetite_bytes(i))
                     programs.start_soon(run_workload, workload, self._environment(i, plan.gated), told, self._changed)
             nursery.cancel_scope.cancel()
         return self._report(rate_alone, tokens)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
 from vgpu.ctl.tables import percent, used_of
 from vgpu.demo.measure import shares
-from vgpu.demo.run import SHARES_PERCENT, WARM_UP_NS, Scene
+from vgpu.demo.run import SHARES_PERCENT, Scene
 from vgpu.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _say_once(seen: set[str], said: str) -> None:
 def sentence(scene: Scene) -> str:
     """What is going on."""
     if scene.gpu is None:
-        return f"No GPU here: {scene.phase} with a simulated one" if scene.plan.simulated else scene.phase.capitalize()
+        return f"{scene.plan.simulated + ': ' if scene.plan.simulated else ''}{scene.phase}"
     return f"{scene.gpu.name}, {scene.gpu.mode} mode: {scene.phase}"
 
 
@@ -59,9 +59,9 @@ def drawn(scene: Scene, width: int) -> Text:
     """The scene on a terminal of ``width`` columns."""
     from rich.text import Text
 
-    text = Text(sentence(scene), style="bold")
+    text = Text.assemble((sentence(scene), "bold"), (f"{GAP}{_progress(scene)}", "dim"))
     if scene.told:
-        text.append(f"{GAP}{_progress(scene)}\n\n", style="dim")
+        text.append("\n\n")
         text.append_text(table_text(COLUMNS, rows(scene), width))
         text.append_text(_memory_remark(scene))
     return text
@@ -88,11 +88,10 @@ def bar(ratio: float) -> str:
 
 
 def _progress(scene: Scene) -> str:
-    running_ns = time.monotonic_ns() - scene.start_ns
-    if running_ns < 0:
-        return "starting"
-    measured_s = max(0, running_ns - WARM_UP_NS) / 1e9
-    return f"{min(measured_s, scene.plan.duration_ns / 1e9):.0f} of {scene.plan.duration_ns / 1e9:.0f} s"
+    now_ns = min(time.monotonic_ns(), scene.end_ns)
+    if now_ns < scene.start_ns or not scene.start_ns:
+        return "..."
+    return f"{(now_ns - scene.start_ns) / 1e9:.0f} of {(scene.end_ns - scene.start_ns) / 1e9:.0f} s"
 
 
 def _memory_remark(scene: Scene) -> Text:

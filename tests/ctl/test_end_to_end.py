@@ -1,0 +1,213 @@
+"""The ways into a vGPU, each as a person types it, on a simulated node that vgpuctl itself has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vgpu.ctl.exits import Exit
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = f"{sys.executable} -m vgpu.workload --seconds 0.2 -o json"
+MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Node:
+    """A shell on a machine that has a node, ``vgpuctl``, and nothing of a vGPU in its environment."""
+
+    directory: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.directory / "home"),
+            "PYTHONPATH": str(ROOT),
+            "VGPU_RUNTIME_DIR": str(self.directory / "run"),
+            "VGPU_STATE_DIR": str(self.directory / "state"),
+        }
+
+    def shell(self, script: str, *shell: str) -> subprocess.CompletedProcess[str]:
+        """Runs ``script``, by default with /bin/sh, outside of the repository."""
+        return subprocess.run(
+            [*(shell or ("/bin/sh",)), "-c", script],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+
+    def ids(self) -> list[str]:
+        return self.shell("vgpuctl ls -q").stdout.split()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    directory = tmp_path_factory.mktemp("node")
+    (directory / "bin").mkdir()
+    (directory / "home").mkdir()
+    vgpuctl = directory / "bin" / "vgpuctl"
+    vgpuctl.write_text(f'#!/bin/sh\nexec {sys.executable} -m vgpu.ctl "$@"\n')
+    vgpuctl.chmod(0o755)
+    made = Node(directory)
+    served = made.shell("vgpuctl serve --detach --simulate 2")
+    assert served.returncode == 0, served.stderr
+    yield made
+    stopped = made.shell("vgpuctl stop")
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The workload's last line."""
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert told["event"] == "result"
+    return told
+
+
+def test_eval_of_create(node: Node) -> None:
+    told = result(
+        node.shell(f'eval "$(vgpuctl create --sm 30 --mem 2G -o env)" && {WORKLOAD}; vgpuctl rm $VGPU_ID >&2')
+    )
+    assert told["simulated"]
+    assert told["total_mem"] == MEMORY_BYTES
+
+
+def test_exec_in_a_vgpu_by_name(node: Node) -> None:
+    told = result(
+        node.shell(f"vgpuctl create --sm 30 --mem 2G --name tr >&2 && vgpuctl exec tr -- {WORKLOAD}; vgpuctl rm tr >&2")
+    )
+    assert told["total_mem"] == MEMORY_BYTES
+
+
+def test_run_makes_and_removes(node: Node) -> None:
+    before = node.ids()
+    told = result(node.shell(f"vgpuctl run --sm 30 --mem 2G -- {WORKLOAD} --bytes {2 * MEMORY_BYTES}"))
+    assert told["refusals"] == 1
+    assert told["bytes_allocated"] <= MEMORY_BYTES
+    assert node.ids() == before
+
+
+def test_an_exported_id_is_enough_once_the_hook_is_installed(node: Node) -> None:
+    """The hook alone: the simulated driver takes the place of an installed one, which no vGPU has to name."""
+    assert node.shell("vgpuctl hook install").returncode == 0
+    created = json.loads(node.shell("vgpuctl create --sm 30 --mem 2G -o json").stdout)
+    driver = f"LD_LIBRARY_PATH={ROOT}/cython_ext/lib/sim VGPU_SIM_DIR={created['environment']['VGPU_SIM_DIR']}"
+    try:
+        alone = result(node.shell(f"{driver} {WORKLOAD}", "bash", "--login"))
+        inside = result(node.shell(f"export VGPU_ID={created['vgpu_id']}; {driver} {WORKLOAD}", "bash", "--login"))
+    finally:
+        node.shell(f"vgpuctl rm {created['vgpu_id']}; vgpuctl hook uninstall")
+    assert alone["total_mem"] > MEMORY_BYTES
+    assert inside["total_mem"] == MEMORY_BYTES
+
+
+def test_a_program_with_an_unknown_vgpu_gets_an_error_and_one_line_never_the_whole_gpu(node: Node) -> None:
+    script = f'eval "$(vgpuctl create --sm 30 --mem 2G -o env)"; vgpuctl rm $VGPU_ID >&2; {WORKLOAD}'  # gone by then
+    done = node.shell(script)
+    assert done.returncode != 0
+    assert "result" not in done.stdout
+    assert "VGPU_ID" in done.stderr or "vgpu-" in done.stderr
+
+
+def test_two_processes_see_the_same_vgpu_and_ps_lists_them(node: Node) -> None:
+    vgpu_id = node.shell("vgpuctl create --sm 50 --mem 2G").stdout.strip()
+    command = [
+        "/bin/sh",
+        "-c",
+        f"exec vgpuctl exec {vgpu_id} -- {sys.executable} -m vgpu.workload --seconds 60 -o json",
+    ]
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen(command, cwd=node.directory, env=node.environment, stdout=pipe, text=True) for _ in range(2)
+    ]
+    try:
+        for process in running:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["event"] == "started"
+        listed = json.loads(node.shell("vgpuctl ps -o json").stdout)
+        assert {entry["pid"] for entry in listed} == {process.pid for process in running}
+        assert {entry["vgpu_id"] for entry in listed} == {vgpu_id}
+        assert node.shell(f"vgpuctl rm {vgpu_id}").returncode == Exit.REFUSED
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    deadline = time.monotonic() + 30
+    while json.loads(node.shell("vgpuctl ps -o json").stdout) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert node.shell(f"vgpuctl rm {vgpu_id}").returncode == 0
+
+
+def test_run_is_ended_by_a_signal_and_cleans_up(node: Node) -> None:
+    before = node.ids()
+    command = ["/bin/sh", "-c", f"exec vgpuctl run --sm 30 --mem 2G -- {WORKLOAD} --seconds 60"]
+    with subprocess.Popen(
+        command, cwd=node.directory, env=node.environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "started"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert node.ids() == before
+
+
+def test_what_does_not_fit_is_refused_with_what_would(node: Node) -> None:
+    first = node.shell("vgpuctl create --sm 60 --mem 2G --gpu 0").stdout.strip()
+    refused = node.shell("vgpuctl create --sm 60 --mem 2G --gpu 0")
+    node.shell(f"vgpuctl rm {first}")
+    assert refused.returncode == Exit.REFUSED
+    assert refused.stdout == ""
+    assert "40" in refused.stderr
+
+
+def test_what_is_not_there_is_not_found(node: Node) -> None:
+    for command in ("inspect vgpu-00000000", "rm nobody", "set nobody --sm 20", "gpu set 9 --mode temporal"):
+        assert node.shell(f"vgpuctl {command}").returncode == Exit.NOT_FOUND, command
+
+
+def test_a_second_node_in_the_same_place_is_refused(node: Node) -> None:
+    done = node.shell("vgpuctl serve --detach --simulate 1")
+    assert done.returncode != 0
+    assert "runs already" in done.stderr
+
+
+def test_doctor_sees_the_node(node: Node) -> None:
+    findings = json.loads(node.shell("vgpuctl doctor -o json").stdout)["findings"]
+    [found] = [finding for finding in findings if finding["check"] == "node"]
+    assert found["verdict"] == "ok"
+    assert "2 simulated GPU(s)" in found["found"]
+
+
+# --- the demonstration ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [True, False])
+def test_the_demonstration_keeps_its_shares_and_without_limits_misses_them(node: Node, limits: bool) -> None:
+    options = "" if limits else "--no-limits"
+    done = node.shell(f"TMPDIR={node.directory} vgpuctl demo --simulate --duration 4s -o json {options}")
+    report = json.loads(done.stdout)
+    assert report["simulated"]
+    assert report["mode"] == ("temporal" if limits else "ungated")
+    first, second = report["vgpus"]
+    assert (first["requested_ratio"], second["requested_ratio"]) == (0.3, 0.7)
+    assert first["achieved_ratio"] + second["achieved_ratio"] == pytest.approx(1, abs=0.001)
+    missed = abs(first["achieved_ratio"] - 0.3) > 0.03
+    assert missed is not limits
+    assert done.returncode == (Exit.OK if limits else Exit.FAILURE)
+    assert first["memory_refusals"] == (1 if limits else 0)
+    assert not list(node.directory.glob("vgpu-demo-*"))
