@@ -76,6 +76,9 @@ class Control:
                     await serve(link, FORWARDS, self._answer, self._notices)
             except LinkErrors as error:
                 log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=_reason(error))
+            except Exception:
+                # Our own fault, but one link's: the GPU is still shared by everybody else.
+                log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
 
     def _notices(self, forward: Forward) -> AsyncGenerator[Notice, None] | None:
         return self._server.watch_events(forward.id) if isinstance(forward.request, Watch) else None

@@ -28,6 +28,7 @@ FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now
 FRESH_FOR_S: Final = 3.0
 URGENT_S: Final = 0.01
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
+ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 NO_USE: Final = MemoryUse(0, {})
 
 
@@ -39,6 +40,7 @@ class Dead:
     slot: int
     process: Process
     since: float
+    asked: float = float("-inf")
 
 
 class MemoryWatch:
@@ -119,8 +121,10 @@ class MemoryWatch:
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):
-            if not self._still_held(dead):
-                await self._release(dead.vgpu, dead.slot, dead.process)
+            if trio.current_time() - dead.asked < ASK_AGAIN_S or self._still_held(dead):
+                continue
+            if await self._release(dead.vgpu, dead.slot, dead.process):
+                dead.asked = trio.current_time()
 
     def _still_held(self, dead: Dead) -> bool:
         if dead.process.pid not in self.latest.by_pid:
@@ -135,7 +139,11 @@ class MemoryWatch:
 
 
 def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> dict[int, int]:
-    """Bytes that the driver shows beyond the ledger, per process. A pid with two slots (exec) is counted once."""
+    """Bytes that the driver shows beyond the ledger, per process. A pid with two slots (exec) is counted once.
+
+    The ledger is a tenant's word: a process that claims to own more than it does has so much less implicit memory, and
+    is charged with its claim.
+    """
     committed: dict[int, int] = {}
     for slot in slots:
         committed[slot.pid] = committed.get(slot.pid, 0) + sum(slot.committed_bytes)

@@ -12,7 +12,7 @@ from gpuserver.core.leases import Mode, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.core.scheduler import Standing
-from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 
 SAMPLE_S: Final = 0.2
@@ -91,7 +91,7 @@ def no_standing(record: VgpuRecord) -> Standing:
 def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> VgpuReading:
     record, slots = vgpu.record, vgpu.slots
     implicit = vgpu.grants.implicit_bytes
-    reserved = sum(slot.reserved_bytes for slot in slots)
+    reserved = bounded(sum(slot.reserved_bytes for slot in slots))
     return VgpuReading(
         vgpu_id=record.vgpu_id,
         name=record.spec.name,
@@ -120,10 +120,10 @@ def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> 
         wants=standing.wants,
         holds=standing.holds,
         memory_limit_bytes=record.memory_limit_bytes,
-        memory_used_bytes=implicit + sum(slot.charged_bytes for slot in slots),
+        memory_used_bytes=bounded(implicit + sum(slot.charged_bytes for slot in slots)),
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
-        memory_peak_bytes=sum(slot.peak_bytes for slot in slots),
+        memory_peak_bytes=bounded(sum(slot.peak_bytes for slot in slots)),
         memory_refusals=vgpu.refusals,
         memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
         processes=len(vgpu.alive),
@@ -154,7 +154,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         command=slot.command,
         alive=slot.state is not SlotState.DEAD,
         wants=slot.want,
-        memory_bytes=slot.charged_bytes,
+        memory_bytes=bounded(slot.charged_bytes),
         memory_by_kind_bytes=dict(zip(_KINDS, slot.committed_bytes, strict=False)),
         memory_implicit_bytes=implicit_bytes,
         memory_peak_bytes=slot.peak_bytes,

@@ -70,17 +70,19 @@ class Vgpu:
     @property
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
-        return self.past.refusals + sum(slot.refusals for slot in self.alive)
+        return bounded(self.past.refusals + sum(slot.refusals for slot in self.alive))
 
     @property
     def launches(self) -> int:
-        return self.past.launches + sum(slot.launches for slot in self.alive)
+        return bounded(self.past.launches + sum(slot.launches for slot in self.alive))
 
     def count_past(self, slot: int) -> None:
         """The process in ``slot`` has ended: keep what it had counted."""
         if self.activity is not None:
             reading = self.activity.read_slot(slot)
-            self.past = Past(self.past.refusals + reading.refusals, self.past.launches + reading.launches)
+            self.past = Past(
+                bounded(self.past.refusals + reading.refusals), bounded(self.past.launches + reading.launches)
+            )
 
     def show(self, record: VgpuRecord) -> None:
         """Write what ``record`` says into the grants page."""
@@ -121,6 +123,11 @@ class Vgpu:
         """Give the pages back; processes keep their own mappings."""
         self.grants.close()
         self._drop_activity()
+
+
+def bounded(total: int) -> int:
+    """A sum of what tenants claim, small enough for every message and page."""
+    return min(total, (1 << 63) - 1)
 
 
 def page_mode(record: VgpuRecord) -> PageMode:

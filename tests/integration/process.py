@@ -31,8 +31,8 @@ def knock(door: Path, message: Any = None, *, raw: bytes | None = None) -> tuple
     """Say one thing to a broker, as bytes or as a message; its reply and the descriptors that came with it.
     ``EOFError`` if it closed the link without one."""
     with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(door))  # waits where the broker has no room; with a time-out it would fail at once
         link.settimeout(30)
-        link.connect(str(door))
         body = msgpack.packb(message) if raw is None else b""
         link.sendall(raw if raw is not None else struct.pack("<I", len(body)) + body)
         received, descriptors = b"", array.array("i")

@@ -23,7 +23,7 @@ from vgpu.identity import Peer, Process
 from vgpu.protocol.broker import HOOK_VERSION, OBSERVER_SLOT, Adopt, Attach, Refused
 
 MAX_PROCESSES = 64  # of a vGPU; the page's own constant, checked against it when a page is mapped
-CLOCK_SKEW_NS = 1_000_000_000  # a message is never this old; a larger difference is another time namespace
+CLOCK_SKEW_NS = 30_000_000_000  # no visitor waits this long; a larger difference is another time namespace
 
 
 class SlotState(StrEnum):
@@ -134,13 +134,19 @@ class Admissions:
         return True
 
     def gone(self, slot: int, process: Process) -> bool:
-        """The driver has let go of ``process``. True if the slot became free by this call: release its memory now."""
+        """The driver has let go of ``process`` and its memory was released: the slot is free. True if that was news."""
+        if not self.awaits_release(slot, process):
+            return False
+        del self._slots[slot]
+        return True
+
+    def awaits_release(self, slot: int, process: Process) -> bool:
+        """Whether ``slot`` is that of ``process``, and dead. ``IllegalMove`` if it still lives."""
         found = self._slots.get(slot)
         if found is None or found.process != process:
             return False
         if found.state is SlotState.HELD:
             raise IllegalMove(f"slot {slot}: process {process.pid} was called gone before it was known to be dead")
-        del self._slots[slot]
         return True
 
 

@@ -180,8 +180,14 @@ class Broker:
                 self._watch(reading.index, process)
 
     async def _gone(self, slot: int, process: Process) -> None:
+        if not self._admissions.awaits_release(slot, process):
+            return
+        try:
+            released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
+        except TimeoutError as error:  # the ledger's lock: the server will ask again
+            await self._tell(Closed(pid=process.pid, uid=-1, reason=f"its memory is not released yet: {error}"))
+            return
         if self._admissions.gone(slot, process):
-            released = self._activity.reap_slot(slot)
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 
     async def _tell(self, message: Message) -> None:

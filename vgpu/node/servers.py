@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 import trio
+from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import Hello
@@ -112,7 +113,7 @@ class Servers:
                 server.settled.set()
                 async with link:
                     await follow(link)
-            except (VgpuError, OSError, trio.ClosedResourceError, trio.BrokenResourceError):
+            except (VgpuError, ValidationError, OSError, trio.ClosedResourceError, trio.BrokenResourceError):
                 if not server.serving and trio.current_time() > deadline:
                     server.reason = f"it does not answer; see {server.log_path}"
                     server.settled.set()

@@ -119,6 +119,8 @@ class Node:
                     await serve(link, REQUESTS, answer, self._notices)
         except (OSError, VgpuError, ValidationError, trio.ClosedResourceError) as error:
             log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=str(error))
+        except Exception:
+            log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
         finally:
             room.release_on_behalf_of(sock)
 

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
+import structlog
 import trio
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -17,6 +18,8 @@ from vgpu.protocol.hello import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Request
 from vgpu.protocol.messages import Failure, Notice, Reply
 from vgpu.protocol.stream import MessageStream, connect
 from vgpu.spec import explain
+
+log = structlog.get_logger(__name__)
 
 HELLO_S: Final = 5.0
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -79,30 +82,35 @@ async def serve(
         message = received[0]
         number = message.get("id")
         request_id = number if isinstance(number, int) else 0
+        reply: Reply | Failure
         try:
             request = requests.validate_python(message)
             stream = notices(request)
-            if stream is None:
-                result = await answer(request)
-                await link.send(Reply(id=request_id, result=result.model_dump(mode="json")).model_dump(mode="json"))
-                continue
+            if stream is not None:
+                await _stream(link, stream)
+                return
+            reply = Reply(id=request_id, result=(await answer(request)).model_dump(mode="json"))
         except ValidationError as error:
-            failure = Failure(id=request_id, code=ErrorCode.INVALID, error=explain(error))
+            reply = Failure(id=request_id, code=ErrorCode.INVALID, error=explain(error))
         except VgpuError as error:
-            failure = Failure(id=request_id, code=error.code, error=error.message, hint=error.hint)
-        else:
-            await _stream(link, stream)
-            return
-        await link.send(failure.model_dump(mode="json"))
+            reply = Failure(id=request_id, code=error.code, error=error.message, hint=error.hint)
+        except Exception as error:
+            # Our own fault, but one request's: the vGPUs of everybody else must not end with it.
+            log.exception("request failed", request=message.get("op"))
+            reply = Failure(id=request_id, code=ErrorCode.INTERNAL, error=f"an error of st-vgpu: {error!r}")
+        await link.send(reply.model_dump(mode="json"))
 
 
 async def _stream(link: MessageStream, stream: AsyncGenerator[Notice, None]) -> None:
     """Send notices until the other end leaves: it is not expected to say anything more."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_until_end, link, nursery.cancel_scope)
-        async with aclosing(stream) as notices:
-            async for notice in notices:
-                await link.send(notice.model_dump(mode="json"))
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_end, link, nursery.cancel_scope)
+            async with aclosing(stream) as notices:
+                async for notice in notices:
+                    await link.send(notice.model_dump(mode="json"))
+    except* LINK_ENDED as ended:
+        log.info("watcher left", reason=repr(ended.exceptions[0]))
 
 
 async def _until_end(link: MessageStream, scope: trio.CancelScope) -> None:

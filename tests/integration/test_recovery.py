@@ -1,0 +1,202 @@
+"""Whatever of ours is killed comes back, and the processes go on. Real processes, real SIGKILL, simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.integration.node import SimulatedNode, eventually
+from tests.integration.process import Child, attach_request, knock
+from vgpu.errors import VgpuError
+from vgpu.protocol.messages import VgpuReading
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    with SimulatedNode() as running:
+        yield running
+
+
+@pytest.fixture
+def pair(node: SimulatedNode) -> tuple[VgpuReading, list[Child]]:
+    """A vGPU with a process that takes turns with another vGPU's."""
+    vgpus = [node.create(sm_percent=30, memory_bytes="4G", name="first"), node.create(sm_percent=70, memory_bytes="4G")]
+    children = [node.attach(vgpu.vgpu_id) for vgpu in vgpus]
+    for child in children:
+        goes_on(child)
+    return vgpus[0], children
+
+
+def goes_on(child: Child) -> None:
+    """It is granted leases that it did not have before."""
+    seen = len(child.epochs)
+    eventually(lambda: len(child.epochs) >= seen + 3, "three more leases")
+    assert child.popen.poll() is None
+
+
+def test_a_killed_broker_is_replaced_and_its_processes_notice_nothing(
+    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+) -> None:
+    vgpu, children = pair
+    assert vgpu.broker_pid is not None
+    os.kill(vgpu.broker_pid, signal.SIGKILL)
+    fresh = eventually(
+        lambda: (now := node.reading(vgpu.vgpu_id)) and now.broker_pid not in {None, vgpu.broker_pid} and now,
+        "another broker",
+    )
+    for child in children:
+        goes_on(child)
+        assert len(child.replies) == 1, "nobody had to attach again"
+    # The new broker has found the process: it takes another slot for the next one, and notices the death of both.
+    eventually(lambda: fresh.state != "starting" or node.reading(vgpu.vgpu_id), "its socket")
+    second = eventually(lambda: quietly_attach(node, vgpu.vgpu_id), "a second process in the new broker")
+    assert second.replies[0]["slot"] == 1
+    for child in (children[0], second):
+        child.kill()
+    eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.processes == 0, "both deaths being noticed")
+
+
+def quietly_attach(node: SimulatedNode, vgpu_id: str) -> Child | None:
+    try:
+        reply, descriptors = knock(node.paths.broker_socket(vgpu_id), attach_request(role="observer"))
+    except (OSError, EOFError):
+        return None
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert reply["ok"]
+    return node.attach(vgpu_id, use=False)
+
+
+def test_a_killed_server_comes_back_with_its_vgpus(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    vgpu, children = pair
+    before = node.reading(vgpu.vgpu_id)
+    assert before is not None
+    old = node.server_pid()
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: all(len(child.replies) == 2 for child in children), "both processes' second attach")
+    for child in children:
+        first, second = child.replies
+        assert second["slot"] == first["slot"]
+        assert second["generation"] == first["generation"] + 1
+        goes_on(child)
+    after = node.reading(vgpu.vgpu_id)
+    assert after is not None
+    assert (after.name, after.broker_pid, after.processes) == ("first", before.broker_pid, 1)
+    assert after.created_unix_s == before.created_unix_s
+    with node.link() as link:
+        assert [gpu.restarts for gpu in link.gpus()] == [1]
+
+
+def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    _, children = pair
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: all(len(child.replies) == 2 for child in children), "both processes' second attach")
+    for child in children:
+        goes_on(child)
+        assert child.epochs == sorted(child.epochs)
+
+
+def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    vgpu, children = pair
+    eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.tokens > 40, "some tokens in the books")
+
+    def journalled() -> bool:
+        with node.link() as link:
+            uuid = link.gpus()[0].uuid
+        with closing(sqlite3.connect(f"file:{node.paths.journal(uuid)}?mode=ro", uri=True)) as journal:
+            rows = journal.execute("SELECT json_extract(book, '$.tokens') FROM vgpu").fetchall()
+        return all(tokens is not None and tokens > 20 for (tokens,) in rows)
+
+    eventually(journalled, "the books in the journal")
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: len(children[0].replies) == 2, "the second attach")
+    now = node.reading(vgpu.vgpu_id)
+    assert now is not None
+    assert now.tokens > 20
+
+
+def test_a_killed_supervisor_leaves_everything_running(
+    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+) -> None:
+    vgpu, children = pair
+    server = node.server_pid()
+    node.kill_node()
+    for child in children:
+        goes_on(child)
+    with pytest.raises(VgpuError, match="vgpuctl serve"):
+        node.link()
+    node.start()
+    assert node.server_pid() == server, "the next supervisor finds the server and keeps it"
+    for child in children:
+        goes_on(child)
+        assert len(child.replies) == 1
+    # ... and looks after it like its own.
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: all(len(child.replies) == 2 for child in children), "the server's restart")
+    goes_on(children[0])
+    assert node.reading(vgpu.vgpu_id) is not None
+
+
+def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    """Nobody is left who has the activity page: the processes get a new one, at their old broker's address."""
+    vgpu, children = pair
+    with node.link() as link:
+        brokers = [now.broker_pid for now in link.list() if now.broker_pid]
+        server = link.gpus()[0].server_pid
+    assert server is not None
+    os.kill(node.supervisor.pid, signal.SIGSTOP)
+    for pid in (server, *brokers, node.supervisor.pid):
+        os.kill(pid, signal.SIGKILL)
+    node.supervisor.wait()
+    node.start()
+    with node.link() as link:
+        assert {now.vgpu_id for now in link.list()} >= {vgpu.vgpu_id}
+    fresh = eventually(lambda: quietly_attach(node, vgpu.vgpu_id), "a broker")
+    assert fresh.replies[0]["generation"] == children[0].replies[0]["generation"] + 1
+
+
+def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
+    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+) -> None:
+    vgpu, children = pair
+    idle = node.create(sm_percent=10, memory_bytes="1G", overcommit=True)
+    assert idle.broker_pid is not None
+    node.supervisor.terminate()
+    assert node.supervisor.wait(30) == 0
+    # The broker of the idle vGPU has nobody to stay for; the others wait for the next server.
+    eventually(lambda: not Path(f"/proc/{idle.broker_pid}").exists(), "the end of the idle broker")
+    assert Path(f"/proc/{vgpu.broker_pid}").exists()
+    node.start()
+    eventually(lambda: all(len(child.replies) == 2 for child in children), "the processes' second attach")
+    for child in children:
+        goes_on(child)
+    with node.link() as link:
+        assert {now.name for now in link.list()} == {"first", None}
+        assert len(link.list()) == 3
+
+
+def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    """Killed at any point of its turn, again and again: the other one always goes on."""
+    vgpu, children = pair
+    for _ in range(5):
+        children[0].kill()
+        goes_on(children[1])
+        children[0] = node.attach(vgpu.vgpu_id)
+        goes_on(children[0])
+    eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.processes == 1, "the dead being forgotten")
+
+
+def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+    _, children = pair
+    os.kill(children[0].pid, signal.SIGSTOP)
+    goes_on(children[1])
+    os.kill(children[0].pid, signal.SIGCONT)
+    goes_on(children[0])
