@@ -11,6 +11,7 @@ from typing import Any
 
 from vgpu.errors import VgpuError
 from vgpu.protocol.codec import Decoder, Message, encode
+from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import REQUESTS, GpuReading, VgpuReading
 from vgpu.spec import VgpuSpec
 
@@ -54,9 +55,10 @@ class FakeNode:
                 link.sendall(encode(self._answer(message)))
 
     def _answer(self, message: Message) -> Message:
+        if message["op"] == "hello":
+            hello = Hello.model_validate(message)
+            return _reply(hello.id, {"version": hello.version, "software": "9.9.9", "pid": os.getpid()})
         request = REQUESTS.validate_python(message)
-        if request.op == "hello":
-            return _reply(request.id, {"version": request.version, "software": "9.9.9", "pid": os.getpid()})
         self.asked.append(request)
         try:
             return _reply(request.id, self.answers[request.op](request))
