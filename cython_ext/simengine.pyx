@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cython_ext.native cimport now_ns
 from cython_ext.sim.cost cimport SimTerms, sim_annotation, sim_evaluate
-from cython_ext.sim.engine cimport (
-    sim_advance, sim_close_stream, sim_earliest, sim_fail_context, sim_free_context, sim_has_room, sim_kill_context,
-    sim_load_ratio, sim_memory_used, sim_next_op, sim_open_context, sim_open_stream, sim_reached, sim_recover,
-    sim_submit, sim_take_memory,
+from cython_ext.sim.engine cimport sim_advance, sim_earliest, sim_load_ratio
+from cython_ext.sim.queues cimport (
+    sim_close_stream, sim_fail_context, sim_free_context, sim_has_room, sim_kill_context, sim_memory_used,
+    sim_next_op, sim_open_context, sim_open_stream, sim_recover, sim_submit, sim_take_memory,
 )
 from cython_ext.sim.mps cimport sim_granted_sms
 from cython_ext.sim.share cimport (
@@ -21,7 +21,7 @@ from cython_ext.sim.share cimport (
 )
 from cython_ext.sim.state cimport (
     CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_EXTERNAL, OP_KERNEL, OP_MARK, OP_WAIT, SIM_CONTEXTS, SIM_NOWHERE,
-    SIM_QUEUE, SIM_STREAMS, SIM_VERSION, STREAM_LEGACY, STREAM_NONBLOCKING, SimContext, SimGpu, SimOp, sim_op,
+    SIM_QUEUE, SIM_STREAMS, SIM_VERSION, STREAM_LEGACY, STREAM_NONBLOCKING, SimGpu, SimOp, sim_op,
 )
 
 CONTEXTS = SIM_CONTEXTS
@@ -64,7 +64,6 @@ def create_gpus(folder, count, *, name="Simulated H200", memory_bytes=143_771 <<
     A program uses them with VGPU_SIM_DIR naming the folder and the simulated driver in its library path.
     The name always says that the GPU is simulated.
     """
-    cdef SimGpu* gpu
     if not 1 <= count <= 16:
         raise ValueError(f"{count} simulated GPUs: ask for 1 to 16")
     if not 8 <= sms <= 4096 or memory_bytes < 1 << 30:

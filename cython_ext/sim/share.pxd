@@ -6,7 +6,8 @@ from libc.stdlib cimport getenv, strtoull
 from libc.string cimport memchr, strlen, strrchr
 
 from cython_ext.native cimport now_ns
-from cython_ext.sim.engine cimport sim_advance, sim_kill_context, sim_recover
+from cython_ext.sim.engine cimport sim_advance
+from cython_ext.sim.queues cimport sim_kill_context, sim_recover
 from cython_ext.sim.state cimport (
     CONTEXT_ALIVE, SIM_CONTEXTS, SIM_VERSION, SimContext, SimGpu, pthread_mutex_t,
 )
@@ -119,7 +120,7 @@ cdef inline uint64_t sim_process_start(int pid) noexcept nogil:
     cdef char text[1024]
     cdef char* field
     cdef ssize_t size
-    cdef int fd, i
+    cdef int fd, _
     snprintf(path, sizeof(path), b"/proc/%d/stat", pid)
     fd = open(path, O_RDONLY | O_CLOEXEC)
     if fd < 0:
@@ -132,7 +133,7 @@ cdef inline uint64_t sim_process_start(int pid) noexcept nogil:
     field = strrchr(text, 41)  # the name may hold anything, blanks and brackets too: count from its end
     if field == NULL or field[1] == 0 or field[2] in (90, 88):  # Z, X
         return 0
-    for i in range(20):
+    for _ in range(20):
         field = <char*>memchr(field + 1, 32, strlen(field + 1))
         if field == NULL:
             return 0

@@ -10,12 +10,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc
 
 from cython_ext.sim.cuda.driver cimport (
-    CAPTURED_EVENT,
-    CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_MERGE, CAPTURE_UNJOINED, CAPTURE_UNMATCHED,
-    CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, Capture, Context, CUresult, DATA_COPY, DATA_FILL, EFFECT_EVENT,
-    EFFECT_HOST, EFFECT_WAIT, EFFECT_WRITE, Event, Frontier, Graph, ILLEGAL_STATE, INVALID_VALUE, MARK_GRAPH, Node,
-    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_add_node, drv_free_graph, drv_lock, drv_new_graph, drv_next_id,
-    drv_stream, drv_streams, drv_unlock, sim_thread,
+    CAPTURED_EVENT, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_MERGE, CAPTURE_UNJOINED,
+    CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, Capture, Context, CUresult, DATA_COPY,
+    EFFECT_EVENT, EFFECT_HOST, EFFECT_WAIT, EFFECT_WRITE, Event, Frontier, Graph, ILLEGAL_STATE, INVALID_VALUE,
+    MARK_GRAPH, Node, OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_add_node, drv_free_graph, drv_lock,
+    drv_new_graph, drv_next_id, drv_stream, drv_streams, drv_unlock, sim_thread,
 )
 from cython_ext.sim.state cimport OP_WAIT, STREAM_LEGACY, STREAM_NONBLOCKING
 

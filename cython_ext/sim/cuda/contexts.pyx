@@ -9,7 +9,7 @@ from cython_ext.sim.cuda.driver cimport (
     drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT, INVALID_DEVICE,
     INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
-from cython_ext.sim.engine cimport sim_free_context, sim_open_context, sim_take_memory
+from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
 from cython_ext.sim.mps cimport sim_granted_sms, sim_mps_limit, sim_mps_server
 from cython_ext.sim.share cimport getpid, sim_enter, sim_process_start, sim_reap, sim_unlock
 from cython_ext.sim.state cimport SIM_NOWHERE, STREAM_LEGACY, SimGpu

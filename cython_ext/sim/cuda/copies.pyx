@@ -4,13 +4,13 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS,
-    Stream, Work, drv_current_context, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
+    Context, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
+    SUCCESS, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
     drv_unlock, drv_check_unsafe,
 )
 from cython_ext.sim.cuda.allocations cimport Allocation, BACKING_HOST, BACKING_PRIVATE, mem_check_range, mem_find
 from cython_ext.sim.share cimport MADV_DONTNEED, madvise
-from cython_ext.sim.state cimport OP_COPY_IN, OP_COPY_OUT, OP_KERNEL, OP_MARK
+from cython_ext.sim.state cimport OP_COPY_IN, OP_COPY_OUT, OP_KERNEL
 
 cdef enum:
     COPY_NS = 1500          # set-up of a copy

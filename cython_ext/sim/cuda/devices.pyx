@@ -1,9 +1,9 @@
 """Devices: what a program learns about a simulated GPU before it uses it."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtoul
-from libc.string cimport memcpy, memset, strlen, strncpy
+from libc.string cimport memcpy
 
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, Device, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,

@@ -259,7 +259,8 @@ cdef extern void drv_lock() noexcept nogil
 cdef extern void drv_unlock() noexcept nogil
 cdef extern CUresult drv_begin(Context* context) noexcept nogil
 cdef extern void drv_end(Context* context) noexcept nogil
-cdef extern CUresult drv_wait(Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation, uint64_t count) noexcept nogil
+cdef extern CUresult drv_wait(
+    Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation, uint64_t count) noexcept nogil
 cdef extern CUresult drv_wait_room(Stream* stream) noexcept nogil
 cdef extern void drv_wake_agent() noexcept nogil
 cdef extern Stream* drv_streams() noexcept nogil
@@ -279,6 +280,9 @@ cdef extern CUresult drv_submit(Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_synchronize(Stream* stream) noexcept nogil
 cdef extern CUresult drv_synchronize_context(Context* context) noexcept nogil
+
+# events.pyx
+cdef extern void drv_note_record(Event* event, Stream* stream) noexcept nogil
 
 # capture.pyx
 cdef extern CUresult drv_check_unsafe() noexcept nogil

@@ -9,10 +9,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, DATA_COPY, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph,
-    INVALID_HANDLE, INVALID_VALUE, MARK_EVENT, MARK_EXEC, MARK_FUNCTION, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY,
-    SUCCESS, Stream, Work, drv_capture_work, drv_current_context, drv_enqueue, drv_move_data, drv_price_copy,
-    drv_price_kernel, drv_ready, drv_stream,
+    Context, CUresult, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph, INVALID_HANDLE,
+    INVALID_VALUE, MARK_EVENT, MARK_EXEC, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY, SUCCESS, Stream, Work,
+    drv_capture_work, drv_current_context, drv_enqueue, drv_move_data, drv_price_copy, drv_price_kernel,
+    drv_ready, drv_stream,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
 

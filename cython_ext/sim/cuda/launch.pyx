@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cost cimport SimTerms, sim_evaluate
 from cython_ext.sim.cuda.driver cimport (
-    COOPERATIVE_LAUNCH_TOO_LARGE, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE, INVALID_VALUE,
-    MARK_FUNCTION, NOT_SUPPORTED, SUCCESS, Stream, Work, drv_stream, drv_submit, drv_touch,
+    COOPERATIVE_LAUNCH_TOO_LARGE, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE,
+    INVALID_VALUE, MARK_FUNCTION, SUCCESS, Stream, Work, drv_stream, drv_submit, drv_touch,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_KERNEL
 

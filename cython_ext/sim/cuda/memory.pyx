@@ -9,16 +9,16 @@ from libc.stdlib cimport realloc
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    CAPTURE_UNSUPPORTED, Context, CUresult, Device, EFFECT_EVENT, Effect, Event, HOST_MEMORY_ALREADY_REGISTERED,
-    HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE, MARK_CONTEXT, NOT_FOUND, OUT_OF_MEMORY, SUCCESS,
-    Stream, TOUCHES, drv_begin, drv_check_unsafe, drv_current_context, drv_end, drv_lock, drv_next_id, drv_streams,
-    drv_synchronize_context, drv_unlock, drv_drop_stream,
+    Context, CUresult, EFFECT_EVENT, Effect, Event, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED,
+    INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Stream, TOUCHES, drv_begin, drv_check_unsafe,
+    drv_current_context, drv_end, drv_lock, drv_next_id, drv_streams, drv_synchronize_context, drv_unlock,
+    drv_drop_stream,
 )
 from cython_ext.sim.cuda.allocations cimport (
-    Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_MAPPED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
+    Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
     mem_forget_physical, mem_forget_pools, mem_free_pooled,
 )
-from cython_ext.sim.engine cimport sim_memory_used, sim_take_memory
+from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
 from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, sim_reap,
 )

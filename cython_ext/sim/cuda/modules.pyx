@@ -1,15 +1,15 @@
 """Modules, libraries and kernels: the PTX is read for names and parameters, its annotations for costs."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport FILE, fclose, fopen, fread, fseek, ftell
 from libc.stdlib cimport calloc, free, malloc, strtoul
-from libc.string cimport memcpy, memset, strcmp, strlen, strncmp, strncpy, strstr
+from libc.string cimport memcpy, strcmp, strlen, strncmp, strstr
 
 from cython_ext.sim.cost cimport sim_annotation
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, FILE_NOT_FOUND, Function, INVALID_CONTEXT, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE,
-    MARK_FUNCTION, MARK_MODULE, Module, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, drv_current_context, drv_device,
-    drv_lock, drv_ready, drv_unlock,
+    Context, CUresult, FILE_NOT_FOUND, Function, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, MARK_FUNCTION,
+    MARK_MODULE, Module, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, drv_current_context, drv_lock, drv_ready,
+    drv_unlock,
 )
 
 cdef enum:

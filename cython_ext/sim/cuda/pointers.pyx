@@ -7,8 +7,7 @@ from cython_ext.sim.cuda.allocations cimport (
     Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_MAPPED, BACKING_POOL, BACKING_PRIVATE, mem_find,
 )
 from cython_ext.sim.cuda.driver cimport (
-    CUresult, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_lock, drv_stream, drv_submit,
-    drv_unlock,
+    CUresult, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Stream, Work, drv_lock, drv_stream, drv_submit, drv_unlock,
 )
 from cython_ext.sim.state cimport OP_MARK
 

@@ -9,16 +9,15 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, getenv, strtoul
 from libc.string cimport memset, strlen, strncasecmp
 
-from cython_ext.native cimport add32, fence, futex_wait, futex_wake, load32, now_ns, storei64
+from cython_ext.native cimport add32, fence, futex_wait, futex_wake, load32, now_ns
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, Device, EFFECT_EVENT, EFFECT_HOST, EFFECT_INTERVAL, EFFECT_NONE,
-    EFFECT_REMOTE, EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, Stream, WIDE_WORD,
-    sim_sleep_until, sim_start_thread,
+    EFFECT_REMOTE, EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SUCCESS,
+    Stream, WIDE_WORD, sim_sleep_until, sim_start_thread,
 )
-from cython_ext.sim.engine cimport sim_close_stream, sim_earliest, sim_has_room, sim_held_back, sim_reached, sim_settle
-from cython_ext.sim.share cimport (
-    SIM_MAX_GPUS, pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock,
-)
+from cython_ext.sim.engine cimport sim_earliest, sim_held_back, sim_settle
+from cython_ext.sim.queues cimport sim_close_stream, sim_has_room, sim_reached
+from cython_ext.sim.share cimport pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock
 from cython_ext.sim.state cimport OP_EXTERNAL, SIM_QUEUE, SimGpu, SimOp, SimStream, pthread_mutex_t, sim_op
 
 
@@ -331,6 +330,7 @@ cdef CUresult wait_for(Context* context, SimGpu* gpu, uint32_t slot, uint32_t ge
     cdef CUresult result
     cdef int64_t at, now, pause = POLL_NS
     cdef bint done
+    cdef uint64_t last
     while True:
         enter(gpu)
         result = <CUresult>context.gpu.contexts[context.slot].error
@@ -340,7 +340,9 @@ cdef CUresult wait_for(Context* context, SimGpu* gpu, uint32_t slot, uint32_t ge
             done = sim_reached(gpu, slot, generation, count)
         at = 0
         if not done:
-            at = sim_earliest(gpu, slot, gpu.streams[slot].head + SIM_QUEUE / 4 if room != NULL else count - 1, 4)
+            # A full queue is refilled a quarter at a time.
+            last = gpu.streams[slot].head + SIM_QUEUE / 4 if room != NULL else count - 1
+            at = sim_earliest(gpu, slot, last, 4)
         leave(gpu)
         if result != SUCCESS or done:
             return result

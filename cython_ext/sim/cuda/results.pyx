@@ -87,7 +87,7 @@ cdef const char* text_of(int code, bint described) noexcept nogil:
         return (b"attempt to terminate a thread-local capture sequence from another thread" if described
                 else b"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD")
     if code == 910:
-        return (b"the graph update was not performed because it included changes which violated constraints" if described
+        return (b"the graph update included changes that are not allowed" if described
                 else b"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE")
     if code == 999:
         return b"unknown error" if described else b"CUDA_ERROR_UNKNOWN"

@@ -1,29 +1,22 @@
-"""Streams and events: the queues, what marks places in them, and waiting for either."""
+"""Streams: the queues, waiting for them, and the words in memory that they wait for and write."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.native cimport now_ns
 from cython_ext.sim.cuda.allocations cimport mem_trim_pools
 from cython_ext.sim.cuda.driver cimport (
-    CAPTURED_EVENT, CAPTURE_UNSUPPORTED, Context, CUresult, EFFECT_EVENT, EFFECT_HOST, EFFECT_NONE, EFFECT_REMOTE,
-    EFFECT_WAIT, EFFECT_WRITE, Effect, Event, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, MARK_CONTEXT,
-    MARK_EVENT, MARK_STREAM, NOT_READY, OUT_OF_MEMORY, SUCCESS, Stream, WIDE_WORD, Work, drv_begin,
-    drv_break_captures, drv_capture_event, drv_capture_wait, drv_capture_work, drv_check_unsafe,
-    drv_current_context, drv_end, drv_is_context, drv_new_stream, drv_move_data, drv_next_id, drv_streams,
+    CAPTURE_UNSUPPORTED, Context, CUresult, EFFECT_EVENT, EFFECT_HOST, EFFECT_REMOTE, EFFECT_WAIT, EFFECT_WRITE,
+    Effect, Event, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, MARK_CONTEXT, MARK_STREAM, NOT_READY,
+    OUT_OF_MEMORY, SUCCESS, Stream, WIDE_WORD, Work, drv_begin, drv_break_captures, drv_capture_work,
+    drv_check_unsafe, drv_current_context, drv_end, drv_new_stream, drv_move_data, drv_next_id,
+    drv_note_record, drv_streams,
     drv_wait, drv_wait_room, drv_wake_agent, sim_thread,
 )
-from cython_ext.sim.engine cimport sim_has_room, sim_next_op, sim_open_stream, sim_reached, sim_submit
-from cython_ext.sim.state cimport (
-    OP_EXTERNAL, OP_MARK, OP_WAIT, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimOp,
-)
+from cython_ext.sim.queues cimport sim_has_room, sim_next_op, sim_open_stream, sim_submit
+from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimOp
 
 cdef enum:
-    EVENT_DISABLE_TIMING = 2
     OWN_STREAMS = 8
-
-cdef Event* unused_events
 
 
 # -- the queue
@@ -113,7 +106,7 @@ cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
         effect = &stream.effects[stream.gpu.streams[stream.slot].tail % SIM_QUEUE]
         effect[0] = work.effect
         if effect.kind == EFFECT_EVENT:
-            note_record(<Event*>effect.event, stream)
+            drv_note_record(<Event*>effect.event, stream)
         sim_submit(stream.gpu, stream.slot)
         if effect.kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
             drv_wake_agent()
@@ -300,35 +293,6 @@ cdef public CUresult cuStreamGetDevice(void* handle, int* device) noexcept nogil
     return result
 
 
-cdef public CUresult cuStreamWaitEvent(void* handle, Event* event, unsigned int flags) noexcept nogil:
-    cdef Stream* stream
-    cdef Work work
-    cdef CUresult result = drv_stream(handle, &stream)
-    if result != SUCCESS:
-        return result
-    if event == NULL or event.mark != MARK_EVENT:
-        return INVALID_HANDLE
-    if stream.capture != NULL or event.capture != NULL:
-        return drv_capture_wait(stream, event)
-    if not event.recorded:
-        return SUCCESS
-    memset(&work, 0, sizeof(Work))
-    if event.gpu == stream.gpu:
-        work.kind = OP_WAIT
-        work.wait_slot = event.slot
-        work.wait_generation = event.generation
-        work.wait_count = event.count
-    else:
-        # Another GPU's progress is only known here, not to whoever advances this one.
-        work.kind = OP_EXTERNAL
-        work.effect.kind = EFFECT_REMOTE
-        work.effect.event = event.gpu
-        work.effect.flags = event.slot
-        work.effect.value = event.generation
-        work.effect.address = event.count
-    return drv_submit(stream, &work)
-
-
 # -- words in memory that streams wait for and write
 
 cdef CUresult word_operation(void* handle, uint64_t address, uint64_t value, unsigned int flags, uint32_t kind,
@@ -391,136 +355,3 @@ cdef public CUresult cuStreamBatchMemOp_v2(void* stream, unsigned int count, Wor
         elif o.operation not in (3, 6):  # flushes and barriers: memory is coherent here
             result = INVALID_VALUE if result == SUCCESS else result
     return result
-
-
-# -- events
-
-cdef void note_record(Event* event, Stream* stream) noexcept nogil:
-    """The event now stands for everything in this stream up to the operation about to be submitted."""
-    event.recorded = True
-    event.gpu = stream.gpu
-    event.slot = stream.slot
-    event.generation = stream.generation
-    event.count = stream.gpu.streams[stream.slot].tail + 1
-    event.time_ns = 0
-    event.pending += 1
-    event.capture = NULL
-
-
-cdef public CUresult cuEventCreate(Event** out, unsigned int flags) noexcept nogil:
-    global unused_events
-    cdef Context* context
-    cdef Event** link = &unused_events
-    cdef Event* event
-    cdef CUresult result = drv_current_context(&context)
-    if result != SUCCESS:
-        return result
-    drv_begin(context)
-    while link[0] != NULL and link[0].pending:
-        link = &link[0].next
-    event = link[0]
-    if event != NULL:
-        link[0] = event.next
-        memset(event, 0, sizeof(Event))
-    else:
-        event = <Event*>calloc(1, sizeof(Event))
-    event.mark = MARK_EVENT
-    event.id = drv_next_id()
-    event.context = context
-    event.flags = flags
-    drv_end(context)
-    out[0] = event
-    return SUCCESS
-
-
-cdef CUresult check_event(Event* event) noexcept nogil:
-    if event == NULL or event.mark != MARK_EVENT:
-        return INVALID_HANDLE
-    return SUCCESS if event.context.mark == MARK_CONTEXT else INVALID_CONTEXT
-
-
-cdef public CUresult cuEventDestroy_v2(Event* event) noexcept nogil:
-    global unused_events
-    if event == NULL or event.mark != MARK_EVENT:
-        return INVALID_HANDLE
-    if event.context.mark == MARK_CONTEXT:
-        drv_begin(event.context)
-    event.mark = 0
-    event.next = unused_events
-    unused_events = event
-    if event.context.mark == MARK_CONTEXT:
-        drv_end(event.context)
-    return SUCCESS
-
-
-cdef public CUresult cuEventRecordWithFlags(Event* event, void* handle, unsigned int flags) noexcept nogil:
-    cdef Stream* stream
-    cdef Work work
-    cdef CUresult result = drv_stream(handle, &stream)
-    if result == SUCCESS:
-        result = check_event(event)
-    if result != SUCCESS:
-        return result
-    if event.context != stream.context:
-        return INVALID_HANDLE
-    if stream.capture != NULL and not flags & 1:
-        return drv_capture_event(stream, event)
-    memset(&work, 0, sizeof(Work))
-    work.kind = OP_MARK
-    work.effect.kind = EFFECT_EVENT
-    work.effect.event = event
-    return drv_submit(stream, &work)
-
-
-cdef public CUresult cuEventRecord(Event* event, void* handle) noexcept nogil:
-    return cuEventRecordWithFlags(event, handle, 0)
-
-
-cdef public CUresult cuEventQuery(Event* event) noexcept nogil:
-    cdef bint done
-    cdef CUresult result = check_event(event)
-    if result == SUCCESS:
-        result = drv_check_unsafe()
-    if result != SUCCESS:
-        return result
-    if event.capture != NULL:
-        return CAPTURED_EVENT
-    result = drv_begin(event.context)
-    done = not event.recorded or sim_reached(event.gpu, event.slot, event.generation, event.count)
-    drv_end(event.context)
-    return result if result != SUCCESS else SUCCESS if done else NOT_READY
-
-
-cdef public CUresult cuEventSynchronize(Event* event) noexcept nogil:
-    cdef CUresult result = check_event(event)
-    if result == SUCCESS:
-        result = drv_check_unsafe()
-    if result != SUCCESS:
-        return result
-    if event.capture != NULL:
-        return CAPTURED_EVENT
-    if not event.recorded:
-        return SUCCESS
-    return drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)
-
-
-cdef public CUresult cuEventElapsedTime_v2(float* ms, Event* first, Event* second) noexcept nogil:
-    """Between the completion of two events, in ms."""
-    cdef CUresult result = check_event(first)
-    if result == SUCCESS:
-        result = check_event(second)
-    if result != SUCCESS:
-        return result
-    if (first.flags | second.flags) & EVENT_DISABLE_TIMING or not first.recorded or not second.recorded:
-        return INVALID_HANDLE
-    result = drv_begin(first.context)
-    drv_end(first.context)
-    if result == SUCCESS and (first.time_ns == 0 or second.time_ns == 0):
-        result = NOT_READY
-    if result == SUCCESS:
-        ms[0] = (second.time_ns - first.time_ns) / 1e6
-    return result
-
-
-cdef public CUresult cuEventElapsedTime(float* ms, Event* first, Event* second) noexcept nogil:
-    return cuEventElapsedTime_v2(ms, first, second)

@@ -13,7 +13,8 @@ cdef enum:
 
 cdef extern CUresult cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void* stream) noexcept nogil
 cdef extern CUresult cuMemcpyPeerAsync(
-        uint64_t target, void* target_context, uint64_t source, void* source_context, size_t size, void* stream) noexcept nogil
+        uint64_t target, void* target_context, uint64_t source, void* source_context, size_t size,
+        void* stream) noexcept nogil
 cdef extern CUresult cuMemcpyHtoDAsync_v2(uint64_t target, void* source, size_t size, void* stream) noexcept nogil
 cdef extern CUresult cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t size, void* stream) noexcept nogil
 cdef extern CUresult cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void* stream) noexcept nogil
@@ -77,7 +78,8 @@ cdef extern CUresult cuStreamGetCaptureInfo(void* stream, void* status, void* nu
 cdef extern CUresult cuStreamGetCaptureInfo_v2(
         void* handle, void* status, void* number, void* graph, void* dependencies, void* count) noexcept nogil
 cdef extern CUresult cuStreamGetCaptureInfo_v3(
-        void* stream, void* status, void* number, void* graph, void* dependencies, void* edges, void* count) noexcept nogil
+        void* stream, void* status, void* number, void* graph, void* dependencies, void* edges,
+        void* count) noexcept nogil
 cdef extern CUresult cuStreamUpdateCaptureDependencies(
         void* handle, void* dependencies, size_t count, unsigned int flags) noexcept nogil
 cdef extern CUresult cuStreamUpdateCaptureDependencies_v2(
@@ -106,7 +108,8 @@ cdef public CUresult cuMemcpyAsync_ptsz(uint64_t target, uint64_t source, size_t
 
 
 cdef public CUresult cuMemcpyPeerAsync_ptsz(
-        uint64_t target, void* target_context, uint64_t source, void* source_context, size_t size, void* stream) noexcept nogil:
+        uint64_t target, void* target_context, uint64_t source, void* source_context, size_t size,
+        void* stream) noexcept nogil:
     return cuMemcpyPeerAsync(target, target_context, source, source_context, size, own(stream))
 
 
@@ -304,7 +307,8 @@ cdef public CUresult cuStreamGetCaptureInfo_v2_ptsz(
 
 
 cdef public CUresult cuStreamGetCaptureInfo_v3_ptsz(
-        void* stream, void* status, void* number, void* graph, void* dependencies, void* edges, void* count) noexcept nogil:
+        void* stream, void* status, void* number, void* graph, void* dependencies, void* edges,
+        void* count) noexcept nogil:
     return cuStreamGetCaptureInfo_v3(own(stream), status, number, graph, dependencies, edges, count)
 
 

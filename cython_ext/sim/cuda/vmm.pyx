@@ -10,8 +10,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from cython_ext.sim.cuda.allocations cimport (
-    Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_MAPPED, BACKING_POOL, BACKING_REGISTERED, mem_add, mem_at,
-    mem_charge, mem_discharge, mem_find, mem_remove,
+    Allocation, BACKING_MAPPED, mem_add, mem_at, mem_charge, mem_discharge, mem_find, mem_remove,
 )
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Stream,

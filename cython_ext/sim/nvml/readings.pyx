@@ -1,8 +1,9 @@
 """The simulated NVML: what a device reads at present, and who uses it."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 
-from cython_ext.sim.engine cimport sim_load_ratio, sim_memory_used
+from cython_ext.sim.engine cimport sim_load_ratio
+from cython_ext.sim.queues cimport sim_memory_used
 from cython_ext.sim.nvml.handles cimport (
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS, VERSION_MISMATCH, sim_check,
 )
