@@ -94,14 +94,19 @@ BUSY = """
 """
 
 
+def start(node: Node, code: str, *options: str) -> subprocess.Popen[str]:
+    """Start and wait until it says READY."""
+    process = subprocess.Popen(python(node, code, *options), env=node.environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "READY"
+    return process
+
+
 class Sibling:
     """A process that works without a pause; ``steps`` is what it got done in the end."""
 
     def __init__(self, node: Node, seconds: float, *options: str) -> None:
-        self.process = subprocess.Popen(python(node, BUSY.format(seconds=seconds), *options), env=node.environment,
-                                        stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == "READY"
+        self.process = start(node, BUSY.format(seconds=seconds), *options)
 
     def steps(self) -> int:
         out, _ = self.process.communicate(timeout=200)
@@ -168,9 +173,7 @@ def test_a_holder_that_stops_gives_way(node: Node, how: str) -> None:
     alone = Sibling(node, seconds, "--sm", "70", "--mem", "20G").steps()
     seconds_of_other = 3.0 if how == "sleep" else 60.0
     code = BUSY.format(seconds=seconds_of_other) + "\n    time.sleep(60)\n"
-    other = subprocess.Popen(python(node, code, "--sm", "30", "--mem", "20G"), env=node.environment, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline().strip() == "READY"
+    other = start(node, code, "--sm", "30", "--mem", "20G")
     victim = hooked_pid(node, other.pid)
     sibling = Sibling(node, seconds, "--sm", "70", "--mem", "20G")
     time.sleep(2)
@@ -183,7 +186,7 @@ def test_a_holder_that_stops_gives_way(node: Node, how: str) -> None:
         os.kill(victim, signal.SIGCONT)
     if how != "SIGKILL":
         os.kill(victim, signal.SIGKILL)
-    other.wait(60)
+    other.communicate(timeout=60)
     assert steps > 0.9 * alone, f"{steps} steps beside a {how} holder, {alone} without one"
 
 
@@ -206,6 +209,6 @@ def test_two_spatial_processes_run_at_the_same_time(spatial_node: Node) -> None:
     ]
     results = [json.loads(p.communicate(timeout=120)[0].strip().splitlines()[-1]) for p in processes]
     assert all(38 <= r["sm_count"] <= 40 for r in results), [r["sm_count"] for r in results]
-    a, b = (r["intervals"] for r in results)
+    a, b = (r["intervals_ns"] for r in results)
     overlaps = sum(1 for x in a if any(x[0] < y[1] and y[0] < x[1] for y in b))
     assert overlaps > 0.2 * min(len(a), len(b))
