@@ -61,6 +61,17 @@ cdef CUresult check_event(Event* event) noexcept nogil:
     return SUCCESS if event.context.mark == MARK_CONTEXT else INVALID_CONTEXT
 
 
+cdef CUresult check_waitable(Event* event) noexcept nogil:
+    """Before a query or a wait: neither is allowed for an event within a capture, which it breaks."""
+    cdef CUresult result = check_event(event)
+    if result != SUCCESS:
+        return result
+    if event.capture != NULL:
+        event.capture.invalidated = True
+        return CAPTURED_EVENT
+    return drv_check_unsafe()
+
+
 cdef public CUresult cuEventDestroy_v2(Event* event) noexcept nogil:
     global unused_events
     if event == NULL or event.mark != MARK_EVENT:
@@ -100,13 +111,9 @@ cdef public CUresult cuEventRecord(Event* event, void* handle) noexcept nogil:
 
 cdef public CUresult cuEventQuery(Event* event) noexcept nogil:
     cdef bint done
-    cdef CUresult result = check_event(event)
-    if result == SUCCESS:
-        result = drv_check_unsafe()
+    cdef CUresult result = check_waitable(event)
     if result != SUCCESS:
         return result
-    if event.capture != NULL:
-        return CAPTURED_EVENT
     result = drv_begin(event.context)
     done = not event.recorded or sim_reached(event.gpu, event.slot, event.generation, event.count)
     drv_end(event.context)
@@ -114,13 +121,9 @@ cdef public CUresult cuEventQuery(Event* event) noexcept nogil:
 
 
 cdef public CUresult cuEventSynchronize(Event* event) noexcept nogil:
-    cdef CUresult result = check_event(event)
-    if result == SUCCESS:
-        result = drv_check_unsafe()
+    cdef CUresult result = check_waitable(event)
     if result != SUCCESS:
         return result
-    if event.capture != NULL:
-        return CAPTURED_EVENT
     if not event.recorded:
         return SUCCESS
     return drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)

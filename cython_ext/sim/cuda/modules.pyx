@@ -7,9 +7,9 @@ from libc.string cimport memcpy, strcmp, strlen, strncmp, strstr
 
 from cython_ext.sim.cost cimport sim_annotation
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, FILE_NOT_FOUND, Function, INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, MARK_FUNCTION,
-    MARK_MODULE, Module, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, drv_current_context, drv_lock, drv_ready,
-    drv_unlock,
+    Context, CUresult, FILE_NOT_FOUND, Function, INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE,
+    MARK_FUNCTION, MARK_MODULE, Module, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, drv_current_context, drv_lock,
+    drv_ready, drv_unlock,
 )
 
 cdef enum:
@@ -134,7 +134,7 @@ cdef CUresult load(const void* image, bint is_library, Module** out) noexcept no
     module.is_library = is_library
     if magic not in (<uint32_t>FATBIN_MAGIC, <uint32_t>FATBIN_WRAPPER, <uint32_t>ELF_MAGIC):
         if strstr(text, b".version") == NULL or strstr(text, b".target") == NULL:
-            result = INVALID_PTX
+            result = INVALID_IMAGE
         else:
             module.text = <char*>malloc(strlen(text) + 1)
             memcpy(module.text, text, strlen(text) + 1)

@@ -75,9 +75,9 @@ cdef public CUresult drv_stream(void* handle, Stream** out) noexcept nogil:
         out[0] = context.legacy
         return SUCCESS
     out[0] = <Stream*>handle
-    if out[0].mark != MARK_STREAM:
-        return INVALID_HANDLE
-    return SUCCESS if out[0].context.mark == MARK_CONTEXT else INVALID_CONTEXT
+    if out[0].mark != MARK_STREAM or out[0].context.mark != MARK_CONTEXT:
+        return INVALID_CONTEXT  # what an H200's driver answers for a destroyed stream
+    return SUCCESS
 
 
 cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
