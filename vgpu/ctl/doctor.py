@@ -65,23 +65,15 @@ def _as_dict(finding: Finding) -> dict[str, str]:
 
 
 def _print(findings: list[Finding]) -> None:
-    """One block per finding; long sentences wrap beside the names, and not at all when piped."""
-    import shutil
-    import sys
-    import textwrap
+    from vgpu.ctl.output import GAP, Cell, Column, Row, print_table, wrapped
 
-    from vgpu.ctl.output import GAP, Cell, Column, Row, print_table
-
-    names = max(len(finding.check) for finding in findings)
-    indent = len("missing") + names + 2 * len(GAP)
-    width = shutil.get_terminal_size().columns - indent if sys.stdout.isatty() else 10_000
-    wrapped = textwrap.TextWrapper(max(width, 20), break_long_words=False, break_on_hyphens=False)
+    indent = len("missing") + max(len(finding.check) for finding in findings) + 2 * len(GAP)
     rows: list[Row] = []
     for finding in findings:
-        found = wrapped.wrap(finding.found) or [""]
-        rows.append((Cell(finding.verdict, _STYLES[finding.verdict]), finding.check, found[0]))
-        rows += [("", "", line) for line in found[1:]]
-        rows += [("", "", Cell(line, "dim")) for line in wrapped.wrap(f"→ {finding.fix}" if finding.fix else "")]
+        first, *more = wrapped(finding.found, indent)
+        rows.append((Cell(finding.verdict, _STYLES[finding.verdict]), finding.check, first))
+        rows += [("", "", line) for line in more]
+        rows += [("", "", Cell(line, "dim")) for line in wrapped(f"→ {finding.fix}" if finding.fix else "", indent)]
     print_table((Column("STATE"), Column("CHECK"), Column("FOUND")), rows)
 
 

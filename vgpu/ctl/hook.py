@@ -92,7 +92,7 @@ def _report(done: Installed | None) -> dict[str, Any]:
 def _print(verb: str, done: Installed) -> None:
     print(f"{verb:<10}{done.library}")
     for file in done.files:
-        print(f"{'changed':<10}{file}")
+        print(f"{'changed' if file.exists() else 'removed':<10}{file}")
 
 
 def register(app: typer.Typer) -> None:

@@ -105,6 +105,16 @@ def print_facts(facts: Mapping[str, str | Cell]) -> None:
             styled.print(line, soft_wrap=True)
 
 
+def wrapped(sentence: str, indent: int) -> list[str]:
+    """The lines of ``sentence`` to the right of ``indent`` columns; a single one where stdout is no terminal."""
+    if not sentence or not sys.stdout.isatty():
+        return [sentence] if sentence else []
+    import textwrap
+
+    width = max(shutil.get_terminal_size().columns - indent, 20)
+    return textwrap.wrap(sentence, width, break_long_words=False, break_on_hyphens=False)
+
+
 def console() -> Console:
     """For stdout on a terminal. rich itself looks at NO_COLOR and TERM."""
     from rich.console import Console

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from vgpu.ctl import options, output, tables
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
+from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,8 +52,12 @@ def ls(
     """List the vGPUs of this node."""
     from vgpu.node.link import ControlLink
 
+    if watch and (quiet or form is Output.JSON):
+        raise VgpuError(
+            ErrorCode.INVALID, "--watch shows a table; it goes with neither -q nor -o json", "vgpuctl ls -w"
+        )
     with ControlLink() as node:
-        if watch and form is Output.TABLE and not quiet:
+        if watch:
             _watch(notice.snapshot.vgpus for notice in node.watch() if notice.snapshot is not None)
             return
         vgpus = node.list()
@@ -102,13 +108,15 @@ def _print_detail(detail: VgpuDetail) -> None:
             "in all": f"{vgpu.tokens} tokens, {busy} of GPU time, {vgpu.launches} launches",
             "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
             f"peak {format_bytes(vgpu.memory_peak_bytes)}",
-            "refused": f"{vgpu.memory_refusals} allocations"
-            + (f", the last of {format_bytes(vgpu.memory_refused_bytes)}" if vgpu.memory_refusals else ""),
+            "refused": f"{vgpu.memory_refusals} allocations, the last of {format_bytes(vgpu.memory_refused_bytes)}"
+            if vgpu.memory_refusals
+            else "no allocation",
             "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
         }
     )
     for note in detail.notes:
-        print(f"note      {note}")
+        for word, line in zip_longest(["note"], output.wrapped(note, indent=10), fillvalue=""):
+            print(f"{word:<10}{line}")
     if detail.processes:
         print()
         output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
@@ -144,7 +152,6 @@ def set_(
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Resize a vGPU, also while programs run in it. Takes effect with the next token."""
-    from vgpu.errors import ErrorCode, VgpuError
     from vgpu.node.link import ControlLink
     from vgpu.spec import VgpuChanges
 
@@ -177,7 +184,6 @@ def rm(
     ] = False,
 ) -> int:
     """Remove vGPUs; prints the id of each one removed."""
-    from vgpu.errors import VgpuError
     from vgpu.node.link import ControlLink
 
     worst = 0

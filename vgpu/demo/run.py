@@ -29,7 +29,7 @@ WARM_UP_NS: Final = 10**9
 TAIL_NS: Final = 1_500_000_000
 """Programs report once a second and run on beyond the window, so that nobody is measured alone at its end."""
 READ_EVERY_S: Final = 0.25
-LEAD_NS: Final = {True: 1_500_000_000, False: 4 * 10**9}
+LEAD_NS: Final = {True: 1_500_000_000, False: 5 * 10**9}
 """From starting the programs to their first kernel, by whether the GPU is simulated: a real driver compiles first."""
 REFUSED_BYTES: Final = 256 * MIB
 """How much more than its memory the first program asks for."""

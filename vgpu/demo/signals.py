@@ -15,14 +15,15 @@ Arguments = TypeVarTuple("Arguments")
 async def ended_by_signals(work: Callable[[*Arguments], Awaitable[Result]], *arguments: *Arguments) -> Result:
     """``await work(*arguments)``, ended with ``SystemExit`` 128 + n by SIGTERM and SIGHUP. (SIGINT is Python's own.)"""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_raise_at_signal)
+        await nursery.start(_raise_at_signal)  # nothing is started before signals are caught
         result = await work(*arguments)
         nursery.cancel_scope.cancel()
     return result
 
 
-async def _raise_at_signal() -> NoReturn:
+async def _raise_at_signal(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as received:
+        task_status.started()
         async for number in received:
             raise SystemExit(128 + number)
     raise AssertionError("the stream of signals has no end")
