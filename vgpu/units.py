@@ -33,14 +33,12 @@ _FRACTION: Final = re.compile(r"(\d+)\s*/\s*(\d+)")
 
 
 def parse_bytes(text: str) -> int:
-    """``8G``, ``8GiB``, ``512M`` are powers of 1024; ``8GB`` is the decimal 8·10⁹; a bare number is bytes."""
+    """``8G``, ``8GiB``, ``512M`` are powers of 1024; ``8GB`` is the decimal 8·10⁹; a bare number is bytes. Whole bytes,
+    rounded down."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _BYTES:
         raise ValueError(f"{text!r} is not a size: write 8G, 8GiB, 512M or a number of bytes")
-    size = Fraction(match[1]) * _BYTES[match[2].lower()]
-    if size.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(size)
+    return int(Fraction(match[1]) * _BYTES[match[2].lower()])
 
 
 def format_bytes(size: int) -> str:
@@ -99,7 +97,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def format_duration(duration_ns: int) -> str:
-    """The two largest units: ``1h30m``, ``2d3h``, ``90s`` as ``1m30s``, ``10ms``."""
+    """The two largest units: ``1h30m``, ``2d3h``, ``1m30s``, ``10ms``."""
     if duration_ns < 0:
         return "-" + format_duration(-duration_ns)
     parts = []
@@ -108,6 +106,6 @@ def format_duration(duration_ns: int) -> str:
         count, left = divmod(left, _NANOSECONDS[unit])
         if count:
             parts.append(f"{count}{unit}")
-        if len(parts) == 2 or (parts and unit in {"ms", "µs", "ns"}):
+        if len(parts) == 2:
             break
     return "".join(parts) or "0s"

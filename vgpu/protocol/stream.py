@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import os
 import socket
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -33,7 +35,9 @@ class MessageStream:
         self.socket = sock
         self._max_bytes = max_bytes
         self._decoder = Decoder(max_bytes)
-        self._descriptors: list[int] = []
+        self._inbox: deque[tuple[Message, list[int]]] = deque()
+        self._arrived: list[int] = []  # with the latest read
+        self._pending: list[int] = []  # of the message that is not complete yet
         self._sending = trio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -45,33 +49,48 @@ class MessageStream:
     def close(self) -> None:
         """Idempotent. Descriptors received but never collected are closed too."""
         self.socket.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        for descriptors in (self._arrived, self._pending, *(found for _, found in self._inbox)):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            descriptors.clear()
 
     async def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and the descriptors that came with it; None at the end of the stream.
 
         Errors: ``ProtocolError`` for a message that is malformed, oversized, torn or too slow; ``OSError`` of the link.
         """
-        while (message := self._decoder.next()) is None:
+        while not self._inbox:
             if not await self._read_more():
                 return None
-        descriptors, self._descriptors = self._descriptors, []
-        return message, descriptors
+        return self._inbox.popleft()
 
     async def _read_more(self) -> bool:
+        self._decoder.next()  # raises if what came after the last good message was none
         mid_frame = self._decoder.mid_frame
         with trio.move_on_after(STALL_S if mid_frame else float("inf")) as scope:
             data = await self._receive_bytes()
-            self._decoder.feed(data)
             if data:
+                self._sort(data)
                 return True
             if mid_frame:
                 raise ProtocolError("the peer left in the middle of a message")
             return False
         assert scope.cancelled_caught
         raise ProtocolError(f"the peer left a message unfinished for {STALL_S:g} s")
+
+    def _sort(self, data: bytes) -> None:
+        """Descriptors come with their message's first byte, and the kernel ends a read behind the piece that carries
+        them: so they belong to the last message that begins in this read."""
+        self._decoder.feed(data)
+        with suppress(ProtocolError):  # it is raised again once the good messages before it are delivered
+            for message in self._decoder:
+                self._inbox.append((message, self._pending))
+                self._pending = []
+        if not self._decoder.mid_frame and self._inbox:
+            self._inbox[-1][1].extend(self._arrived)
+        else:
+            self._pending += self._arrived
+        self._arrived = []
 
     async def _receive_bytes(self) -> bytes:
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -80,8 +99,8 @@ class MessageStream:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self._descriptors += received
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > MAX_DESCRIPTORS:
+                self._arrived += received
+        if flags & socket.MSG_CTRUNC or len(self._arrived) + len(self._pending) > MAX_DESCRIPTORS:
             raise ProtocolError(f"the peer sent more than {MAX_DESCRIPTORS} descriptors")
         return data
 

@@ -1,0 +1,185 @@
+"""Admissions: who comes in, and that every slot is released exactly once, in whatever order the news arrives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, may_attach
+from vgpu.identity import Peer, Process
+from vgpu.protocol.broker import Adopt, Attach, Refused
+
+VGPU = Adopt(
+    vgpu_id="vgpu-00000001",
+    key=0,
+    generation=1,
+    owner_uid=1000,
+    share_gid=-1,
+    mode="temporal",
+    gpu_index=0,
+    gpu_uuid="GPU-1",
+    simulated=True,
+    sm_percent=30,
+)
+NOW = 10**12
+
+
+def peer(pid: int = 7, uid: int = 1000, groups: frozenset[int] = frozenset()) -> Peer:
+    return Peer(Process(pid, 100 * pid), uid, groups)
+
+
+def attach(**changes: Any) -> Attach:
+    return Attach(**({"version": 1, "now_ns": NOW} | changes))
+
+
+@pytest.mark.parametrize(
+    ("who", "share_gid", "welcome"),
+    [
+        (peer(uid=1000), -1, True),
+        (peer(uid=0), -1, True),
+        (peer(uid=1001), -1, False),
+        (peer(uid=1001, groups=frozenset({5})), -1, False),
+        (peer(uid=1001, groups=frozenset({5, 6})), 6, True),
+        (peer(uid=1001, groups=frozenset({5})), 6, False),
+    ],
+)
+def test_owner_root_and_the_shared_group(who: Peer, share_gid: int, welcome: bool) -> None:
+    assert may_attach(who, VGPU.model_copy(update={"share_gid": share_gid})) is welcome
+
+
+@pytest.mark.parametrize(
+    ("request_", "who", "code"),
+    [
+        (attach(version=2), peer(), "version"),
+        (attach(version=0), peer(uid=5), "version"),
+        (attach(), peer(uid=5), "not-yours"),
+        (attach(role="observer"), peer(uid=5), "not-yours"),
+        (attach(now_ns=NOW + 31 * 10**9), peer(), "mode"),
+        (attach(now_ns=NOW - 31 * 10**9), peer(), "mode"),
+        (attach(), replace(peer(), process=Process(7, 0)), "unavailable"),
+    ],
+)
+def test_refusals(request_: Attach, who: Peer, code: str) -> None:
+    admissions = Admissions()
+    refused = admissions.knock(request_, who, VGPU, NOW)
+    assert isinstance(refused, Refused)
+    assert refused.code == code
+    assert len(admissions) == 0
+
+
+def test_nobody_comes_into_a_vgpu_that_is_removed() -> None:
+    admissions = Admissions()
+    admissions.removed = True
+    refused = admissions.knock(attach(), peer(), VGPU, NOW)
+    assert isinstance(refused, Refused)
+    assert refused.code == "removed"
+
+
+def test_an_observer_takes_no_slot() -> None:
+    admissions = Admissions(capacity=0)
+    assert admissions.knock(attach(role="observer"), peer(), VGPU, NOW) == Admission(-1, known=False)
+
+
+def test_a_slot_belongs_to_who_holds_it() -> None:
+    admissions = Admissions()
+    assert admissions.knock(attach(), peer(1), VGPU, NOW) == Admission(0, known=False)
+    assert admissions.knock(attach(slot=0), peer(1), VGPU, NOW) == Admission(0, known=True)
+    assert admissions.knock(attach(slot=0), peer(2), VGPU, NOW) == Admission(1, known=False)
+    reused = replace(peer(1), process=Process(1, 999))
+    assert admissions.knock(attach(slot=0), reused, VGPU, NOW) == Admission(2, known=False)
+    admissions.died(0, Process(1, 100))
+    assert admissions.knock(attach(slot=0), peer(1), VGPU, NOW) == Admission(3, known=False)
+
+
+def test_the_living_cannot_be_buried() -> None:
+    admissions = Admissions()
+    admissions.knock(attach(), peer(1), VGPU, NOW)
+    with pytest.raises(IllegalMove):
+        admissions.gone(0, Process(1, 100))
+    with pytest.raises(IllegalMove):
+        admissions.adopt(0, Process(2, 200), dead=False)
+    assert admissions.process_in(0) == Process(1, 100)
+
+
+class Slots(RuleBasedStateMachine):
+    """Twin: a list of (slot, process, state) histories. News is repeated, late, and about strangers."""
+
+    admitted = Bundle("admitted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admissions = Admissions(capacity=4)
+        self.holders: dict[int, tuple[Process, SlotState]] = {}
+        self.released: list[Process] = []
+        self.pids = 0
+
+    @rule(target=admitted, asked=st.integers(-1, 3))
+    def come(self, asked: int) -> tuple[int, Process]:
+        self.pids += 1
+        newcomer = peer(self.pids)
+        decision = self.admissions.knock(attach(slot=asked), newcomer, VGPU, NOW)
+        free = [slot for slot in range(4) if slot not in self.holders]
+        if not free:
+            assert isinstance(decision, Refused)
+            assert decision.code == "full"
+            return (0, newcomer.process)
+        assert decision == Admission(free[0], known=False)
+        self.holders[free[0]] = (newcomer.process, SlotState.HELD)
+        return free[0], newcomer.process
+
+    @rule(target=admitted, which=admitted)
+    def come_back(self, which: tuple[int, Process]) -> tuple[int, Process]:
+        slot, process = which
+        decision = self.admissions.knock(attach(slot=slot), replace(peer(), process=process), VGPU, NOW)
+        if self.holders.get(slot) == (process, SlotState.HELD):
+            assert decision == Admission(slot, known=True)
+            return which
+        if isinstance(decision, Refused):
+            assert len(self.holders) == 4
+            return which
+        assert not decision.known
+        self.holders[decision.slot] = (process, SlotState.HELD)
+        return decision.slot, process
+
+    @rule(which=admitted)
+    def died(self, which: tuple[int, Process]) -> None:
+        slot, process = which
+        news = self.holders.get(slot) == (process, SlotState.HELD)
+        assert self.admissions.died(slot, process) is news
+        if news:
+            self.holders[slot] = (process, SlotState.DEAD)
+
+    @rule(which=admitted)
+    def gone(self, which: tuple[int, Process]) -> None:
+        slot, process = which
+        if self.holders.get(slot) == (process, SlotState.HELD):
+            with pytest.raises(IllegalMove):
+                self.admissions.gone(slot, process)
+            return
+        waits = self.holders.get(slot) == (process, SlotState.DEAD)
+        assert self.admissions.awaits_release(slot, process) is waits
+        assert self.admissions.gone(slot, process) is waits
+        if waits:
+            del self.holders[slot]
+
+    @rule()
+    def another_broker_takes_over(self) -> None:
+        self.admissions = Admissions(capacity=4)
+        for slot, (process, state) in self.holders.items():
+            self.admissions.adopt(slot, process, dead=state is SlotState.DEAD)
+
+    @invariant()
+    def agree(self) -> None:
+        assert len(self.admissions) == len(self.holders)
+        assert self.admissions.alive == sum(state is SlotState.HELD for _, state in self.holders.values())
+        assert list(self.admissions.dead()) == sorted(
+            (slot, process) for slot, (process, state) in self.holders.items() if state is SlotState.DEAD
+        )
+        assert all(self.admissions.process_in(slot) == process for slot, (process, _) in self.holders.items())
+
+
+TestSlots = Slots.TestCase

@@ -1,0 +1,261 @@
+"""The registry against a list of promises that is obviously right, and its decisions one by one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from gpuserver.core.admission import fits
+from gpuserver.core.leases import Mode, Priority, Share
+from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.spec import VgpuChanges, VgpuSpec
+
+GIB = 1 << 30
+H200 = Card(140 * GIB, 132)
+ME = Owner(1000)
+
+
+def registry(mode: Mode = Mode.TEMPORAL, card: Card = H200) -> Registry:
+    return Registry(card, mode)
+
+
+def create(found: Registry, vgpu_id: str, **fields: Any) -> VgpuRecord:
+    record = found.create(vgpu_id, VgpuSpec.parse(**({"memory_bytes": "1G"} | fields)), ME, 0)
+    found.check()
+    return record
+
+
+def refused(code: ErrorCode, found: Registry, vgpu_id: str, **fields: Any) -> VgpuError:
+    before = list(found)
+    with pytest.raises(VgpuError) as caught:
+        create(found, vgpu_id, **fields)
+    assert caught.value.code is code
+    assert list(found) == before, "a refusal changes nothing"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"sm_percent": 30}, Share(300_000, 300_000)),
+        ({"sm_percent": 12, "quota_limit_percent": 40}, Share(48_000, 48_000)),
+        ({"sm_percent": 50, "quota_request_percent": 20, "quota_limit_percent": 60}, Share(100_000, 300_000)),
+        ({"sm_percent": 30, "burst": True}, Share(300_000, 1_000_000)),
+        ({"fraction": "1/3", "priority": "high"}, Share(333_333, 333_333, priority=Priority.HIGH)),
+    ],
+)
+def test_what_a_specification_means_in_temporal_mode(fields: dict[str, Any], share: Share) -> None:
+    assert create(registry(), "a", **fields).share == share
+
+
+@pytest.mark.parametrize(
+    ("fields", "share", "sms"),
+    [
+        ({"sm_percent": 30}, Share(1_000_000, 1_000_000, 30_303), 40),
+        ({"sm_percent": 12, "quota_limit_percent": 40}, Share(400_000, 400_000, 12_121), 16),
+        ({"sm_percent": 5}, Share(1_000_000, 1_000_000, 6_060), 8),
+    ],
+)
+def test_what_a_specification_means_in_spatial_mode(fields: dict[str, Any], share: Share, sms: int) -> None:
+    record = create(registry(Mode.SPATIAL), "a", **fields)
+    assert record.share == share
+    assert record.partition is not None
+    assert record.partition.granted_sms == sms
+
+
+def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
+    found = registry()
+    create(found, "a", sm_percent=30)
+    create(found, "b", sm_percent=55)
+    assert "--sm 15" in refused(ErrorCode.NO_ROOM, found, "c", sm_percent=16).hint
+    assert "--sm 30" in refused(ErrorCode.NO_ROOM, found, "c", sm_percent=40, quota_request_percent=50).hint
+    create(found, "c", sm_percent=15)
+    assert "vgpuctl rm" in refused(ErrorCode.NO_ROOM, found, "d", sm_percent=1).hint
+
+
+def test_what_is_offered_does_fit() -> None:
+    found = registry()
+    create(found, "a", sm_percent=33.33)
+    hint = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=90).hint
+    create(found, "b", sm_percent=float(hint.split("--sm ")[1].split()[0]))
+
+
+def test_memory_is_promised_once_whatever_the_compute() -> None:
+    found = registry()
+    create(found, "a", sm_percent=10, memory_bytes="100G")
+    assert "--mem 40960M" in refused(ErrorCode.NO_ROOM, found, "b", sm_percent=10, memory_bytes="41G").hint
+    refused(ErrorCode.NO_ROOM, found, "b", sm_percent=10, memory_bytes="41G", overcommit=True)
+    create(found, "b", sm_percent=10, memory_bytes="40G")
+
+
+def test_overcommitted_vgpus_share_what_the_promised_leave() -> None:
+    found = registry()
+    create(found, "hard", sm_percent=60)
+    create(found, "soft", sm_percent=60, overcommit=True)
+    create(found, "softer", sm_percent=20, overcommit=True)
+    assert {r.vgpu_id: r.share.guarantee_ppm // 1000 for r in found} == {"hard": 600, "soft": 300, "softer": 100}
+    assert found["soft"].share.limit_ppm == 600_000
+    create(found, "harder", sm_percent=20)
+    assert {r.vgpu_id: r.share.guarantee_ppm // 1000 for r in found} == {
+        "hard": 600, "soft": 150, "softer": 50, "harder": 200,
+    }  # fmt: skip
+    found.remove("hard")
+    assert {r.vgpu_id: r.share.guarantee_ppm // 1000 for r in found} == {"soft": 600, "softer": 200, "harder": 200}
+
+
+def test_a_change_is_admitted_like_a_newcomer() -> None:
+    found = registry()
+    create(found, "a", sm_percent=30, ttl_ns="1h", name="first")
+    create(found, "b", sm_percent=60)
+    changed = found.change("a", VgpuChanges.parse(sm_percent=40, memory_bytes="2G"), now_unix_ns=7)
+    assert (changed.share.guarantee_ppm, changed.memory_limit_bytes, changed.key) == (400_000, 2 * GIB, found["a"].key)
+    assert changed.expires_unix_ns == 3600 * 10**9
+    before = list(found)
+    with pytest.raises(VgpuError):
+        found.change("a", VgpuChanges.parse(sm_percent=41), now_unix_ns=8)
+    assert list(found) == before
+    later = found.change("a", VgpuChanges.parse(ttl_ns="2h"), now_unix_ns=5)
+    assert later.expires_unix_ns == 7200 * 10**9 + 5
+
+
+def test_names_are_unique_and_free_again() -> None:
+    found = registry()
+    create(found, "a", sm_percent=10, name="x")
+    refused(ErrorCode.EXISTS, found, "b", sm_percent=10, name="x")
+    found.change("a", VgpuChanges.parse(name="y"), 0)
+    create(found, "b", sm_percent=10, name="x")
+
+
+def test_expiry() -> None:
+    found = registry()
+    found.create("a", VgpuSpec.parse(sm_percent=10, ttl_ns=100), ME, 1000)
+    found.create("b", VgpuSpec.parse(sm_percent=10), ME, 1000)
+    assert found.expired(1099) == []
+    assert [r.vgpu_id for r in found.expired(1100)] == ["a"]
+
+
+def test_keys_are_used_again_and_run_out() -> None:
+    found = registry(card=Card(1 << 50, 132))
+    for n in range(256):
+        create(found, f"v{n}", sm_percent=1, overcommit=True)
+    refused(ErrorCode.NO_ROOM, found, "one more", sm_percent=1, overcommit=True)
+    key = found["v7"].key
+    found.remove("v7")
+    assert create(found, "again", sm_percent=1, overcommit=True).key == key
+
+
+def test_a_mode_in_which_the_promises_cannot_be_kept_is_refused() -> None:
+    found = registry()
+    for n in range(4):
+        create(found, f"v{n}", sm_percent=25)
+    found.set_mode(Mode.SPATIAL)
+    found.check()
+    found.set_mode(Mode.TEMPORAL)
+    found.change("v0", VgpuChanges.parse(sm_percent=20), 0)
+    found.change("v1", VgpuChanges.parse(sm_percent=30), 0)
+    before = list(found)
+    found.set_mode(Mode.SPATIAL)  # 26 + 40 + 32 + 32 of 132 SMs
+    found.set_mode(Mode.TEMPORAL)
+    assert list(found) == before
+    found.remove("v3")
+    create(found, "wide", sm_percent=50, quota_request_percent=50)
+    with pytest.raises(VgpuError, match="every second"):
+        found.set_mode(Mode.SPATIAL)
+    assert found.mode is Mode.TEMPORAL
+    found.check()
+
+
+def test_spatial_mode_needs_to_know_the_sms() -> None:
+    found = registry(card=Card(16 * GIB, 0))
+    create(found, "a", sm_percent=30)
+    with pytest.raises(VgpuError) as caught:
+        found.set_mode(Mode.SPATIAL)
+    assert caught.value.code is ErrorCode.MODE
+
+
+def test_what_the_journal_remembers_is_restored_as_it_was() -> None:
+    found = registry()
+    create(found, "a", sm_percent=60, memory_bytes="100G")
+    create(found, "b", sm_percent=30, overcommit=True)
+    create(found, "c", sm_percent=40)
+    again = registry()
+    again.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in found)
+    assert list(again) == list(found)
+
+
+class Promises(RuleBasedStateMachine):
+    """Twin: a dictionary of (sm percent, memory, overcommit). Admission itself is proven in test_admission."""
+
+    vgpus = Bundle("vgpus")
+
+    @initialize(mode=st.sampled_from(Mode))
+    def begin(self, mode: Mode) -> None:
+        self.registry = registry(mode)
+        self.twin: dict[str, tuple[int, int, bool]] = {}
+        self.count = 0
+
+    @rule(target=vgpus, percent=st.integers(1, 100), gib=st.integers(1, 100), soft=st.booleans())
+    def create(self, percent: int, gib: int, soft: bool) -> Any:
+        self.count += 1
+        vgpu_id = f"v{self.count}"
+        wanted = self.twin | {vgpu_id: (percent, gib, soft)}
+        try:
+            self.registry.create(vgpu_id, VgpuSpec(sm_percent=percent, memory_bytes=gib * GIB, overcommit=soft), ME, 0)
+        except VgpuError:
+            assert not self.possible(wanted, asking=vgpu_id)
+            return multiple()
+        assert self.possible(wanted, asking=vgpu_id)
+        self.twin = wanted
+        return vgpu_id
+
+    @rule(vgpu_id=vgpus, percent=st.integers(1, 100), gib=st.integers(1, 100))
+    def change(self, vgpu_id: str, percent: int, gib: int) -> None:
+        wanted = self.twin | {vgpu_id: (percent, gib, self.twin[vgpu_id][2])}
+        try:
+            self.registry.change(vgpu_id, VgpuChanges(sm_percent=percent, memory_bytes=gib * GIB), 0)
+        except VgpuError:
+            assert not self.possible(wanted, asking=vgpu_id)
+            return
+        assert self.possible(wanted, asking=vgpu_id)
+        self.twin = wanted
+
+    @rule(vgpu_id=consumes(vgpus))
+    def remove(self, vgpu_id: str) -> None:
+        self.registry.remove(vgpu_id)
+        del self.twin[vgpu_id]
+
+    def possible(self, wanted: dict[str, tuple[int, int, bool]], asking: str) -> bool:
+        if sum(gib for _, gib, _ in wanted.values()) > 140:
+            return False
+        if wanted[asking][2]:
+            return True
+        hard = [percent for percent, _, soft in wanted.values() if not soft]
+        if self.registry.mode is Mode.TEMPORAL:
+            return sum(hard) <= 100
+        whole = Registry(H200, Mode.SPATIAL)
+        shares = []
+        for number, percent in enumerate(hard):
+            lone = copy.copy(whole)
+            lone._records = {}
+            shares.append(lone.create(f"h{number}", VgpuSpec(sm_percent=percent, memory_bytes=GIB), ME, 0).share)
+        return fits(Mode.SPATIAL, shares)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.registry.check()
+        assert {
+            r.vgpu_id: (r.spec.sm_percent, r.memory_limit_bytes // GIB, r.spec.overcommit) for r in self.registry
+        } == self.twin
+        hard = sum(percent for percent, _, soft in self.twin.values() if not soft)
+        soft_ppm = sum(r.share.guarantee_ppm for r in self.registry if r.spec.overcommit)
+        if self.registry.mode is Mode.TEMPORAL:
+            # The floor of one millionth keeps everybody in the competition.
+            assert soft_ppm <= (100 - hard) * 10_000 + sum(s for _, _, s in self.twin.values())
+
+
+TestPromises = Promises.TestCase

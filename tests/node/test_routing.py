@@ -1,0 +1,73 @@
+"""Which vGPU is meant, and which GPU is tried first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.routing import candidates, find_gpu, find_vgpu
+from vgpu.node.supervisor import _unknown_gpu
+from vgpu.protocol.messages import GpuReading, VgpuReading
+
+
+def gpu(index: int, **fields: Any) -> GpuReading:
+    usual = {"state": "serving", "uuid": f"GPU-{index}abc", "total_memory_bytes": 100}
+    return _unknown_gpu(index, simulated=True).model_copy(update=usual | fields)
+
+
+def vgpu(vgpu_id: str, name: str | None = None) -> VgpuReading:
+    return VgpuReading.model_construct(vgpu_id=vgpu_id, name=name)
+
+
+VGPUS = [vgpu("vgpu-ab000000"), vgpu("vgpu-ab100000", "train"), vgpu("vgpu-cd000000", "ab0")]
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [("vgpu-ab000000", 0), ("ab00", 0), ("vgpu-ab1", 1), ("train", 1), ("c", 2), ("ab0", 2), ("vgpu-ab0", 0)],
+)
+def test_ids_prefixes_and_names(reference: str, found: int) -> None:
+    assert find_vgpu(reference, VGPUS) is VGPUS[found]
+
+
+@pytest.mark.parametrize(
+    ("reference", "code"), [("ab", "ambiguous"), ("x", "not-found"), ("", "not-found"), ("tra", "not-found")]
+)
+def test_references_that_name_nothing_or_too_much(reference: str, code: str) -> None:
+    with pytest.raises(VgpuError) as refused:
+        find_vgpu(reference, VGPUS)
+    assert refused.value.code == code
+
+
+def test_most_room_goes_by_what_is_scarcer() -> None:
+    gpus = [
+        gpu(0, guaranteed_ratio=0.5),
+        gpu(1, guaranteed_memory_bytes=90),
+        gpu(2, guaranteed_ratio=0.2, guaranteed_memory_bytes=30),
+        gpu(3, guaranteed_ratio=0.2, guaranteed_memory_bytes=30),
+        gpu(4, state="restarting"),
+    ]
+    assert [g.index for g in candidates("auto", gpus)] == [2, 3, 0, 1]
+    with pytest.raises(VgpuError) as refused:
+        candidates("AUTO", [gpus[4]])
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("choice", "index"), [("1", 1), ("GPU-1abc", 1), ("gpu-0ABC", 0), ("1a", 1)])
+def test_a_gpu_by_index_or_uuid(choice: str, index: int) -> None:
+    assert find_gpu(choice, [gpu(0), gpu(1)]).index == index
+
+
+def test_a_gpu_that_is_not_there_or_not_served() -> None:
+    with pytest.raises(VgpuError, match="this node has 0, 1"):
+        find_gpu("7", [gpu(0), gpu(1)])
+    with pytest.raises(VgpuError) as refused:
+        find_gpu("GPU-", [gpu(0), gpu(1)])
+    assert refused.value.code is ErrorCode.NOT_FOUND
+    with pytest.raises(VgpuError) as refused:
+        find_gpu("aa", [gpu(0, uuid="GPU-aa1"), gpu(1, uuid="GPU-aa2")])
+    assert refused.value.code is ErrorCode.AMBIGUOUS
+    with pytest.raises(VgpuError, match="not served: broken"):
+        candidates("0", [gpu(0, state="failed", reason="broken")])

@@ -1,0 +1,83 @@
+"""What the journal remembers, and that a write is all or nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuserver.core.leases import Book, Mode
+from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.spec import VgpuSpec
+
+BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
+
+
+def rows(count: int) -> list[VgpuRow]:
+    registry = Registry(Card(140 << 30, 132), Mode.TEMPORAL)
+    made = []
+    for n in range(count):
+        spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
+        record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
+        made.append(VgpuRow.of(record, Process(n, 10 * n), BOOK if n % 2 else None))
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "gpu.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    made = Journal(path)
+    yield made
+    made.close()
+
+
+def begun(path: Path) -> tuple[ServerRow, list[VgpuRow]]:
+    with closing(Journal(path)) as journal:
+        return journal.begin()
+
+
+def test_a_new_journal_is_empty(journal: Journal) -> None:
+    assert journal.begin() == (ServerRow(1, 1, "", None), [])
+
+
+def test_every_beginning_is_a_generation_of_its_own(path: Path) -> None:
+    assert [begun(path)[0].generation for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_was_written_is_read_by_the_next_server(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    wrote = replace(server, next_epoch=77, mode="spatial", period_ns=20_000_000)
+    journal.write(wrote, rows(3))
+    assert begun(path) == (replace(wrote, generation=2), rows(3))
+    journal.write(wrote, rows(1))
+    assert begun(path)[1] == rows(1)
+
+
+def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(server, rows(2))
+    twice = [*rows(2), replace(rows(2)[0], vgpu_id="other")]  # its key is taken
+    with pytest.raises(sqlite3.IntegrityError):
+        journal.write(replace(server, next_epoch=99), twice)
+    row, remembered = begun(path)
+    assert (row.next_epoch, remembered) == (server.next_epoch, rows(2))
+
+
+def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal) -> None:
+    journal.begin()
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("UPDATE server SET schema_version = 99")
+    with pytest.raises(VgpuError) as refused:
+        begun(path)
+    assert refused.value.code is ErrorCode.VERSION

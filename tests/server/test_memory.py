@@ -1,0 +1,127 @@
+"""Implicit memory, and when a dead process counts as gone: the driver's word against the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from cython_ext.pages import ActivityPage
+from cython_ext.readings import SlotReading, SlotState
+from gpuserver.device.nvml import MemoryUse
+from gpuserver.runtime.memory import CALM_S, URGENT_S, MemoryWatch, implicit_by_pid
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+
+
+def slot(index: int, pid: int, committed: int = 0, state: SlotState = SlotState.ACTIVE) -> SlotReading:
+    with ActivityPage.create() as page:
+        blank = page.read_slot(index)
+    fields: dict[str, Any] = {name: getattr(blank, name) for name in blank.__slots__}
+    return SlotReading(**(fields | {"pid": pid, "state": state, "committed_bytes": (committed, 0, 0, 0, 0, 0, 0, 0)}))
+
+
+@pytest.mark.parametrize(
+    ("slots", "driver", "implicit"),
+    [
+        ([slot(0, 1, 100)], {1: 150}, {1: 50}),
+        ([slot(0, 1, 100)], {1: 90}, {1: 0}),
+        ([slot(0, 1, 100)], {}, {1: 0}),
+        ([slot(0, 1, 100), slot(1, 2, 5)], {1: 150, 2: 50, 3: 999}, {1: 50, 2: 45}),
+        # After exec the same pid has a dead slot and a living one, and one context.
+        ([slot(0, 1, 100, SlotState.DEAD), slot(1, 1, 20)], {1: 150}, {1: 30}),
+    ],
+)
+def test_implicit_memory(slots: list[SlotReading], driver: dict[int, int], implicit: dict[int, int]) -> None:
+    assert implicit_by_pid(slots, driver) == implicit
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 100)), max_size=8),
+    st.dictionaries(st.integers(1, 5), st.integers(0, 500)),
+)
+def test_what_is_charged_in_all_is_never_less_than_what_the_driver_shows(
+    owned: list[tuple[int, int]], driver: dict[int, int]
+) -> None:
+    slots = [slot(i, pid, committed) for i, (pid, committed) in enumerate(owned)]
+    implicit = implicit_by_pid(slots, driver)
+    for pid in {pid for pid, _ in owned}:
+        committed = sum(amount for owner, amount in owned if owner == pid)
+        assert implicit[pid] + committed == max(committed, driver.get(pid, 0))
+
+
+class Page:
+    """As much of a vGPU as the watch looks at."""
+
+    class record:
+        vgpu_id = "vgpu-1"
+
+    class grants:
+        implicit_bytes = 0
+
+    def __init__(self, *slots: SlotReading) -> None:
+        self.slots = list(slots)
+
+
+class Driver:
+    """What NVML says, reading by reading; the last one is repeated."""
+
+    def __init__(self, *readings: dict[int, int] | None) -> None:
+        self._readings = list(readings)
+        self.times: list[float] = []
+
+    def memory_use(self) -> MemoryUse:
+        self.times.append(trio.from_thread.run_sync(trio.current_time))
+        reading = self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+        if reading is None:
+            raise VgpuError(ErrorCode.UNAVAILABLE, "gone")
+        return MemoryUse(sum(reading.values()), reading)
+
+
+def watch(driver: Driver, vgpu: Page, act: Callable[[MemoryWatch], None], seconds: float) -> list[tuple[int, float]]:
+    """The releases that were asked for within ``seconds``, as (slot, when)."""
+    released: list[tuple[int, float]] = []
+
+    async def release(_: Any, number: int, process: Process) -> bool:
+        released.append((number, trio.current_time()))
+        memory.reaped(vgpu, number)  # type: ignore[arg-type]
+        return True
+
+    memory = MemoryWatch(driver, lambda: [vgpu], release)  # type: ignore[arg-type, return-value, list-item]
+
+    async def run() -> None:
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(memory.run)
+                await trio.sleep(0.5)
+                act(memory)
+
+    trio.run(run, clock=MockClock(autojump_threshold=0.01))
+    return released
+
+
+def test_the_dead_are_released_when_the_driver_has_let_go_and_looked_for_often() -> None:
+    driver = Driver({7: 50}, {7: 50}, {7: 50}, {7: 50}, {})
+    vgpu = Page(slot(0, 7, 10, SlotState.DEAD))
+    released = watch(driver, vgpu, lambda m: m.died(vgpu, 0, Process(7, 70)) and None, 3)  # type: ignore[arg-type, func-returns-value]
+    assert [number for number, _ in released] == [0], "once"
+    gaps = [b - a for a, b in zip(driver.times[1:5], driver.times[2:5], strict=False)]
+    assert all(gap <= URGENT_S + 0.005 for gap in gaps)
+    assert driver.times[-1] - driver.times[-2] >= CALM_S, "and seldom when nobody waits"
+
+
+def test_a_process_that_called_exec_has_lost_what_it_had() -> None:
+    driver = Driver({7: 50})
+    vgpu = Page(slot(0, 7, 10, SlotState.DEAD), slot(1, 7, 5))
+    assert len(watch(driver, vgpu, lambda m: m.died(vgpu, 0, Process(7, 70)) and None, 2)) == 1  # type: ignore[arg-type, func-returns-value]
+
+
+def test_without_nvml_the_process_table_decides() -> None:
+    vgpu = Page(slot(0, 2**22 + 1, 10, SlotState.DEAD))
+    released = watch(Driver(None), vgpu, lambda m: m.died(vgpu, 0, Process(2**22 + 1, 70)) and None, 2)  # type: ignore[arg-type, func-returns-value]
+    assert len(released) == 1

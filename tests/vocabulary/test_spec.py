@@ -1,0 +1,107 @@
+"""What may be asked of a vGPU, and what is refused with which reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import REQUESTS, Create
+from vgpu.spec import PriorityName, VgpuChanges, VgpuSpec
+
+GIB = 1 << 30
+
+specs = st.builds(
+    VgpuSpec,
+    sm_percent=st.floats(1, 100),
+    memory_bytes=st.none() | st.integers(64 << 20, 1 << 40),
+    fraction=st.none() | st.floats(0.01, 1),
+    quota_limit_percent=st.floats(50, 100),
+    quota_request_percent=st.none() | st.floats(1, 50),
+    burst=st.booleans(),
+    overcommit=st.booleans(),
+    priority=st.sampled_from(PriorityName),
+    name=st.none() | st.from_regex(r"[a-u][a-zA-Z0-9_.-]{0,20}", fullmatch=True),
+    ttl_ns=st.none() | st.integers(1, 10**18),
+)
+
+
+def test_text_as_typed() -> None:
+    spec = VgpuSpec.parse(sm_percent="30", memory_bytes="8G", ttl_ns="8h", priority="high", name=None)
+    assert (spec.sm_percent, spec.memory_bytes, spec.ttl_ns) == (30.0, 8 * GIB, 8 * 3600 * 10**9)
+    assert spec.compute_ratio == 0.3
+    assert spec.quota_request_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "--sm 30"),
+        ({"memory_bytes": "8G"}, "--sm 30"),
+        ({"sm_percent": "0.3"}, "--sm: 0.3 is less than 1 percent"),
+        ({"sm_percent": 0.3}, "write 30"),
+        ({"sm_percent": float("nan")}, "--sm"),
+        ({"sm_percent": "101"}, "between 1 and 100"),
+        ({"sm_percent": 30, "memory_bytes": "8Q"}, "--mem: '8Q' is not a size"),
+        ({"sm_percent": 30, "memory_bytes": "1M"}, "--mem: 1 MiB does not hold a CUDA context"),
+        ({"sm_percent": 30, "memory_bytes": 1 << 60}, "more than any GPU"),
+        ({"sm_percent": 30, "quota_request_percent": 50, "quota_limit_percent": 40}, "--quota-request 50 is more than"),
+        ({"sm_percent": 30, "priority": "urgent"}, "--priority"),
+        ({"sm_percent": 30, "name": "vgpu-1"}, "looks like a vGPU id"),
+        ({"sm_percent": 30, "name": "-x"}, "not a name"),
+        ({"sm_percent": 30, "name": "a" * 64}, "at most 63"),
+        ({"sm_percent": 30, "ttl_ns": "10"}, "--ttl: '10' is not a duration"),
+        ({"sm_percent": 30, "ttl_ns": 0}, "--ttl"),
+        ({"fraction": "5/4"}, "--fraction"),
+        ({"fraction": "1/1000"}, "less than 1 percent"),
+        ({"sm_percent": 30, "turbo": True}, "turbo"),
+    ],
+)
+def test_what_is_refused_and_why(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(VgpuError) as refused:
+        VgpuSpec.parse(**fields)
+    assert refused.value.code is ErrorCode.INVALID
+    assert reason in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_fraction_means_compute_and_memory_and_gives_way_to_what_is_explicit() -> None:
+    quarter = VgpuSpec.parse(fraction="1/4")
+    assert (quarter.compute_ratio, quarter.memory_on(100 * GIB)) == (0.25, 25 * GIB)
+    wider = VgpuSpec.parse(fraction="1/4", sm_percent=50)
+    assert (wider.compute_ratio, wider.memory_on(100 * GIB)) == (0.5, 25 * GIB)
+    larger = VgpuSpec.parse(fraction="1/4", memory_bytes="40G")
+    assert (larger.compute_ratio, larger.memory_on(100 * GIB)) == (0.25, 40 * GIB)
+    assert VgpuSpec.parse(sm_percent=30).memory_on(100 * GIB) == 30 * GIB
+
+
+@given(st.integers(1, 64), st.integers(1 << 30, 1 << 40))
+def test_n_times_one_nth_fits_every_card(n: int, total: int) -> None:
+    assert n * VgpuSpec(fraction=1 / n).memory_on(total) <= total
+
+
+@given(specs)
+def test_a_specification_survives_wire_and_journal(spec: VgpuSpec) -> None:
+    assert VgpuSpec.model_validate_json(spec.model_dump_json(exclude_defaults=True)) == spec
+    assert REQUESTS.validate_python(Create(spec=spec).model_dump(mode="json")) == Create(spec=spec)
+
+
+@given(specs)
+def test_no_changes_change_nothing(spec: VgpuSpec) -> None:
+    assert VgpuChanges().applied_to(spec) == spec
+
+
+def test_changes_replace_what_they_name_and_are_checked_together() -> None:
+    spec = VgpuSpec.parse(sm_percent=30, memory_bytes="8G", quota_limit_percent=80)
+    changed = VgpuChanges.parse(memory_bytes="16G", burst=True).applied_to(spec)
+    assert (changed.sm_percent, changed.memory_bytes, changed.burst, changed.quota_limit_percent) == (
+        30,
+        16 * GIB,
+        True,
+        80,
+    )
+    with pytest.raises(VgpuError, match="--quota-request 90"):
+        VgpuChanges.parse(quota_request_percent=90).applied_to(spec)

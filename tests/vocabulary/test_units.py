@@ -1,0 +1,89 @@
+"""Sizes, shares and times as people write them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.units import format_bytes, format_duration, parse_bytes, parse_duration_ns, parse_fraction, parse_percent
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8G", 8 << 30), ("8GiB", 8 << 30), ("8gib", 8 << 30), ("8GB", 8 * 10**9), ("512M", 512 << 20),
+        ("1.5G", 3 << 29),
+        (" 4 k ", 4096), ("0", 0), ("12345", 12345), ("2T", 2 << 40), (".5K", 512),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "8Q", "8 G B", "-1G", "1e3", "0x10", "8G8", "∞", "８Ｇ?"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 2**50))
+def test_a_formatted_size_is_within_half_a_percent(size: int) -> None:
+    assert abs(parse_bytes(format_bytes(size)) - size) <= size * 0.005 + 1
+
+
+@given(st.integers(0, 2**60), st.sampled_from(["", "K", "MiB", "G", "TB"]))
+def test_whole_numbers_are_exact(count: int, unit: str) -> None:
+    assert parse_bytes(f"{count}{unit}") == count * parse_bytes(f"1{unit}")
+
+
+@pytest.mark.parametrize(("text", "percent"), [("30", 30), ("30%", 30), ("12.5 %", 12.5), ("100", 100), ("1", 1)])
+def test_percentages(text: str, percent: float) -> None:
+    assert parse_percent(text) == percent
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("0.3", "write 30"), ("0", "between 1 and 100"), ("101", "between"), ("-5", "not a percentage"), ("a", "write 30"),
+     ("nan", "not a percentage"), ("0.5%", "write 50")],
+)  # fmt: skip
+def test_percentages_that_cannot_be(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_percent(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("1/4", "1/4"), ("0.25", "1/4"), ("25%", "1/4"), ("1", "1"), (" 2 / 3 ", "2/3")]
+)
+def test_fractions(text: str, part: str) -> None:
+    assert parse_fraction(text) == Fraction(part)
+
+
+@pytest.mark.parametrize("text", ["0", "5/4", "1/0", "200%", "", "x", "-1/4", "1/2/3"])
+def test_what_is_no_part_of_a_gpu(text: str) -> None:
+    with pytest.raises(ValueError, match="part of a GPU"):
+        parse_fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("10ms", 10**7), ("8h", 8 * 3600 * 10**9), ("1h30m", 5400 * 10**9), ("90s", 90 * 10**9), ("1.5s", 15 * 10**8),
+     ("500us", 5 * 10**5), ("500µs", 5 * 10**5), ("2d", 172800 * 10**9), ("1h 5min", 3900 * 10**9), ("7ns", 7)],
+)  # fmt: skip
+def test_durations(text: str, ns: int) -> None:
+    assert parse_duration_ns(text) == ns
+
+
+@pytest.mark.parametrize("text", ["10", "", "h", "1x", "1h30", "-1s", "1 hour"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration_ns(text)
+
+
+@given(st.integers(0, 10**17))
+def test_a_formatted_duration_loses_only_its_small_units(ns: int) -> None:
+    shown = parse_duration_ns(format_duration(ns))
+    assert shown <= ns
+    assert ns - shown <= max(1, ns // 24)
