@@ -339,6 +339,18 @@ def test_refill_is_the_idle_time_at_the_start_of_a_lease() -> None:
     assert gpu.backlog.idle_ns == 300 * US
 
 
+def test_a_lease_that_began_under_the_overrun_of_the_last_is_idle_only_from_the_drain_on() -> None:
+    gpu = Gpu()
+    gpu.backlog.begin(0)
+    gpu.launch(5 * MS, 5 * MS)
+    gpu.synchronise()
+    gpu.backlog.finish(5 * MS)
+    gpu.backlog.begin(3 * MS)
+    gpu.now_ns = 6 * MS
+    gpu.launch(MS, MS)
+    assert gpu.backlog.idle_ns == gpu.backlog.refill_ns == MS
+
+
 def test_idleness_outside_leases_is_nobodys() -> None:
     gpu = Gpu()
     gpu.backlog.begin(0)
