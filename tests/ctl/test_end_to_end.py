@@ -185,6 +185,14 @@ def test_a_second_node_in_the_same_place_is_refused(node: Node) -> None:
     assert "runs already" in done.stderr
 
 
+def test_a_node_that_cannot_start_says_why(node: Node) -> None:
+    place = node.directory / ("long" * 30)
+    done = node.shell(f"VGPU_RUNTIME_DIR={place} VGPU_STATE_DIR={place} vgpuctl serve --detach --simulate 1")
+    assert done.returncode == Exit.NODE_DOWN
+    assert "did not start" in done.stderr
+    assert "too long" in done.stderr
+
+
 def test_doctor_sees_the_node(node: Node) -> None:
     findings = json.loads(node.shell("vgpuctl doctor -o json").stdout)["findings"]
     [found] = [finding for finding in findings if finding["check"] == "node"]

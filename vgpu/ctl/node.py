@@ -70,7 +70,9 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
     deadline = time.monotonic() + START_UP_S
     while True:
         if process.poll() is not None:
-            raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", f"less {log}")
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", f"vgpuctl doctor, or less {log}"
+            )
         try:
             with ControlLink(control_socket) as node:
                 if node.welcome.pid == process.pid:
@@ -85,9 +87,9 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
 
 
 def last_line(log: Path) -> str:
-    """What a process that ended said last."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    """What a process that ended said last, without the frame that Python draws around a group of exceptions."""
+    lines = [line.strip(" +-|") for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it said nothing")
 
 
 def stop() -> None:

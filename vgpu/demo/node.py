@@ -21,6 +21,7 @@ from vgpu.node.link import ControlLink
 from vgpu.paths import NodePaths
 
 _STOP_S: Final = 10.0
+_LONGEST_BASE: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class _Place:
 
 @contextmanager
 def _place() -> Iterator[_Place]:
-    with tempfile.TemporaryDirectory(prefix="vgpu-demo-", ignore_cleanup_errors=True) as directory:
+    # The path of a socket has 107 characters at most, and some build machines spend them on TMPDIR.
+    base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_BASE else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="vgpu-demo-", dir=base, ignore_cleanup_errors=True) as directory:
         runtime, state, log = Path(directory, "run"), Path(directory, "state"), Path(directory, "node.log")
         runtime.mkdir()
         state.mkdir()
