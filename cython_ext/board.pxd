@@ -353,6 +353,25 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
     return deadline
 
 
+cdef inline int64_t board_handover_ns(const Board* board) noexcept nogil:
+    """The nearest end of a lease whose drain somebody waits for, perhaps past already; FOREVER_NS if there is none."""
+    cdef int64_t nearest = FOREVER_NS
+    cdef const Desk* desk
+    cdef const Turn* turn
+    cdef uint32_t i, j
+    cdef int key = next_key(board.waiting, 0)
+    while key >= 0:
+        desk = &board.desks[key]
+        i = first_waiting(desk)
+        if i < desk.live:
+            for j in range(desk.turns[i].waits):
+                turn = board_find(<Board*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
+                if turn != NULL and turn.went:
+                    nearest = min(nearest, turn.lease.end_ns)
+        key = next_key(board.waiting, key + 1)
+    return nearest
+
+
 cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int64_t now_ns) noexcept nogil:
     """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, waits and after.
 

@@ -38,11 +38,11 @@ from libc.string cimport memcmp, memset, strerror
 from cython_ext.board cimport (
     BOARD_EMPTY, BOARD_FULL, BOARD_OK, EVENT_OBSERVED, LATENESS_BINS, RING, TURNS,
     Board, BoardEvent, Desk, Face, Report, Turn,
-    board_add, board_deadline, board_face, board_free, board_new, board_publish, board_reading, board_remove,
+    board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_reading, board_remove,
     board_report, board_step, board_withdraw, event_reading, first_waiting, next_key, put, read_turn,
 )
 from cython_ext.layout cimport (
-    MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
+    FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.plan cimport publish_plan
 from cython_ext.native cimport (
@@ -51,7 +51,7 @@ from cython_ext.native cimport (
 from cython_ext.pages cimport GrantsPage, RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, prctl,
-    pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
+    may_spin, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
     pthread_setname_np, pthread_t, start_thread,
 )
 
@@ -62,6 +62,8 @@ cdef extern from "limits.h":
 
 cdef enum:
     SPIN_NS = 100_000
+    HANDOVER_BEFORE_NS = 50_000      # a drain that somebody waits for is spun for, from so long before the lease's end ...
+    HANDOVER_AFTER_NS = 300_000      # ... until so long after: a wake of an idle core costs more (H200 host: 100-200 us)
     BEAT_NS = 50_000_000     # twice as often as the pages promise
 
 
@@ -167,7 +169,9 @@ cdef inline void let_go(Engine* engine) noexcept nogil:
         pages[key] = engine.pages[key]
         key = next_key(wake, key + 1)
     engine.signalled = engine.signalled or signal
-    thread_oversleeps = board_deadline(engine.board, &sharp) < engine.sleeps_until_ns
+    thread_oversleeps = min(
+        board_deadline(engine.board, &sharp), board_handover_ns(engine.board) - HANDOVER_BEFORE_NS
+    ) < engine.sleeps_until_ns
     if thread_oversleeps:
         engine.sleeps_until_ns = 0
     pthread_mutex_unlock(&engine.lock)
@@ -189,8 +193,8 @@ cdef inline void ring(Engine* engine) noexcept nogil:
 cdef void* engine_main(void* argument) noexcept nogil:
     cdef Engine* engine = <Engine*>argument
     cdef uint32_t heard
-    cdef int64_t at_ns, deadline_ns, until_ns
-    cdef bint sharp
+    cdef int64_t at_ns, deadline_ns, until_ns, handover_ns
+    cdef bint sharp, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-dispatch")
     prctl(PR_SET_TIMERSLACK, 1)
     while True:
@@ -207,9 +211,17 @@ cdef void* engine_main(void* argument) noexcept nogil:
         if at_ns >= engine.beat_ns:
             beat(engine, at_ns)
         deadline_ns = board_deadline(engine.board, &sharp)
+        handover_ns = board_handover_ns(engine.board) if spins else <int64_t>FOREVER_NS
         until_ns = min(deadline_ns, engine.beat_ns)
+        if handover_ns - HANDOVER_BEFORE_NS > at_ns:
+            until_ns = min(until_ns, handover_ns - HANDOVER_BEFORE_NS)
         engine.sleeps_until_ns = until_ns
         let_go(engine)
+        if handover_ns - HANDOVER_BEFORE_NS <= at_ns < handover_ns + HANDOVER_AFTER_NS:
+            until_ns = min(deadline_ns, handover_ns + HANDOVER_AFTER_NS)
+            while load32(&engine.relays.doorbell) == heard and now_ns() < until_ns:
+                pause()
+            continue
         if not sharp or deadline_ns - SPIN_NS > at_ns:
             futex_wait(&engine.relays.doorbell, heard, min(until_ns, deadline_ns - SPIN_NS) if sharp else until_ns)
         else:

@@ -42,20 +42,20 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.layout cimport (
-    LEASE_ON_GO, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE,
+    FOREVER_NS, LEASE_ON_GO, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE,
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_reached, pthread_mutex_t,
 )
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
     add32, and64, cas32, exchange32, exchange64, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, or64,
-    store32, store64, storei64,
+    pause, store32, store64, storei64,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, close_descriptor, eventfd, eventfd_read, eventfd_write, pthread_join,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
-    pthread_setname_np, pthread_t, sleep_until, start_thread,
+    may_spin, pthread_setname_np, pthread_t, sleep_until, start_thread,
 )
 
 from cython_ext.readings import Death, RelayStats
@@ -70,6 +70,8 @@ cdef extern from "vgpu_native.h" nogil:
 cdef enum:
     LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
     RING_BURST = 256
+    HANDOVER_BEFORE_NS = 50_000  # the drain at a lease's end is spun for, from so long before ...
+    HANDOVER_AFTER_NS = 300_000  # ... until so long after
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
     STORM_NS = 1_000_000
@@ -356,7 +358,8 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
-    cdef bint must_ring
+    cdef int64_t at_ns, end_ns
+    cdef bint must_ring, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
         throttle(wire)
@@ -370,8 +373,16 @@ cdef void* wire_main(void* argument) noexcept nogil:
         start_watches(wire)
         if must_ring:
             ring_dispatcher(wire)
+        end_ns = wire.held.end_ns if spins and news(wire.held.epoch, wire.told_drained) else <int64_t>FOREVER_NS
         pthread_mutex_unlock(&wire.lock)
-        futex_wait(&wire.activity.doorbell, heard, now_ns() + LOOK_NS)
+        at_ns = now_ns()
+        if end_ns == FOREVER_NS or at_ns >= end_ns + HANDOVER_AFTER_NS:
+            futex_wait(&wire.activity.doorbell, heard, at_ns + LOOK_NS)
+        elif at_ns < end_ns - HANDOVER_BEFORE_NS:
+            futex_wait(&wire.activity.doorbell, heard, min(at_ns + LOOK_NS, end_ns - HANDOVER_BEFORE_NS))
+        else:
+            while load32(&wire.activity.doorbell) == heard and now_ns() < end_ns + HANDOVER_AFTER_NS:
+                pause()
 
 
 cdef void* watch_main(void* argument) noexcept nogil:

@@ -40,6 +40,8 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int descriptor)
+    long sysconf(int name)
+    const int _SC_NPROCESSORS_ONLN
 
 cdef extern from "<time.h>" nogil:
     cdef struct timespec:
@@ -50,6 +52,11 @@ cdef extern from "<time.h>" nogil:
 
 cdef enum:
     STACK_BYTES = 64 * 1024      # they call nothing deep; glibc keeps thread-local storage here too
+
+
+cdef inline bint may_spin() noexcept nogil:
+    """Whether there are cores to spare for the last microseconds before a hand-over."""
+    return sysconf(_SC_NPROCESSORS_ONLN) >= 4
 
 
 cdef inline int start_thread(

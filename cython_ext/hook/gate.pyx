@@ -240,6 +240,8 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
             gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
             backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
             vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
+            if lease.end_ns < FOREVER_NS:
+                vgpu_ring(gate)          # the relay will be awake at its end
 
 
 cdef bint siblings_run(const Gate* gate) noexcept nogil:
@@ -299,7 +301,7 @@ cdef void tracked(
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
     if first and gate.backlog.unmarked.launches == 0:
         gate.over_markers = gate.backlog.count           # the lease before is drained once these are
-    if not gate.backlog.busy and gate.backlog.drained_ns:
+    if not first and not gate.backlog.busy and gate.backlog.drained_ns:
         gate.gap_ns += (now - gate.backlog.drained_ns - gate.gap_ns) / 4
     gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
     gate.marked_stream = index
