@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -133,8 +134,14 @@ class StagedVgpu:
         return epoch
 
     def open(self) -> int:
-        """An open-ended lease from now on."""
-        return self.lease(time.monotonic_ns(), None)
+        """A standing, open-ended lease: GO comes with the first want. Its epoch."""
+        epoch = next(self.stage.epochs)
+        assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), None, on_want=True)
+        return epoch
+
+    def end(self, epoch: int, end_ns: int) -> None:
+        """Give a lease another end."""
+        assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), end_ns)
 
     def slots(self) -> list[SlotReading]:
         return [s for s in self.activity.slots() if s.state != 0]
@@ -183,9 +190,9 @@ class Stage:
         )
 
     def start(self, program: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """A Python program over tests.hook.cuda, with pipes; killed at the end of the test if it is still there."""
+        """A Python program over tests.hook.app, with pipes; killed at the end of the test if it is still there."""
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", textwrap.dedent(program)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -194,6 +201,19 @@ class Stage:
         )
         self._processes.append(process)
         return process
+
+    def heard(self, process: subprocess.Popen[str]) -> str:
+        """The next line the program prints, or what it died of."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        return line.strip()
+
+    def tell(self, process: subprocess.Popen[str], line: str = "go") -> None:
+        assert process.stdin is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
 
     def run(self, program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         process = self.start(program, environment)

@@ -1,0 +1,230 @@
+"""Attaching: what a process gets at cuInit, and the one line it gets when it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from cython_ext.readings import PageMode, SlotState
+from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
+
+INIT = """
+import ctypes
+print(ctypes.CDLL("libcuda.so.1").cuInit(0))
+"""
+NO_DEVICE = 100
+OPERATING_SYSTEM = 304
+
+
+def refused(stage: Stage, environment: dict[str, str]) -> tuple[int, str]:
+    """CUresult of cuInit, and the one line on stderr."""
+    ran = stage.run(INIT, environment)
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("vgpu: ")
+    return int(ran.stdout), line
+
+
+def test_attaches(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(INIT + "input()", stage.environment(vgpu))
+    assert stage.heard(program) == "0"
+    slot = vgpu.slot()
+    assert (slot.state, slot.pid) == (SlotState.ACTIVE, program.pid)
+    request = vgpu.requests[0]
+    assert (request["op"], request["role"], request["version"], request["slot"]) == ("attach", "process", 1, -1)
+    open_files = {os.readlink(f) for f in Path(f"/proc/{program.pid}/fd").iterdir()}
+    assert not [f for f in open_files if "memfd" in f or "socket" in f]
+    stage.tell(program)
+    eventually(lambda: vgpu.slot().state == SlotState.DEAD, "the relay saw the process end")
+
+
+def test_inert_without_an_id(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu)
+    del environment["VGPU_ID"]
+    ran = stage.run(INIT, environment)
+    assert (ran.stdout, ran.stderr) == ("0\n", "")
+    assert vgpu.requests == []
+
+
+def test_a_program_that_hides_its_gpus_gets_none(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    ran = stage.run(INIT, stage.environment(vgpu, CUDA_VISIBLE_DEVICES=""))
+    assert (int(ran.stdout), ran.stderr) == (NO_DEVICE, "")
+    assert vgpu.requests == []
+
+
+def test_unknown_id(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    (stage.runtime / "control.sock").touch()
+    code, line = refused(stage, stage.environment(vgpu, VGPU_ID="vgpu-00000bad"))
+    assert code == NO_DEVICE
+    assert "vgpu-00000bad" in line
+    assert "vgpuctl ls" in line
+
+
+@pytest.mark.parametrize("vgpu_id", ["mine", "vgpu-../../x", "vgpu-0BADF00D", "vgpu-0badf00d1", ",", "x" * 300])
+def test_what_is_no_id(stage: Stage, vgpu_id: str) -> None:
+    code, _ = refused(stage, stage.environment(stage.vgpu(), VGPU_ID=vgpu_id))
+    assert code == NO_DEVICE
+
+
+@pytest.mark.parametrize("dead", ["no socket", "nobody listens"])
+def test_server_down(stage: Stage, dead: str) -> None:
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu)
+    vgpu.close()
+    stage.vgpus.remove(vgpu)
+    if dead == "no socket":
+        (vgpu.directory / "broker.sock").unlink()
+    code, line = refused(stage, environment)
+    assert code == OPERATING_SYSTEM
+    assert "vgpuctl serve" in line
+
+
+def test_another_users(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    vgpu.refusal = "it belongs to alice (uid 1007): vgpuctl create makes one of your own"
+    code, line = refused(stage, stage.environment(vgpu))
+    assert code == NO_DEVICE
+    assert line == f"vgpu: {vgpu.vgpu_id}: {vgpu.refusal}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"slot": 64}, {"slot": -1}, {"generation": None}, {"gpu_uuid": "x" * 60}, {"now_ns": 0}, {"now_ns": 1 << 62}],
+)
+def test_answers_that_make_no_sense(stage: Stage, changes: dict[str, object]) -> None:
+    vgpu = stage.vgpu()
+    vgpu.reply_changes = changes
+    code, _ = refused(stage, stage.environment(vgpu))
+    assert code in (NO_DEVICE, OPERATING_SYSTEM)
+
+
+DEVICES = """
+import ctypes, os
+from ctypes import byref, c_int, create_string_buffer
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+count = c_int()
+cuda.cuDeviceGetCount(byref(count))
+for i in range(count.value):
+    uuid, total = create_string_buffer(16), ctypes.c_size_t()
+    assert cuda.cuDeviceGetUuid_v2(uuid, i) == 0
+    assert cuda.cuDeviceTotalMem_v2(byref(total), i) == 0
+    print(uuid.raw.hex(), total.value >> 30)
+"""
+
+
+class TestDevices:
+    @pytest.fixture
+    def stage(self, tmp_path: Path) -> Stage:
+        return Stage(tmp_path, gpus=4)
+
+    def seen(self, stage: Stage, *vgpus: StagedVgpu, **changes: str) -> list[tuple[str, int]]:
+        try:
+            ran = stage.run(DEVICES, stage.environment(*vgpus, **changes))
+            assert ran.returncode == 0, ran.stderr
+            lines = [line.split() for line in ran.stdout.splitlines()]
+            return [(uuid, int(total)) for uuid, total in lines]
+        finally:
+            stage.close()
+
+    def named(self, vgpu: StagedVgpu) -> tuple[str, int]:
+        return re.sub("[^0-9a-f]", "", vgpu.gpu_uuid.removeprefix("GPU-")), vgpu.memory_bytes // GIB
+
+    def test_one(self, stage: Stage) -> None:
+        vgpu = stage.vgpu(gpu=2)
+        assert self.seen(stage, vgpu) == [self.named(vgpu)]
+
+    def test_several_in_the_order_of_the_ids(self, stage: Stage) -> None:
+        a, b = stage.vgpu(gpu=3, memory_bytes=3 * GIB), stage.vgpu(gpu=1, memory_bytes=5 * GIB)
+        assert self.seen(stage, a, b) == [self.named(a), self.named(b)]
+
+    def test_own_list_counts_the_vgpus(self, stage: Stage) -> None:
+        a, b = stage.vgpu(gpu=3, memory_bytes=3 * GIB), stage.vgpu(gpu=1, memory_bytes=5 * GIB)
+        assert self.seen(stage, a, b, CUDA_VISIBLE_DEVICES="1") == [self.named(b)]
+
+    def test_own_list_by_uuid(self, stage: Stage) -> None:
+        a, b = stage.vgpu(gpu=3), stage.vgpu(gpu=1)
+        assert self.seen(stage, a, b, CUDA_VISIBLE_DEVICES=f"{b.gpu_uuid},0") == [self.named(b), self.named(a)]
+
+    def test_own_list_that_selects_nothing(self, stage: Stage) -> None:
+        try:
+            code, line = refused(stage, stage.environment(stage.vgpu(gpu=3), CUDA_VISIBLE_DEVICES="3"))
+        finally:
+            stage.close()
+        assert code == NO_DEVICE
+        assert "CUDA_VISIBLE_DEVICES=3" in line
+
+    def test_two_on_one_gpu(self, stage: Stage) -> None:
+        try:
+            code, _ = refused(stage, stage.environment(stage.vgpu(gpu=0), stage.vgpu(gpu=0)))
+        finally:
+            stage.close()
+        assert code == NO_DEVICE
+
+    def test_spatial_mode_has_one_daemon(self, stage: Stage) -> None:
+        try:
+            vgpus = stage.vgpu(gpu=0, mode=PageMode.SPATIAL), stage.vgpu(gpu=1)
+            code, line = refused(stage, stage.environment(*vgpus))
+        finally:
+            stage.close()
+        assert code == NO_DEVICE
+        assert "spatial" in line
+
+
+FORK = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+child = os.fork()
+if child == 0:
+    maps = open("/proc/self/maps").read()
+    assert "memfd" not in maps, maps
+    cuda.cuInit(0)
+    print("child attached", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("parent goes on", flush=True)
+input()
+"""
+
+
+def test_a_forked_child_is_a_process_of_its_own(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(FORK, stage.environment(vgpu))
+    assert [stage.heard(program), stage.heard(program)] == ["child attached", "parent goes on"]
+    states = {s.pid == program.pid: s.state for s in vgpu.slots()}
+    assert len(vgpu.requests) == 2
+    assert states[True] == SlotState.ACTIVE
+    eventually(
+        lambda: all(s.state == SlotState.DEAD for s in vgpu.slots() if s.pid != program.pid), "the child is gone"
+    )
+    assert [s.state for s in vgpu.slots() if s.pid == program.pid] == [SlotState.ACTIVE]
+
+
+NVML = """
+import pynvml
+pynvml.nvmlInit()
+count = pynvml.nvmlDeviceGetCount()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+newer = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+print(count, pynvml.nvmlDeviceGetUUID(device), memory.total, memory.used, newer.total, newer.used)
+"""
+
+
+def test_nvml_without_cuda_shows_the_vgpu(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, gpus=2)
+    try:
+        vgpu = stage.vgpu(gpu=1)
+        ran = stage.run(NVML, stage.environment(vgpu))
+        assert ran.stdout.split() == ["1", vgpu.gpu_uuid, str(8 * GIB), "0", str(8 * GIB), "0"], ran.stderr
+        assert [r["role"] for r in vgpu.requests] == ["observer"]
+        assert vgpu.slots() == []
+    finally:
+        stage.close()

@@ -1,0 +1,395 @@
+"""The gate against the simulated GPU, the real dispatcher and the real relay: who may submit, until when, and what is told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cython_ext.readings import Event, EventKind, GrantsFlag, SlotState
+from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
+
+PROLOGUE = """
+import ctypes, sys, threading
+from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
+from tests.hook.app import App, LEGACY, PER_THREAD
+app = App()
+"""
+
+ENDLESS = """
+# Launches for ever; answers every line of input with the number of launches so far, or the error that ended them.
+count, error = 0, 0
+kernel = app.kernel({ms})
+def work():
+    global count, error
+    app.call("cuCtxSetCurrent", context)
+    while not error:
+        error = app.result("cuLaunchKernel", *kernel.arguments)
+        count += 1
+context = c_void_p()
+app.call("cuDevicePrimaryCtxRetain", byref(context), app.device)
+threading.Thread(target=work, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(count, error, flush=True)
+"""
+
+
+class Endless:
+    """A program that launches kernels of ``ms`` without end."""
+
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, ms: float = 0.5) -> None:
+        self.stage = stage
+        self.process = stage.start(PROLOGUE + ENDLESS.format(ms=ms), stage.environment(vgpu))
+        assert stage.heard(self.process) == "ready"
+
+    def ask(self) -> tuple[int, int]:
+        """(launches so far, error that ended them)."""
+        self.stage.tell(self.process)
+        count, error = self.stage.heard(self.process).split()
+        return int(count), int(error)
+
+    def await_more(self) -> None:
+        before = self.ask()[0]
+        eventually(lambda: self.ask()[0] > before + 10, "it launches")
+
+    def is_held(self) -> bool:
+        """Whether it submits nothing for a while. (Nothing can be awaited: nothing is to happen.)"""
+        before = self.ask()[0]
+        time.sleep(0.1)
+        return self.ask()[0] == before
+
+
+def next_event(stage: Stage, matches: Callable[[Event], bool], what: str) -> Event:
+    found: list[Event] = []
+
+    def look() -> bool:
+        found.extend(e for e in stage.dispatcher.events() if matches(e))
+        return bool(found)
+
+    eventually(look, what)
+    return found[0]
+
+
+def drained(stage: Stage, vgpu: StagedVgpu, epoch: int) -> Event:
+    return next_event(
+        stage,
+        lambda e: e.kind == EventKind.DRAINED and (e.vgpu, e.epoch) == (vgpu.key, epoch),
+        f"lease {epoch} drained",
+    )
+
+
+def test_waits_for_a_lease(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    eventually(lambda: vgpu.slot().want, "it wants")
+    assert program.is_held()
+    assert program.ask() == (0, 0)
+    vgpu.open()
+    program.await_more()
+    assert vgpu.slot().undrained
+
+
+def test_a_revoked_lease_ends_and_drains(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    epoch = vgpu.open()
+    program.await_more()
+    end_ns = time.monotonic_ns() + 2 * MS
+    vgpu.end(epoch, end_ns)
+    event = drained(stage, vgpu, epoch)
+    assert event.wants
+    assert program.is_held()
+    slot = vgpu.slot()
+    assert (slot.drained_epoch, slot.undrained) == (epoch, False)
+    vgpu.open()
+    program.await_more()
+
+
+def test_a_finite_lease_takes_no_work_after_its_end(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    eventually(lambda: vgpu.slot().want, "it wants")
+    for _ in range(5):
+        end_ns = time.monotonic_ns() + 30 * MS
+        epoch = vgpu.lease(time.monotonic_ns(), end_ns)
+        drained(stage, vgpu, epoch)
+        slot = vgpu.slot()
+        assert slot.last_epoch == epoch or slot.last_submit_ns == 0
+        assert slot.last_submit_ns < end_ns
+        assert slot.drained_epoch == epoch
+    assert program.is_held()
+    slot = vgpu.slot()
+    assert 0 < slot.busy_ns
+    assert slot.gate_waits > 0
+
+
+def test_the_window_bounds_what_is_queued(stage: Stage) -> None:
+    """100 kernels of 1 ms: unthrottled they are submitted at once; with a window of 1 ms only as they run."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+import time
+kernel = app.kernel(1.0)
+kernel.launch()
+start = time.monotonic_ns()
+for _ in range(100):
+    kernel.launch()
+submitted = time.monotonic_ns() - start
+app.synchronize()
+print(submitted, flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    eventually(lambda: any(s.want for s in vgpu.slots()), "it wants")
+    vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    assert int(stage.heard(program)) > 90 * MS
+    assert program.wait(PATIENCE_S) == 0
+
+
+def test_an_idle_holder_gives_back(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE + "kernel = app.kernel(2.0)\nfor _ in sys.stdin:\n    kernel.launch()\n    print(1, flush=True)",
+        stage.environment(vgpu),
+    )
+    stage.tell(program)
+    eventually(lambda: any(s.want for s in vgpu.slots()), "it wants")
+    start_ns = time.monotonic_ns()
+    epoch = vgpu.lease(start_ns, start_ns + 60_000 * MS)
+    stage.heard(program)
+    event = drained(stage, vgpu, epoch)  # it sleeps in input(): nobody but the hook thread can have seen the drain
+    assert not event.wants
+    assert event.at_ns < start_ns + 60_000 * MS
+    stage.tell(program)
+    eventually(lambda: vgpu.slot().want, "it wants again")
+    second = vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    stage.heard(program)
+    assert not drained(stage, vgpu, second).wants
+    assert vgpu.slot().busy_ns > 3 * MS
+
+
+def test_an_open_lease_is_kept_until_others_want(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE + "kernel = app.kernel(1.0)\nfor _ in sys.stdin:\n    kernel.launch()\n    print(1, flush=True)",
+        stage.environment(vgpu),
+    )
+    epoch = vgpu.open()
+    stage.tell(program)
+    stage.heard(program)
+    eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+    assert vgpu.slot().want
+    vgpu.grants.flags = GrantsFlag.CONTENDED
+    assert not drained(stage, vgpu, epoch).wants
+
+
+@pytest.mark.parametrize("stream", ["LEGACY", "PER_THREAD", "app.new_stream(0)", "app.new_stream(1)"])
+@pytest.mark.parametrize("kind", ["open", "finite"])
+def test_a_sleeper_with_long_work_is_seen_to_drain(stage: Stage, stream: str, kind: str) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + f"stream = {stream}\nkernel = app.kernel(150.0, stream)\nkernel.launch()\nprint(1, flush=True)\ninput()",
+        stage.environment(vgpu),
+    )
+    eventually(lambda: any(s.want for s in vgpu.slots()), "it wants")
+    start_ns = time.monotonic_ns()
+    if kind == "open":
+        epoch = vgpu.open()
+        stage.heard(program)
+        vgpu.end(epoch, time.monotonic_ns() + MS)
+    else:
+        epoch = vgpu.lease(start_ns, start_ns + 20 * MS)
+        stage.heard(program)
+    event = drained(stage, vgpu, epoch)
+    assert event.at_ns >= start_ns + 149 * MS  # not before the kernel was through
+    assert not vgpu.slot().undrained
+
+
+def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream = app.new_stream(1)
+app.kernel(150.0, stream).launch()
+app.call("cuStreamDestroy_v2", stream)
+print(1, flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    epoch = vgpu.open()
+    start_ns = time.monotonic_ns()
+    stage.heard(program)
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    assert drained(stage, vgpu, epoch).at_ns >= start_ns + 149 * MS
+
+
+def test_a_context_may_end_with_work_of_ours_in_it(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+for _ in range(5):
+    kernel = app.kernel(1.0, LEGACY)
+    for _ in range(20):
+        kernel.launch()
+    app.call("cuDevicePrimaryCtxReset_v2", app.device)
+    app = App()
+print("done", flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    eventually(lambda: any(s.want for s in vgpu.slots()), "it wants")
+    vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    assert stage.heard(program) == "done"
+    assert program.wait(PATIENCE_S) == 0
+
+
+def test_a_removed_vgpu_fails_its_launches(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    epoch = vgpu.open()
+    program.await_more()
+    vgpu.grants.flags = GrantsFlag.REMOVED
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    eventually(lambda: program.ask()[1] != 0, "its launches fail")
+    assert program.ask()[1] == 46
+    program.process.kill()
+    assert program.process.stderr is not None
+    (line,) = program.process.stderr.read().splitlines()
+    assert "removed" in line
+
+
+def test_a_restarted_server_gets_its_processes_back(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    vgpu.open()
+    program.await_more()
+    index = vgpu.slot().index
+    vgpu.restart_server()
+    eventually(lambda: len(vgpu.requests) == 2, "it attached again")
+    assert (vgpu.requests[1]["slot"], vgpu.requests[1]["op"]) == (index, "attach")
+    assert program.is_held()  # the old server's open lease is worth nothing
+    vgpu.open()
+    program.await_more()
+    assert vgpu.slot().state == SlotState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [(GrantsFlag(0), "held"), (GrantsFlag.LOSS_ERROR, "error"), (GrantsFlag.LOSS_RUN, "runs")],
+)
+def test_a_silent_server(stage: Stage, policy: GrantsFlag, outcome: str) -> None:
+    vgpu = stage.vgpu()
+    vgpu.grants.grace_ns = 200 * MS
+    program = Endless(stage, vgpu)
+    vgpu.grants.flags = policy
+    vgpu.open()
+    program.await_more()
+    stage.dispatcher.close()  # its heartbeat ends; the open lease stays in the page
+    if outcome == "held":
+        eventually(program.is_held, "the gate shut")
+    elif outcome == "error":
+        eventually(lambda: program.ask()[1] == 46, "its launches fail")
+    else:
+        eventually(lambda: vgpu.grants.alive_ns + 400 * MS < time.monotonic_ns(), "the grace has passed")
+        program.await_more()
+
+
+def test_killed_in_the_middle_of_a_kernel(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu, ms=20.0)
+    epoch = vgpu.open()
+    program.await_more()
+    program.process.kill()
+    event = drained(stage, vgpu, epoch)
+    assert not event.wants
+    assert vgpu.slot().state == SlotState.DEAD
+
+
+def test_a_sibling_goes_on_when_the_other_is_killed(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    one, other = Endless(stage, vgpu), Endless(stage, vgpu)
+    epoch = vgpu.open()
+    one.await_more()
+    other.await_more()
+    one.process.kill()
+    one.process.wait()
+    other.await_more()
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    assert drained(stage, vgpu, epoch).wants
+    assert other.is_held()
+
+
+def test_threads_share_the_gate(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+context = c_void_p()
+app.call("cuDevicePrimaryCtxRetain", byref(context), app.device)
+def work(own):
+    app.call("cuCtxSetCurrent", context)
+    stream = PER_THREAD if own else app.new_stream(1)
+    kernel = app.kernel(0.05, stream)
+    for _ in range(200):
+        kernel.launch()
+    app.call("cuStreamSynchronize", c_void_p(stream) if own else stream)
+threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(6)]
+for t in threads: t.start()
+for t in threads: t.join()
+print("done", flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    epoch = vgpu.open()
+    for _ in range(20):  # revoked and granted again while they run
+        vgpu.end(epoch, time.monotonic_ns() + MS)
+        drained(stage, vgpu, epoch)
+        epoch = vgpu.open()
+    assert stage.heard(program) == "done"
+    eventually(lambda: vgpu.slot().launches == 1200, "every launch was counted")
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)"])
+@pytest.mark.parametrize("kind", ["open", "finite"])
+def test_exit_codes_are_the_programs_own(stage: Stage, how: str, kind: str) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE + f"import os\nkernel = app.kernel(5.0)\nfor _ in range(10): kernel.launch()\n{how}",
+        stage.environment(vgpu),
+    )
+    eventually(lambda: any(s.want for s in vgpu.slots()), "it wants")
+    if kind == "open":
+        vgpu.open()
+    else:
+        vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    _, err = program.communicate(timeout=PATIENCE_S)
+    assert (program.returncode, err) == (3, "")
+
+
+def test_signals_reach_the_program(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program: subprocess.Popen[str] = stage.start(
+        PROLOGUE
+        + """
+import signal
+signal.signal(signal.SIGUSR1, lambda *_: print(threading.current_thread() is threading.main_thread(), flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+""",
+        stage.environment(vgpu),
+    )
+    stage.heard(program)
+    for _ in range(20):
+        program.send_signal(signal.SIGUSR1)
+        assert stage.heard(program) == "True"

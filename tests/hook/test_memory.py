@@ -1,0 +1,237 @@
+"""The memory limit, from the application's side: refusals, what it is told, and that every free gives back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cython_ext.readings import SlotReading
+from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
+
+PROLOGUE = """
+import ctypes, json, sys
+from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
+from tests.hook.app import App, create_physical
+app = App()
+GIB = 1 << 30
+def say(*values):
+    print(json.dumps(values), flush=True)
+    input()
+"""
+
+
+class Talk:
+    """A program that says what it sees and waits for a word before it goes on."""
+
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, body: str) -> None:
+        self.stage = stage
+        self.vgpu = vgpu
+        vgpu.open()
+        self.process = stage.start(PROLOGUE + body, stage.environment(vgpu))
+
+    def next(self) -> tuple[Any, SlotReading]:
+        """What it said, and its slot as it was then."""
+        said = json.loads(self.stage.heard(self.process))
+        slot = self.vgpu.slot()
+        self.stage.tell(self.process)
+        return said, slot
+
+
+def test_over_the_limit_the_call_itself_fails(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(memory_bytes=8 * GIB),
+        """
+a = app.allocate(5 * GIB)
+say(app.allocate(4 * GIB), app.memory_info(), app.total_bytes)
+app.free(a)
+b = app.allocate(8 * GIB)
+say(b is not None, app.memory_info(), app.allocate(1))
+""",
+    )
+    (refused, info, total), slot = talk.next()
+    assert refused is None
+    assert info == [3 * GIB, 8 * GIB]
+    assert total == 8 * GIB
+    assert (slot.committed_bytes[0], slot.reserved_bytes) == (5 * GIB, 0)
+    assert (slot.refusals, slot.refused_bytes, slot.peak_bytes) == (1, 4 * GIB, 5 * GIB)
+    (fits, info, one_more), slot = talk.next()
+    assert fits
+    assert info == [0, 8 * GIB]
+    assert one_more is None
+    assert slot.committed_bytes[0] == 8 * GIB
+
+
+def test_implicit_memory_narrows_what_may_be_asked_for(stage: Stage) -> None:
+    vgpu = stage.vgpu(memory_bytes=8 * GIB)
+    vgpu.grants.implicit_bytes = GIB
+    talk = Talk(stage, vgpu, "say(app.memory_info(), app.allocate(8 * GIB), app.allocate(7 * GIB) is not None)")
+    (info, all_of_it, the_rest), _ = talk.next()
+    assert (info, all_of_it, the_rest) == ([7 * GIB, 8 * GIB], None, True)
+
+
+def test_a_new_limit_holds_at_once(stage: Stage) -> None:
+    vgpu = stage.vgpu(memory_bytes=2 * GIB)
+    talk = Talk(stage, vgpu, "say(app.allocate(3 * GIB))\nsay(app.allocate(3 * GIB) is not None)")
+    json.loads(stage.heard(talk.process))
+    vgpu.grants.memory_limit_bytes = 4 * GIB
+    stage.tell(talk.process)
+    (grown,), _ = talk.next()
+    assert grown
+
+
+def test_the_driver_refuses_and_nothing_stays_charged(stage: Stage) -> None:
+    vgpu = stage.vgpu(memory_bytes=1000 * GIB)
+    talk = Talk(stage, vgpu, "say(app.result('cuMemAlloc_v2', byref(c_uint64()), 900 * GIB))")
+    (code,), slot = talk.next()
+    assert code == 2
+    assert slot.charged_bytes == 0
+
+
+def test_each_kind_is_charged_and_given_back(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+pitched, pitch, managed, pooled = c_uint64(), c_size_t(), c_uint64(), c_uint64()
+app.call("cuMemAllocPitch_v2", byref(pitched), byref(pitch), c_size_t(1000), c_size_t(1000), c_uint(4))
+app.call("cuMemAllocManaged", byref(managed), c_size_t(3 << 20), c_uint(1))
+app.call("cuMemAllocAsync", byref(pooled), c_size_t(5 << 20), app.stream)
+say(pitch.value)
+app.call("cuMemFreeAsync", pooled, app.stream)
+app.free(managed.value)
+app.free(pitched.value)
+say()
+""",
+    )
+    (pitch,), slot = talk.next()
+    assert slot.committed_bytes[:4] == (pitch * 1000, 3 << 20, 0, 5 << 20)
+    _, slot = talk.next()
+    assert slot.charged_bytes == 0
+
+
+def test_any_free_frees_any_pointer(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+pooled = c_uint64()
+app.call("cuMemAllocAsync", byref(pooled), c_size_t(5 << 20), app.stream)
+app.synchronize()
+app.free(pooled.value)
+say(app.result("cuMemFree_v2", c_uint64(0xDEAD0000)))
+""",
+    )
+    (unknown,), slot = talk.next()
+    assert unknown != 0
+    assert slot.charged_bytes == 0
+
+
+def test_physical_memory_is_charged_until_the_last_of_handle_and_mapping(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(memory_bytes=8 << 20),
+        """
+size = 4 << 20
+code, handle = create_physical(app, size)
+address = c_uint64()
+app.call("cuMemAddressReserve", byref(address), c_size_t(2 * size), c_size_t(0), c_uint64(0), c_uint64(0))
+app.call("cuMemMap", address, c_size_t(size), c_size_t(0), c_uint64(handle), c_uint64(0))
+app.call("cuMemRelease", c_uint64(handle))
+say(code)                                                       # released, still mapped
+code, second = create_physical(app, size)
+app.call("cuMemMap", c_uint64(address.value + size), c_size_t(size), c_size_t(0), c_uint64(second), c_uint64(0))
+say(code, create_physical(app, size)[0])                        # full
+app.call("cuMemUnmap", address, c_size_t(2 * size))
+say()                                                           # one unmap for both: the second has its handle yet
+app.call("cuMemRelease", c_uint64(second))
+say()
+code, third = create_physical(app, size)
+app.call("cuMemMap", address, c_size_t(size), c_size_t(0), c_uint64(third), c_uint64(0))
+again = c_uint64()
+app.call("cuMemRetainAllocationHandle", byref(again), c_void_p(address.value))
+app.call("cuMemUnmap", address, c_size_t(size))
+app.call("cuMemRelease", again)
+say()                                                           # unmapped, one of two handles released
+app.call("cuMemRelease", c_uint64(third))
+say()
+""",
+    )
+    (code,), slot = talk.next()
+    assert (code, slot.charged_bytes) == (0, 4 << 20)
+    (code, full), slot = talk.next()
+    assert (code, full, slot.charged_bytes, slot.refusals) == (0, 2, 8 << 20, 1)
+    assert slot.committed_bytes[2] == 8 << 20
+    assert talk.next()[1].charged_bytes == 4 << 20
+    assert talk.next()[1].charged_bytes == 0
+    assert talk.next()[1].charged_bytes == 4 << 20
+    assert talk.next()[1].charged_bytes == 0
+
+
+def test_a_context_takes_its_memory_along(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+own = c_void_p()
+app.call("cuCtxCreate_v2", byref(own), c_uint(0), app.device)
+for i in range(100):
+    app.allocate(1 << 20)
+primary = c_void_p()
+app.call("cuDevicePrimaryCtxRetain", byref(primary), app.device)
+app.call("cuCtxSetCurrent", primary)
+app.allocate(7 << 20)
+say()
+app.call("cuCtxDestroy_v2", own)
+say()
+app.call("cuDevicePrimaryCtxRelease_v2", app.device)            # the first of two retains: it lives on
+say()
+app.call("cuDevicePrimaryCtxReset_v2", app.device)
+say()
+""",
+    )
+    charged = [talk.next()[1].charged_bytes for _ in range(4)]
+    assert charged == [107 << 20, 7 << 20, 7 << 20, 0]
+
+
+THREADS = """
+import threading
+def work():
+    gpu = ctypes.CDLL("libcuda.so.1")
+    context = c_void_p()
+    gpu.cuDevicePrimaryCtxRetain(byref(context), app.device)
+    gpu.cuCtxSetCurrent(context)
+    for i in range(300):
+        pointer = c_uint64()
+        if gpu.cuMemAlloc_v2(byref(pointer), c_size_t(60 << 20)) == 0:
+            gpu.cuMemFree_v2(pointer)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+say()
+"""
+
+
+def test_threads_never_exceed_the_limit(stage: Stage) -> None:
+    talk = Talk(stage, stage.vgpu(memory_bytes=200 << 20), THREADS)
+    _, slot = talk.next()
+    assert slot.charged_bytes == 0
+    assert slot.peak_bytes <= 180 << 20
+
+
+def test_killed_in_the_middle_of_allocating(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    vgpu.open()
+    body = "print('[]', flush=True)\nwhile True: app.free(app.allocate(1 << 20))"
+    victim = stage.start(PROLOGUE + body, stage.environment(vgpu))
+    other = stage.start(PROLOGUE + "app.allocate(2 << 20)\nsay()\nsay(app.memory_info())", stage.environment(vgpu))
+    stage.heard(victim)
+    stage.heard(other)
+    victim.kill()
+    victim.wait()
+    dead = next(s.index for s in vgpu.slots() if s.pid == victim.pid)
+    eventually(lambda: vgpu.activity.read_slot(dead).state == 3, "the death was seen")
+    vgpu.activity.reap_slot(dead)
+    stage.tell(other)
+    free, total = json.loads(stage.heard(other))[0]
+    assert total - free == 2 << 20
