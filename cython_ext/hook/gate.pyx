@@ -160,20 +160,21 @@ cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept n
 cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) noexcept nogil:
     """Give up the lock until ``grants.change`` is no longer ``change``, or ``until``; spin from ``spin_from`` on."""
     cdef const uint32_t* word = &gate.grants.change
+    gate.waiters += 1
     lock_release(&gate.lock)
     if now_ns() < spin_from:
         futex_wait(word, change, min(until, spin_from))
     while load32(word) == change and spin_from <= now_ns() < until:
         pause()
     lock_acquire(&gate.lock)
+    gate.waiters -= 1
 
 
-cdef int wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
-    """No lease is usable. CUDA_SUCCESS: decide again; else the error the launch returns."""
+cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
+    """No lease is usable: sleep until that may be otherwise."""
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
-    cdef int64_t started
     want(gate, now)
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
         until = now + LOOK_NS            # the relay may yet take its return back
@@ -184,13 +185,9 @@ cdef int wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t o
             # GO is due at the start, not at go_by: be awake then
             until = min(until, plan.next.start_ns + SPIN_GO_NS)
             spin_from = plan.next.start_ns - SPIN_NS
-    gate.waiters += 1
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     wait(gate, change, until, spin_from)
-    gate.waiters -= 1
-    started = now
-    store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - started))
-    return CUDA_SUCCESS
+    store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
 
 
 cdef int refused(Gate* gate) noexcept nogil:
@@ -396,7 +393,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
             want(gate, now)
             wait(gate, change, verdict.until_ns, FOREVER_NS)
         else:
-            error = wait_for_lease(gate, change, &plan, verdict.until_ns, now)
+            wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)
     return error
 

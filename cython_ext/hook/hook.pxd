@@ -26,6 +26,7 @@ cdef enum:
     STREAMS = 512            # streams with work of ours, per gate
     EVENTS = 256             # event objects of ours, per gate
     SAMPLES = 32             # timed launches under way
+    LEFT_BEHIND = 64
     CAPTURES = 64            # captures open at once
 
     # CUresult
@@ -113,7 +114,7 @@ cdef struct Gate:
     # --- under lock
     uint32_t lock
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
-    uint32_t waiters         # threads that wait for a lease
+    uint32_t waiters         # threads that wait: the process wants, whatever the queue says
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
     bint told                # the removal, or the loss, was reported on stderr
@@ -129,6 +130,8 @@ cdef struct Gate:
     int64_t lease_end_ns     # of began_epoch
     bint lease_sampled       # the lease began on a GO: nobody else ran at its start
     int32_t marked_stream    # whose work ``backlog.unmarked`` is
+    uint32_t left_count
+    int32_t left[64]         # events behind untracked work whose streams may not be asked about it
     int32_t probe            # event in the legacy stream, behind the threads' own streams; -1: none
     uint32_t stream_count
     Backlog backlog

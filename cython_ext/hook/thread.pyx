@@ -14,7 +14,9 @@ from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, SLOT_ACTIVE, SLOT_R
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
-from cython_ext.logic.window cimport backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, window_adapt
+from cython_ext.logic.window cimport (
+    backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy, window_adapt,
+)
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
     storei64,
@@ -95,7 +97,6 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
-    vgpu_ring(gate)
 
 
 cdef void end_lease(Gate* gate, int64_t now) noexcept nogil:
@@ -115,14 +116,18 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     """Look for the drain; whatever it tells, publish."""
     cdef Slot* slot = gate.slot
     cdef bint drained = not load32(&slot.undrained)
+    cdef bint publish
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
         storei64(&slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
-    if gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch)):
+    publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
+    if publish:
         publish_drained(gate, gate.over_epoch)
     if drained:
         store32(&slot.undrained, 0)
+    if publish:
+        vgpu_ring(gate)
 
 
 cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
@@ -218,6 +223,8 @@ cdef void stop() noexcept nogil:
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
         lock_acquire(&all.gates[i].lock)
+        backlog_seen_busy(&all.gates[i].backlog, now_ns())       # what is still running is the last we know
+        count(&all.gates[i])
         all.gates[i].open = 1
         store32(&all.gates[i].generation, 0)
         lock_release(&all.gates[i].lock)

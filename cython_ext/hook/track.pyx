@@ -24,8 +24,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CAPTURE_RELAXED, CAPTURES, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    EVENTS, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State, Stream, Thread,
-    attached, state, vgpu_log, vgpu_memory_of_context_died, vgpu_thread,
+    EVENTS, LEFT_BEHIND, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State,
+    Stream, Thread, attached, state, vgpu_log, vgpu_memory_of_context_died, vgpu_thread,
 )
 from cython_ext.logic.durations cimport LaunchKey, durations_forget, durations_learn
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -149,8 +149,8 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
 cdef public void vgpu_mark(Gate* gate) noexcept nogil:
     """Close the stretch of unmarked launches with an event, where one may be recorded now."""
     cdef int mode, event
-    if gate.backlog.unmarked.launches == 0:
-        return
+    if gate.untracked or gate.backlog.unmarked.launches == 0:
+        return               # untracked work is in any stream, not in one
     mode = relax()
     event = record(gate, &gate.streams[gate.marked_stream], 0)
     restore(mode)
@@ -228,6 +228,53 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
     restore(mode)
 
 
+# --- untracked work that must be remembered by events, because its streams may soon not be asked any more
+
+cdef bint leave_behind(Gate* gate, Stream* stream) noexcept nogil:
+    """An event behind the stream's work stands for it from now on."""
+    cdef int event
+    if gate.left_count == LEFT_BEHIND or stream.context != current_context():
+        return 0
+    event = record(gate, stream, 0)
+    if event < 0:
+        return 0
+    gate.left[gate.left_count] = event
+    gate.left_count += 1
+    return 1
+
+
+cdef bint left_busy(Gate* gate) noexcept nogil:
+    while gate.left_count and done(gate, gate.left[gate.left_count - 1]):
+        gate.left_count -= 1
+        give_event(gate, gate.left[gate.left_count])
+    return gate.left_count > 0
+
+
+cdef bint some_dirty(const Gate* gate) noexcept nogil:
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        if gate.streams[i].dirty:
+            return 1
+    return 0
+
+
+cdef void leave_all_behind(Gate* gate) noexcept nogil:
+    """A stream that gets work after this is told of anew (a new round). Nothing, if somebody is submitting just now."""
+    cdef Stream* stream
+    cdef uint32_t i
+    cdef int mode
+    store32(&gate.round, gate.round + 1)
+    fence()
+    if not all_outside():
+        return
+    mode = relax()
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if stream.dirty:
+            stream.dirty = not leave_behind(gate, stream)
+    restore(mode)
+
+
 # --- drains
 
 cdef bint all_outside() noexcept nogil:
@@ -291,15 +338,16 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     if load32(&gate.submitting) or load32(&all.dying) or not all_outside():
         return 0
     lock_acquire(&all.captures_lock)                     # no capture begins while we ask
-    if all.captures:
-        busy = gate.untracked or gate.backlog.busy       # only markers may be looked at, and vgpu_collect has
+    mode = relax()
+    if all.captures:         # only events may be looked at (vgpu_collect has, at the markers)
+        busy = some_dirty(gate) if gate.untracked else gate.backlog.busy
     else:
-        mode = relax()
         busy = streams_busy(gate, anywhere)
-        restore(mode)
-        if not busy and gate.backlog.count:              # streams that are no more may have left markers
-            vgpu_collect(gate, now)
-            busy = gate.backlog.count > 0
+    busy = busy or left_busy(gate)
+    restore(mode)
+    if not busy and not all.captures and gate.backlog.count:     # streams that are no more may have left markers
+        vgpu_collect(gate, now)
+        busy = gate.backlog.count > 0
     lock_release(&all.captures_lock)
     if busy:
         backlog_seen_busy(&gate.backlog, now)
@@ -339,7 +387,10 @@ cdef public void vgpu_capture_begins() noexcept nogil:
         return
     for i in range(state().gate_count):
         lock_acquire(&state().gates[i].lock)
-        vgpu_mark(&state().gates[i])
+        if state().gates[i].untracked:
+            leave_all_behind(&state().gates[i])
+        else:
+            vgpu_mark(&state().gates[i])
         lock_release(&state().gates[i].lock)
     lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
     state().captures += 1
@@ -363,14 +414,9 @@ cdef public void vgpu_capture_began(void* handle) noexcept nogil:
     lock_release(&all.captures_lock)
 
 
-cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
-    """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
+cdef void drop_capture(void* handle) noexcept nogil:
     cdef State* all = state()
-    cdef int i, status = 0
-    if not attached() or load32(&all.captures) == 0:
-        return
-    if real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0:
-        return
+    cdef int i
     lock_acquire(&all.captures_lock)
     for i in range(CAPTURES):
         if all.capturing[i] == handle:
@@ -380,13 +426,23 @@ cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
     lock_release(&all.captures_lock)
 
 
+cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
+    """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
+    cdef int status = 0
+    if not attached() or load32(&state().captures) == 0:
+        return
+    if real_cuStreamIsCapturing(handle, &status) != CUDA_SUCCESS or status == 0:
+        drop_capture(handle)
+
+
 # --- handles that die (the caller holds no lock)
 
 cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
     """Before cuStreamDestroy: its work goes on, under a marker."""
-    cdef Gate* gate = NULL
+    cdef Gate* gate
     cdef Stream* stream
     cdef uint32_t g, i
+    cdef int mode
     if not attached():
         return
     for g in range(state().gate_count):
@@ -396,16 +452,15 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
             stream = &gate.streams[i]
             if stream.handle != handle:
                 continue
+            mode = relax()
             if gate.untracked and stream.dirty:
-                # what the fast path submitted is known to the stream alone: a marker stands for it
-                gate.marked_stream = i
-                if gate.backlog.unmarked.launches:
-                    vgpu_mark(gate)
-            elif gate.marked_stream == <int>i:
+                leave_behind(gate, stream)
+            restore(mode)
+            if gate.marked_stream == <int>i:
                 vgpu_mark(gate)
             memset(stream, 0, sizeof(Stream))
         lock_release(&gate.lock)
-    vgpu_capture_ended(handle)
+    drop_capture(handle)     # a stream that is destroyed captures no more
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:

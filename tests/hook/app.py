@@ -44,7 +44,7 @@ def create_physical(app: App, size: int) -> tuple[int, int]:
     """(CUresult, handle) of cuMemCreate on device 0."""
 
     class Properties(ctypes.Structure):
-        _fields_ = [  # noqa: RUF012  (ctypes reads it)
+        _fields_ = [
             ("type", c_int),
             ("handle_types", c_int),
             ("location_type", c_int),

@@ -143,6 +143,30 @@ class StagedVgpu:
         """Give a lease another end."""
         assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), end_ns)
 
+    def await_want(self) -> None:
+        """Until the dispatcher knows that it wants: a lease published before that would be given back as idle."""
+        eventually(lambda: self.stage.dispatcher.wants(self.key), "the dispatcher heard that the vGPU wants")
+
+    @contextlib.contextmanager
+    def granting(self, length_ns: int) -> Iterator[None]:
+        """A lease of that length whenever it wants and has none, as a scheduler would give it; eats the events."""
+        over = threading.Event()
+
+        def grant() -> None:
+            epoch = 0
+            while not over.wait(0.001):
+                epoch *= all((e.kind, e.epoch) != (EventKind.DRAINED, epoch) for e in self.stage.dispatcher.events())
+                if not epoch and self.stage.dispatcher.wants(self.key):
+                    epoch = self.lease(time.monotonic_ns(), time.monotonic_ns() + length_ns)
+
+        thread = threading.Thread(target=grant)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def slots(self) -> list[SlotReading]:
         return [s for s in self.activity.slots() if s.state != 0]
 

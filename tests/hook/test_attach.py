@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def test_attaches(stage: Stage) -> None:
     assert (slot.state, slot.pid) == (SlotState.ACTIVE, program.pid)
     request = vgpu.requests[0]
     assert (request["op"], request["role"], request["version"], request["slot"]) == ("attach", "process", 1, -1)
-    open_files = {os.readlink(f) for f in Path(f"/proc/{program.pid}/fd").iterdir()}
+    open_files = {str(f.readlink()) for f in Path(f"/proc/{program.pid}/fd").iterdir()}
     assert not [f for f in open_files if "memfd" in f or "socket" in f]
     stage.tell(program)
     eventually(lambda: vgpu.slot().state == SlotState.DEAD, "the relay saw the process end")

@@ -1,0 +1,193 @@
+"""Captures: what is captured passes untouched, no call of the hook's own ends one, and a graph is gated as one unit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.hook.stage import MS, Stage, StagedVgpu, eventually
+
+PROLOGUE = """
+import ctypes, json, sys, threading, time
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from tests.hook.app import App, LEGACY, PER_THREAD
+app = App()
+context = c_void_p()
+app.call("cuDevicePrimaryCtxRetain", byref(context), app.device)
+
+def captured(stream, mode, launches, pause=0.0):
+    "An executable graph of so many kernels of 1 ms."
+    kernel = app.kernel(1.0, stream)
+    app.call("cuStreamBeginCapture_v2", stream, mode)
+    for _ in range(launches):
+        kernel.launch()
+        time.sleep(pause)
+    graph, executable = c_void_p(), c_void_p()
+    app.call("cuStreamEndCapture", stream, byref(graph))
+    app.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+    return executable
+
+busy, stop, launched = None, False, 0
+def keep_busy(own, flags):
+    "Another thread at work meanwhile, in a stream of its own."
+    global launched
+    app.call("cuCtxSetCurrent", context)
+    kernel = app.kernel(0.2, PER_THREAD if own else app.new_stream(flags))
+    while not stop:
+        kernel.launch()
+        launched += 1
+"""
+
+
+def outcome(stage: Stage, vgpu: StagedVgpu, body: str, kind: str) -> list[int]:
+    program = stage.start(PROLOGUE + body, stage.environment(vgpu))
+    if kind == "open":
+        vgpu.open()
+        return list(json.loads(stage.heard(program)))
+    with vgpu.granting(10 * MS):
+        return list(json.loads(stage.heard(program)))
+
+
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+
+
+@pytest.mark.parametrize("kind", ["open", "finite"])
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
+def test_a_capture_survives_another_threads_work(stage: Stage, kind: str, mode: int, flags: int) -> None:
+    """In the default mode one event query by anybody would invalidate it, and the hook thread looks for drains."""
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        f"""
+stream = app.new_stream({flags})
+app.kernel(0.2, stream).launch()
+worker = threading.Thread(target=keep_busy, args=(False, 1))
+worker.start()
+while launched < 20:
+    time.sleep(0.001)
+results = []
+for _ in range(3):
+    graph = captured(stream, {mode}, 5, pause=0.005)
+    results.append(app.result("cuGraphLaunch", graph, stream))
+    results.append(app.result("cuStreamSynchronize", stream))
+stop = True
+worker.join()
+print(json.dumps(results), flush=True)
+""",
+        kind,
+    )
+    assert results == [0] * 6
+
+
+def test_a_capture_waits_for_no_lease(stage: Stage) -> None:
+    """A thread that captures submits nothing: it must not be held, least of all between begin and end."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream = app.new_stream(1)
+graph = captured(stream, 0, 50)
+print("captured", flush=True)
+print(app.result("cuGraphLaunch", graph, stream), flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    assert stage.heard(program) == "captured"  # nobody has granted anything
+    vgpu.await_want()  # the graph's launch is gated
+    assert not vgpu.slot().undrained
+    vgpu.open()
+    assert stage.heard(program) == "0"
+    eventually(lambda: vgpu.slot().graph_launches == 1, "it was counted")
+
+
+def test_a_stream_that_joined_a_capture_is_captured_too(stage: Stage) -> None:
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        """
+first, second = app.new_stream(1), app.new_stream(1)
+fork, join = app.event(), app.event()
+kernel = app.kernel(1.0, second)
+kernel.launch()
+app.call("cuStreamBeginCapture_v2", first, 0)
+results = [app.result("cuEventRecord", fork, first), app.result("cuStreamWaitEvent", second, fork, c_uint(0))]
+for _ in range(10):
+    kernel.launch()
+    time.sleep(0.002)
+results += [app.result("cuEventRecord", join, second), app.result("cuStreamWaitEvent", first, join, c_uint(0))]
+graph = c_void_p()
+results.append(app.result("cuStreamEndCapture", first, byref(graph)))
+print(json.dumps(results), flush=True)
+""",
+        "finite",
+    )
+    assert results == [0] * 5
+
+
+def test_drains_are_seen_while_a_capture_stays_open(stage: Stage) -> None:
+    """Markers set before, or in streams where they may be set, tell; no stream is asked."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream, other = app.new_stream(1), app.new_stream(1)
+app.kernel(5.0, other).launch()
+app.call("cuStreamBeginCapture_v2", stream, 0)
+print("open", flush=True)
+input()
+graph = c_void_p()
+print(app.result("cuStreamEndCapture", stream, byref(graph)), flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    with vgpu.granting(20 * MS):
+        assert stage.heard(program) == "open"
+        eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+        stage.tell(program)
+        assert stage.heard(program) == "0"
+
+
+def test_a_graphs_duration_is_learned(stage: Stage) -> None:
+    """50 graphs of 10 ms under a window of 1 ms: submitted as they run, not at once."""
+    (submitted_ns,) = outcome(
+        stage,
+        stage.vgpu(),
+        """
+stream = app.new_stream(1)
+graph = captured(stream, 0, 10)
+app.call("cuGraphLaunch", graph, stream)
+start = time.monotonic_ns()
+for _ in range(50):
+    app.call("cuGraphLaunch", graph, stream)
+print(json.dumps([time.monotonic_ns() - start]), flush=True)
+""",
+        "finite",
+    )
+    assert submitted_ns > 450 * MS
+
+
+def test_captures_do_not_leak(stage: Stage) -> None:
+    """After captures that fail, end in another thread or die with their stream, drains are seen as before."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream, doomed = app.new_stream(1), app.new_stream(1)
+graph = c_void_p()
+results = [app.result("cuStreamBeginCapture_v2", c_void_p(LEGACY), 0) != 0]
+app.call("cuStreamBeginCapture_v2", stream, 0)
+results.append(app.result("cuStreamBeginCapture_v2", stream, 0) != 0)
+app.result("cuStreamEndCapture", stream, byref(graph))
+app.call("cuStreamBeginCapture_v2", doomed, 2)
+app.call("cuStreamDestroy_v2", doomed)
+app.kernel(1.0, stream).launch()
+print(json.dumps(results), flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.open()
+    assert json.loads(stage.heard(program)) == [True, True]
+    eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
