@@ -171,7 +171,7 @@ def test_an_idle_holder_gives_back(stage: Stage) -> None:
     second = vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
     stage.heard(program)
     assert not drained(stage, vgpu, second).wants
-    assert vgpu.slot().busy_ns > 3 * MS
+    assert vgpu.slot().busy_ns > MS
 
 
 def test_an_open_lease_is_kept_until_others_want(stage: Stage) -> None:
