@@ -272,8 +272,10 @@ class Competition(ABC):
         account.deadline = account.time + virtual(quantum, account.guarantee)
 
     def _throttle(self, account: Account, now_ns: int) -> None:
-        account.kept_lag_ns = self._lag(account, self.clock(now_ns), now_ns)
+        """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
+        itself, every throttling would forgive a part of its debt."""
         self._leave(account, now_ns)
+        account.kept_lag_ns = self._lag(account, self.clock(now_ns), now_ns)
 
     def _release(self, account: Account, now_ns: int) -> None:
         """The bucket is refilled: back into the competition with the lag that it left with."""
@@ -347,8 +349,11 @@ class Competition(ABC):
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
         account = self._accounts[event.vgpu]
+        competing = account.competing
+        self._leave(account, now_ns)
         clock = self.clock(now_ns)
         lag = self._lag(account, clock, now_ns)
+        account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
         account.share = event.share

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuserver.core.leases import (
     Added,
+    Changed,
     Command,
     Drained,
     Event,
@@ -22,6 +23,7 @@ from gpuserver.core.leases import (
     Lease,
     Observed,
     Publish,
+    Removed,
     Share,
     Tick,
     Wants,
@@ -91,6 +93,10 @@ class App:
     """(start, end) of every kernel."""
 
 
+def command_key(command: Command) -> int:
+    return command.lease.vgpu if isinstance(command, Publish) else command.vgpu
+
+
 class Run:
     """One simulated GPU. ``scheduler`` decides, ``shares[i]`` and ``works[i]`` describe vGPU i."""
 
@@ -121,14 +127,47 @@ class Run:
         self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
         self.wanting: dict[int, list[tuple[int, int | None]]] = {k: [] for k in self.keys}
         self.tick_ns: int | None = None
-        for key, share in zip(self.keys, shares, strict=True):
+        self.broken: list[str] = []
+        """Where the scheduler broke the contract with its dispatcher."""
+        self.shares = dict(zip(self.keys, shares, strict=True))
+        self.spans: tuple[int, list[tuple[int, int, int]]] | None = None
+        for key, share in self.shares.items():
             self._deliver(Added(key, share))
         for app in self.apps.values():
-            self.at(app.work.start_ns, lambda app=app: self._arrive(app))  # type: ignore[misc]
-            if app.work.stop_ns is not None:
-                self.at(app.work.stop_ns, lambda app=app: self._stop(app))  # type: ignore[misc]
-            if app.work.resume_ns is not None:
-                self.at(app.work.resume_ns, lambda app=app: self._resume(app))  # type: ignore[misc]
+            self._begin(app)
+
+    def add(self, key: int, share: Share, work: Work) -> None:
+        self.keys.append(key)
+        self.shares[key] = share
+        self.published[key], self.wanting[key] = {}, []
+        self.apps[key] = App(key, work)
+        self._deliver(Added(key, share))
+        self._begin(self.apps[key])
+
+    def change(self, key: int, share: Share) -> None:
+        self.shares[key] = share
+        self._deliver(Changed(key, share))
+
+    def remove(self, key: int) -> None:
+        """The vGPU is gone with its processes; what they had on the GPU is gone too."""
+        app = self.apps[key]
+        app.wants, app.stopped, app.held = False, True, None
+        for held in self.published[key].values():
+            if held.record is not None:
+                held.record.drained_ns, held.record.planned_end_ns = self.now_ns, held.lease.end_ns
+        self.published[key] = {}
+        self._deliver(Removed(key))
+        self.keys.remove(key)
+        del self.shares[key]
+        self._give_go()
+
+    def _begin(self, app: App) -> None:
+        work = app.work
+        self.at(max(self.now_ns, work.start_ns), lambda: self._arrive(app))
+        if work.stop_ns is not None:
+            self.at(work.stop_ns, lambda: self.stop(app.key))
+        if work.resume_ns is not None:
+            self.at(work.resume_ns, lambda: self.resume(app.key))
 
     # --- engine
 
@@ -148,6 +187,8 @@ class Run:
         self.at(self.now_ns + self.up_ns, lambda: self._deliver(event))
 
     def _deliver(self, event: Event) -> None:
+        if not isinstance(event, Added | Tick) and event.vgpu not in self.shares:
+            return
         commands = self.scheduler.handle(event, self.now_ns)
         self.scheduler.check()
         if self.watch is not None:
@@ -168,6 +209,8 @@ class Run:
     # --- dispatcher
 
     def _execute(self, command: Command) -> None:
+        if command_key(command) not in self.shares:
+            return
         if isinstance(command, Withdraw):
             held = self.published[command.vgpu].get(command.epoch)
             if held is None:
@@ -202,7 +245,7 @@ class Run:
                 lease = held.lease
                 if held.went_ns is not None:
                     continue
-                clear = not any(e in self.published[k] for k, e in lease.after)
+                clear = not any(e in self.published.get(k, {}) for k, e in lease.after)
                 started, patient = self.now_ns >= lease.start_ns, self.now_ns < lease.go_by_ns
                 if (clear and (lease.early or started)) or (started and not patient):
                     self._go(key, held)
@@ -223,6 +266,8 @@ class Run:
     # --- applications
 
     def _arrive(self, app: App) -> None:
+        if self.apps.get(app.key) is not app or app.key not in self.shares:
+            return
         app.left = app.work.burst or 0
         if not app.wants:
             app.wants = True
@@ -247,10 +292,14 @@ class Run:
             return
         app.running, app.first = True, False
         begun = self.now_ns
+        if app.work.teaches and length > 5 * MS:
+            self.tell(Observed(app.key, held.lease.epoch, 0, longest_kernel_ns=length, drains_by_ns=begun + length))
         self.at(begun + length, lambda: self._complete(app, held, begun))
 
     def _complete(self, app: App, held: Published, begun: int) -> None:
         app.running = False
+        if app.held is not held:
+            return
         assert held.record is not None
         held.record.busy_ns += self.now_ns - begun
         app.finished.append((begun, self.now_ns))
@@ -309,10 +358,11 @@ class Run:
         )
         self._give_go()
 
-    def _stop(self, app: App) -> None:
-        app.stopped = True
+    def stop(self, key: int) -> None:
+        self.apps[key].stopped = True
 
-    def _resume(self, app: App) -> None:
+    def resume(self, key: int) -> None:
+        app = self.apps[key]
         app.stopped = False
         if app.held is not None and not app.running:
             if app.wants:
@@ -338,6 +388,8 @@ class Run:
     def usable_spans(self, grace_ns: int = 100 * MS) -> list[tuple[int, int, int]]:
         """(key, from, to) of every lease; whoever overran into its successor's time pays for the overlap alone, unless
         it overran the grace or was passed by before. For one holder at a time."""
+        if self.spans is not None and self.spans[0] == self.now_ns:
+            return self.spans[1]
         spans = []
         active: list[Record] = []
         passed: set[int] = set()
@@ -352,6 +404,7 @@ class Run:
             active.append(record)
             drained = self.now_ns if record.drained_ns is None else record.drained_ns
             spans.append((record.key, min(begin, drained), drained))
+        self.spans = (self.now_ns, spans)
         return spans
 
     def held_ns(self, key: int, begin_ns: int, end_ns: int) -> int:

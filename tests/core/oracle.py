@@ -1,0 +1,322 @@
+"""What an outside observer may demand of a run: it sees who held the GPU and who wanted it, never the books.
+
+Each function returns the violations it found, as sentences. Numbers in names refer to the properties of the policy.
+K = q̂ + ô + C: the longest token, the longest overrun, the idle credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpuserver.core.leases import Command, Event, Publish, Went, Withdraw
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from tests.core.model import MS, Run
+
+POLICY = DEFAULT_POLICY
+CREDIT = POLICY.idle_credit_ns
+
+
+def longest_overrun(run: Run, key: int | None = None, begin: int = 0) -> int:
+    return max((r.overrun_ns() for r in run.records if r.go_ns >= begin and (key is None or r.key == key)), default=0)
+
+
+def quantum(run: Run, key: int, weight: int, period_ns: int) -> int:
+    share = run.shares[key].guarantee_ppm
+    return min(max(period_ns * share // weight, POLICY.quantum_min_ns), POLICY.quantum_max_ns)
+
+
+def curve(spans: Iterable[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """Cumulative time at each corner of a piecewise-linear curve."""
+    total, corners = 0, [(begin, 0)]
+    for a, b in sorted(spans):
+        a, b = max(a, begin), min(b, end)
+        if b > a:
+            corners.append((a, total))
+            total += b - a
+            corners.append((b, total))
+    return [*corners, (end, total)]
+
+
+def value(corners: list[tuple[int, int]], at: int, position: list[int]) -> int:
+    """The curve's value; ``position`` remembers where, for rising ``at``."""
+    i = position[0]
+    while i + 1 < len(corners) and corners[i + 1][0] <= at:
+        i += 1
+    position[0] = i
+    time, total = corners[i]
+    if i + 1 < len(corners):
+        after, then = corners[i + 1]
+        return total + ((then - total) * (at - time) // (after - time) if after > time else 0)
+    return total
+
+
+def rises(points: Iterable[float]) -> tuple[float, float]:
+    """The greatest rise and the greatest fall from any point to a later one."""
+    low = high = None
+    rise = fall = 0.0
+    for p in points:
+        low = p if low is None else min(low, p)
+        high = p if high is None else max(high, p)
+        rise, fall = max(rise, p - low), max(fall, high - p)
+    return rise, fall
+
+
+def held_spans(run: Run, key: int) -> list[tuple[int, int]]:
+    return [(a, b) for k, a, b in run.usable_spans() if k == key]
+
+
+def normalised_difference(run: Run, i: int, j: int, begin: int, end: int) -> tuple[float, float]:
+    """Greatest rise and fall of held_i/r_i − held_j/r_j over all windows within [begin, end]."""
+    one, other = (curve(held_spans(run, k), begin, end) for k in (i, j))
+    times = sorted({t for t, _ in one} | {t for t, _ in other})
+    at_one, at_other = [0], [0]
+    r_i, r_j = (run.shares[k].guarantee_ppm / PPM for k in (i, j))
+    return rises([value(one, t, at_one) / r_i - value(other, t, at_other) / r_j for t in times])
+
+
+def always_wants_from(run: Run, key: int) -> int | None:
+    """Since when it has wanted without a pause until the end; None: it paused."""
+    spans = run.wanting[key]
+    return spans[0][0] if len(spans) == 1 and spans[0][1] is None else None
+
+
+def fairness(run: Run, period_ns: int = POLICY.period_ns) -> list[str]:
+    """2 and 3: between those that always want both ways, against one that may sleep one way."""
+    found = []
+    uncapped = [k for k in run.keys if run.shares[k].limit_ppm == PPM]
+    steady = {k: t for k in uncapped if (t := always_wants_from(run, k)) is not None}
+    weight = sum(run.shares[k].guarantee_ppm for k in steady)
+    for j, since_j in steady.items():
+        for i in run.keys:
+            if i == j:
+                continue
+            since = max(since_j, steady.get(i, 0)) + run.up_ns
+            both = quantum(run, j, weight, period_ns), quantum(run, i, max(weight, 1), period_ns)
+            k = max(both) + longest_overrun(run) + CREDIT
+            bound = k * PPM / run.shares[i].guarantee_ppm + k * PPM / run.shares[j].guarantee_ppm
+            rise, _ = normalised_difference(run, i, j, since, run.now_ns)
+            if rise > bound:
+                found.append(f"{i} got {rise / bound:.2f} of what it may be ahead of {j}, who always wanted")
+    return found
+
+
+def waits(run: Run, period_ns: int = POLICY.period_ns) -> list[str]:
+    """4: how long an uncapped vGPU waits for its GO."""
+    found = []
+    weight = sum(s.guarantee_ppm for s in run.shares.values())
+    quanta = {k: quantum(run, k, weight, period_ns) for k in run.keys}
+    longest = max(min(POLICY.quantum_max_ns, period_ns), *quanta.values()) if quanta else 0
+    for key in run.keys:
+        share = run.shares[key]
+        if share.limit_ppm < PPM:
+            continue
+        bound = max(period_ns, POLICY.quantum_min_ns * weight // share.guarantee_ppm) + longest + longest_overrun(run)
+        bound += sum(min(CREDIT, 2 * quanta[j]) for j in run.keys if j != key) + 2 * MS
+        bound += (quanta[key] * 5 // 4 + longest_overrun(run, key)) * weight // share.guarantee_ppm
+        found += [
+            f"{key} waited {wait / MS:.1f} ms, {wait / bound:.2f} of its bound"
+            for wait in waits_of(run, key)
+            if wait > bound
+        ]
+    return found
+
+
+def waits_of(run: Run, key: int) -> list[int]:
+    goes = [r.go_ns for r in run.records if r.key == key]
+    drains = [r.drained_ns for r in run.records if r.key == key and r.drained_ns is not None]
+    found = []
+    for since, until in run.wanting[key]:
+        stop = run.now_ns if until is None else until
+        for begin in [since, *(d for d in drains if since < d < stop)]:
+            holding = any(r.key == key and r.go_ns <= begin < (r.drained_ns or run.now_ns) for r in run.records)
+            if not holding:
+                found.append(min((g for g in goes if g >= begin), default=stop) - begin)
+    return found
+
+
+def fill_line(limit_ppm: int) -> int:
+    return max(POLICY.quantum_min_ns, POLICY.period_ns * limit_ppm // PPM)
+
+
+def busy_against_limit(run: Run, key: int) -> tuple[float, float]:
+    limit = run.shares[key].limit_ppm / PPM
+    corners = curve(run.apps[key].finished, 0, run.now_ns)
+    return rises([total - limit * at for at, total in corners])
+
+
+def limits(run: Run) -> list[str]:
+    """5: nobody computes more than its limit, in any window."""
+    found = []
+    for key, share in run.shares.items():
+        if share.limit_ppm < PPM:
+            limit, line = share.limit_ppm / PPM, fill_line(share.limit_ppm)
+            bound = max(2 * line, POLICY.wait_bucket_ns * limit) + line * (1 + limit) + longest_overrun(run, key)
+            rise, _ = busy_against_limit(run, key)
+            if rise > bound:
+                found.append(f"{key} was {rise / MS:.1f} ms above its limit, {rise / bound:.2f} of its bound")
+    return found
+
+
+def limit_used(run: Run, key: int) -> list[str]:
+    """6: alone and always wanting, a vGPU gets what its limit promises."""
+    share = run.shares[key]
+    bound = 2 * fill_line(share.limit_ppm) + longest_overrun(run, key)
+    _, fall = busy_against_limit(run, key)
+    return [f"{key} fell {fall / MS:.1f} ms below its limit, {fall / bound:.2f} of its bound"] if fall > bound else []
+
+
+def one_holder(run: Run) -> list[str]:
+    """7: at most one lease in force; whoever goes while another is undrained has waited for it."""
+    found = []
+    for before, after in zip(run.records, run.records[1:], strict=False):
+        end = before.drained_ns if before.planned_end_ns is None else before.planned_end_ns
+        drained = run.now_ns if before.drained_ns is None else before.drained_ns
+        if after.go_ns < min(end if end is not None else drained, drained):
+            found.append(f"{after.key} went at {after.go_ns} while {before.key} was in force until {end}")
+    return found
+
+
+def books_agree(run: Run) -> list[str]:
+    """8: what the books say was held is what an observer saw, to the nanosecond, once nothing is on the way."""
+    return [
+        f"{key}: books say {book.held_ns}, seen {seen}"
+        for key, book in run.scheduler.books().items()
+        if abs(book.held_ns - (seen := sum(b - a for k, a, b in run.usable_spans() if k == key))) > 0
+    ]
+
+
+class Watch:
+    """Contract and work conservation, checked at every event. Pass as ``watch`` of a ``Run``."""
+
+    def __init__(self, scheduler: object) -> None:
+        self.scheduler = scheduler
+        self.found: list[str] = []
+        self.epoch = 0
+        self.leases: dict[int, tuple[int, int | None]] = {}
+        self.went: set[int] = set()
+        self.log: list[tuple[Event, int, list[Command]]] = []
+
+    def __call__(self, event: Event, now: int, commands: list[Command]) -> None:
+        self.log.append((event, now, commands))
+        if isinstance(event, Went) and event.epoch in self.leases:
+            self.went.add(event.epoch)
+            start, end = self.leases[event.epoch]
+            self.leases[event.epoch] = event.at_ns, None if end is None else end + event.at_ns - start
+        for command in commands:
+            if isinstance(command, Withdraw):
+                self._withdrawn(event, now, command)
+            else:
+                self._published(now, command)
+        standings = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
+        due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
+        if any(s.throttled for s in standings) and due is None:
+            self.found.append(f"10: somebody is throttled at {now} and no timer is set")
+        if due is not None and due <= now:
+            self.found.append(f"a deadline at {due} is not after {now}")
+
+    def _withdrawn(self, event: Event, now: int, command: Withdraw) -> None:
+        start, _ = self.leases[command.epoch]
+        wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
+        if wants and now > start - POLICY.guard_ns:
+            self.found.append(f"11: lease {command.epoch} was withdrawn at {now}, it starts at {start}")
+
+    def _published(self, now: int, command: Publish) -> None:
+        lease = command.lease
+        if lease.epoch not in self.leases:
+            if lease.epoch != self.epoch + 1:
+                self.found.append(f"11: epoch {lease.epoch} after {self.epoch}")
+            self.epoch = lease.epoch
+            if lease.start_ns < now:
+                self.found.append(f"11: {lease} starts before {now}")
+            if lease.after and not lease.start_ns < lease.go_by_ns <= lease.start_ns + POLICY.grace_ns:
+                self.found.append(f"{lease} waits without a bound")
+        else:
+            _, end = self.leases[lease.epoch]
+            if lease.epoch in self.went and end is not None and end <= now:
+                self.found.append(f"{lease} had ended at {end}, and got a new end at {now}")
+            nearer = lease.end_ns is not None and (end is None or lease.end_ns < end)
+            begun = lease.epoch in self.went  # before that, only the length means anything
+            if begun and nearer and lease.end_ns is not None and lease.end_ns < now + POLICY.decision_ns:
+                self.found.append(f"11: the end of {lease} moved before {now} + δ")
+        self.leases[lease.epoch] = (lease.start_ns, lease.end_ns)
+
+
+Check = Callable[[Run], list[str]]
+TEMPORAL_CHECKS: tuple[Check, ...] = (fairness, waits, limits, one_holder)
+
+
+# --- spatial
+
+
+def guarantees(run: Run, slack_ns: int) -> list[str]:
+    """15: whoever always wants gets r of every window, short by ``slack_ns`` at most. Hand-over costs are the model's
+    refill gaps, so time held counts, not time busy."""
+    found = []
+    for key, share in run.shares.items():
+        since = always_wants_from(run, key)
+        if since is None:
+            continue
+        guarantee = share.guarantee_ppm / PPM
+        spans = [(r.go_ns, r.drained_ns or run.now_ns) for r in run.records if r.key == key]
+        begin = since + run.up_ns + run.down_ns
+        corners = curve(spans, begin, run.now_ns)
+        _, fall = rises([total - guarantee * at for at, total in corners])
+        if fall > slack_ns:
+            found.append(f"{key} fell {fall / MS:.1f} ms below its guarantee")
+    return found
+
+
+def packed(run: Run, begin: int = 0) -> list[str]:
+    """13: the SMs of all that has begun and not drained fit the card (where nobody had to wait out the grace)."""
+    changes: list[tuple[int, int]] = []
+    for record in run.records:
+        share = run.shares.get(record.key)
+        if share is not None:
+            drained = run.now_ns if record.drained_ns is None else record.drained_ns
+            changes += [(record.go_ns, share.sm_mpercent), (drained, -share.sm_mpercent)]
+    used = 0
+    for at, width in sorted(changes):
+        used += width
+        if used > 100_000 and at >= begin:
+            return [f"{used} mpercent of the SMs in use at {at}"]
+    return []
+
+
+def left_out(run: Run, most_ns: int, begin: int) -> list[str]:
+    """14: nobody with short kernels waits for long beside SMs that are free for it."""
+    found = []
+    records = [r for r in run.records if r.key in run.shares and (r.drained_ns is None or r.drained_ns > begin)]
+    times = sorted({t for r in records for t in (r.go_ns, r.drained_ns or run.now_ns)})
+    for key, share in run.shares.items():
+        short = run.apps[key].work.kernel_ns <= POLICY.fill_min_ns
+        if always_wants_from(run, key) is None or share.limit_ppm < PPM or not short:
+            continue
+        since = None
+        for at in times:
+            live = [r for r in records if r.go_ns <= at and (r.drained_ns is None or r.drained_ns > at)]
+            room = 100_000 - sum(run.shares[r.key].sm_mpercent for r in live)
+            if since is not None and at - since > most_ns:
+                found.append(f"{key} waited {(at - since) / MS:.1f} ms beside free SMs, until {at}")
+            waits_beside_room = at >= begin and room >= share.sm_mpercent and all(r.key != key for r in live)
+            since = (at if since is None else since) if waits_beside_room else None
+    return found
+
+
+def overruns(run: Run, most_ns: int, begin: int) -> list[str]:
+    """14: whose kernels, once known, do not fit what is left of a round is not let in."""
+    longest = longest_overrun(run, begin=begin)
+    return [f"a lease was overrun by {longest / MS:.1f} ms"] if longest > most_ns else []
+
+
+def round_waits(run: Run) -> list[str]:
+    """16: r·wait ≤ 4R + ô."""
+    bound = 4 * POLICY.round_ns + longest_overrun(run)
+    found = []
+    for key, share in run.shares.items():
+        if share.limit_ppm == PPM:
+            longest = max(waits_of(run, key), default=0)
+            if longest * share.guarantee_ppm > bound * PPM:
+                found.append(
+                    f"{key} waited {longest / MS:.1f} ms, {longest * share.guarantee_ppm / bound / PPM:.2f} of it"
+                )
+    return found

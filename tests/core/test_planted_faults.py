@@ -1,0 +1,147 @@
+"""Schedulers with a fault planted in them: the checks that pass for the real ones must find every fault.
+
+Each case is a situation, the check that is to speak, and the faulty scheduler. The same situation and check are run
+with the real scheduler, which has to pass, so that no check can be satisfied by complaining about everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from gpuserver.core.account import Account, Hold
+from gpuserver.core.competition import Competition
+from gpuserver.core.leases import Share
+from gpuserver.core.policy import PPM
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core import oracle
+from tests.core.model import MS, US, Run, S, Work
+
+
+class NoSettle(TemporalScheduler):
+    """A newcomer is placed on books that do not show what the holder has used."""
+
+    def clock(self, now_ns: int) -> int:
+        return max((a.time for a in self._competitors()), default=self._clock)
+
+
+class OveruseUncharged(TemporalScheduler):
+    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+        super()._settle(account, hold, at_ns - hold.overuse(at_ns))
+        hold.settled_ns = max(hold.settled_ns, at_ns)
+
+
+class DebtForgivenOnWake(TemporalScheduler):
+    def _place(self, account: Account, now_ns: int) -> None:
+        account.time = min(account.time, self.clock(now_ns))
+        super()._place(account, now_ns)
+
+
+class UnlimitedCredit(TemporalScheduler):
+    def _place(self, account: Account, now_ns: int) -> None:
+        time = account.time
+        super()._place(account, now_ns)
+        account.deadline += time - account.time
+        account.time = time
+
+
+class ClampBeforeCharge(TemporalScheduler):
+    def _refill(self, now_ns: int) -> None:
+        super()._refill(now_ns)
+        for a in self._accounts.values():
+            a.bucket = min(a.bucket, 2 * self._fill_line(a) * PPM)
+
+
+class FillWithoutKernelTest(SpatialScheduler):
+    def _fill(self, now_ns: int, boundary: int) -> None:
+        lengths = {a.key: a.longest_kernel_ns for a in self._accounts.values()}
+        for a in self._accounts.values():
+            a.longest_kernel_ns = 0
+        super()._fill(now_ns, boundary)
+        for a in self._accounts.values():
+            a.longest_kernel_ns = lengths[a.key]
+
+
+class LateNotCounted(SpatialScheduler):
+    def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
+        return False
+
+
+class ChargedByWidth(SpatialScheduler):
+    """t·s charged, with r as the weight: wide partitions get less time."""
+
+    def _charged(self, account: Account, hold: Hold, time: int, at_ns: int) -> int:
+        charged = super()._charged(account, hold, time, at_ns)
+        return time + (charged - time) * account.share.sm_mpercent // 33_000
+
+
+def temporal(*percents: float) -> list[Share]:
+    return [Share(round(p * PPM / 100)) for p in percents]
+
+
+def spatial(*pairs: tuple[float, int]) -> list[Share]:
+    return [Share(round(r * PPM), sm_mpercent=1000 * s) for r, s in pairs]
+
+
+def shortfall(bound_rounds: float) -> Callable[[Run], list[str]]:
+    def check(run: Run) -> list[str]:
+        return oracle.guarantees(run, round(bound_rounds * oracle.POLICY.round_ns))
+
+    return check
+
+
+@dataclass(frozen=True)
+class Case:
+    fault: type[Competition]
+    shares: list[Share]
+    works: list[Work]
+    check: Callable[[Run], list[str]]
+    seconds: int = 6
+
+
+CASES = [
+    Case(NoSettle, temporal(50, 50), [Work(), Work(start_ns=2 * S)], oracle.fairness),
+    Case(OveruseUncharged, temporal(30, 70), [Work(30 * MS), Work()], oracle.fairness, 10),
+    Case(DebtForgivenOnWake, temporal(30, 70), [Work(30 * MS, burst=1, pause_ns=5 * MS), Work()], oracle.fairness, 10),
+    Case(UnlimitedCredit, temporal(50, 50), [Work(start_ns=2 * S), Work()], oracle.fairness),
+    Case(
+        ClampBeforeCharge,
+        [Share(700_000, 700_000)],
+        [Work(100 * MS)],
+        lambda run: oracle.limit_used(run, 0),
+        20,
+    ),
+    Case(
+        FillWithoutKernelTest,
+        spatial((0.45, 60), (0.45, 60)),
+        [Work(9 * MS), Work(MS, burst=7, pause_ns=2 * MS)],
+        lambda run: oracle.overruns(run, 5500 * US, begin=1 * S),
+    ),
+    Case(
+        LateNotCounted,
+        spatial((0.2, 60), (0.3, 40), (0.45, 100)),
+        [Work(30 * MS), Work(), Work()],
+        lambda run: oracle.left_out(run, 4 * MS, 1 * S),
+    ),
+    Case(ChargedByWidth, spatial((0.45, 80), *[(0.45, 30)] * 3), [Work()] * 4, shortfall(4)),
+]
+
+
+def run_case(case: Case, kind: type[Competition]) -> list[str]:
+    scheduler = kind()
+    run = Run(scheduler, case.shares, case.works, watch=oracle.Watch(scheduler))
+    return case.check(run.run(case.seconds * S))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
+def test_the_fault_is_found(case: Case) -> None:
+    assert run_case(case, case.fault)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
+def test_without_the_fault_nothing_is_found(case: Case) -> None:
+    honest = SpatialScheduler if issubclass(case.fault, SpatialScheduler) else TemporalScheduler
+    assert run_case(case, honest) == []

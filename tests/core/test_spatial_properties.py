@@ -1,0 +1,90 @@
+"""The spatial scheduler's promises over guarantee sets that can be packed, judged from outside."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserver.core.admission import pack
+from gpuserver.core.leases import Share
+from gpuserver.core.policy import PPM
+from gpuserver.core.spatial import SpatialScheduler
+from tests.core import oracle
+from tests.core.model import MS, US, Run, S, Work
+
+ROUND = oracle.POLICY.round_ns
+
+
+def packable(seed: int, fill: float) -> list[Share]:
+    """Up to nine vGPUs whose guarantees are a mixture of two to four full packings, scaled to φ = ``fill``."""
+    rng = random.Random(seed)
+    widths = [rng.choice([8, 10, 12, 20, 24, 30, 40, 50, 60, 80]) for _ in range(rng.randint(3, 9))]
+    guarantees = [0.0] * len(widths)
+    for _ in range(rng.randint(2, 4)):
+        order = rng.sample(range(len(widths)), len(widths))
+        room, part = 100, rng.random()
+        for i in order:
+            if widths[i] <= room:
+                room -= widths[i]
+                guarantees[i] += part
+    guarantees = [max(g, 0.02) for g in guarantees]
+    scale = fill / pack([1000 * w for w in widths], guarantees).time
+    return [Share(min(PPM, int(g * scale * PPM)), PPM, 1000 * w) for w, g in zip(widths, guarantees, strict=True)]
+
+
+def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int = 0) -> Run:
+    scheduler = SpatialScheduler()
+    watch = oracle.Watch(scheduler)
+    run = Run(scheduler, shares, works, seed=seed, watch=watch).run(seconds * S)
+    assert not watch.found
+    return run
+
+
+@given(st.integers(0, 2**16))
+def test_every_packable_set_of_guarantees_is_served(seed: int) -> None:
+    """13, 14, 15, 16 with kernels of up to half a round."""
+    shares = packable(seed, 0.9)
+    rng = random.Random(seed)
+    works = [Work(rng.choice([MS, 2 * MS, 5 * MS]), refill_ns=rng.choice([0, 100 * US])) for _ in shares]
+    run = simulate(shares, works, seed=seed)
+    assert not oracle.packed(run)
+    assert not oracle.guarantees(run, 4 * ROUND)
+    assert not oracle.round_waits(run)
+
+
+@given(st.integers(0, 2**16))
+def test_long_kernels_of_one_cost_the_others_little(seed: int) -> None:
+    shares = packable(seed, 0.9)
+    works = [Work(30 * MS), *[Work()] * (len(shares) - 1)]
+    run = simulate(shares, works, seed=seed)
+    slack = 4 * ROUND + 2 * oracle.longest_overrun(run)
+    assert not [found for found in oracle.guarantees(run, slack) if not found.startswith("0 ")]
+    assert not oracle.packed(run, 1 * S)
+
+
+@given(st.integers(0, 2**16))
+def test_arrivals_pauses_and_limits_break_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    shares, works = [], []
+    for share in packable(seed, 0.9):
+        limit = rng.choice([PPM, PPM, min(PPM, 2 * share.guarantee_ppm)])
+        shares.append(Share(share.guarantee_ppm, limit, share.sm_mpercent))
+        bursts = rng.choice([None, 3, 10])
+        works.append(Work(MS, burst=bursts, pause_ns=rng.randint(1, 60) * MS, start_ns=rng.randint(0, 500) * MS))
+    run = simulate(shares, works, seed=seed)
+    assert not oracle.packed(run)
+    assert not oracle.limits(run)
+    assert not [found for found in oracle.guarantees(run, 4 * ROUND) if shares[int(found.split()[0])].limit_ppm == PPM]
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_where_everybody_fits_nobody_ever_waits(count: int) -> None:
+    shares = [Share(PPM, PPM, 100_000 // count) for _ in range(count)]
+    works = [Work(MS, burst=5, pause_ns=(7 + i) * MS, start_ns=3 * i * MS) for i in range(count)]
+    run = simulate(shares, works, seconds=1)
+    delay = run.up_ns + run.down_ns
+    assert max(max(oracle.waits_of(run, key)) for key in run.keys) <= delay
+    assert len(run.records) == count
