@@ -108,6 +108,8 @@ class Account:
     waiting_since_ns: int | None = None
     served_ns: int = 0
     returned_ns: int | None = None
+    restored_ns: int = 0
+    """What it was owed when the journal was written: its credit when it wakes for the first time."""
     last_epoch: int = 0
     """The newest epoch that drained; nothing is heard of older ones."""
     longest_kernel_ns: int = 0

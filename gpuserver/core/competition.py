@@ -130,7 +130,10 @@ class Competition(ABC):
         clock = self.clock(now_ns)
         books = {}
         for key, account in self._accounts.items():
-            book = account.book(self._lag(account, clock, now_ns))
+            lag = self._lag(account, clock, now_ns)
+            if not account.wants and not account.holds:
+                lag = min(lag, self._idle_credit(account))
+            book = account.book(lag)
             held = sum(h.held(now_ns) for h in account.holds.values())
             busy = sum(h.busy(now_ns) for h in account.holds.values())
             books[key] = replace(
@@ -267,9 +270,13 @@ class Competition(ABC):
         clock = self._keep_clock(now_ns)
         account.competing = True
         quantum = self._quantum(account)
-        credit = min(self.policy.idle_credit_ns, 2 * quantum)
+        credit = max(self._idle_credit(account), account.restored_ns)
+        account.restored_ns = 0
         account.time = max(account.time, clock - virtual(credit, account.guarantee))
         account.deadline = account.time + virtual(quantum, account.guarantee)
+
+    def _idle_credit(self, account: Account) -> int:
+        return min(self.policy.idle_credit_ns, 2 * self._quantum(account))
 
     def _throttle(self, account: Account, now_ns: int) -> None:
         """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
@@ -341,6 +348,7 @@ class Competition(ABC):
         if event.book is not None:
             book = event.book
             account.time -= virtual(book.lag_ns, account.guarantee)
+            account.restored_ns = max(0, book.lag_ns)
             account.bucket = min(account.bucket, book.bucket_ns * PPM)
             account.held_ns, account.busy_ns = book.held_ns, book.busy_ns
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens

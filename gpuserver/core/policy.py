@@ -79,7 +79,7 @@ class Policy:
     fill_min_ns: int = 2 * MILLISECOND
     """Less than this left of a round is not worth a lease."""
     clock_lead_ns: int = 400 * MILLISECOND
-    """The guarantee clock is at most this far ahead of the vGPU furthest behind (virtual time)."""
+    """The guarantee clock is at most this far ahead of the mean virtual time."""
     forced_rounds: int = 4
     """Who has waited this many rounds' worth of its guarantee is placed first."""
 

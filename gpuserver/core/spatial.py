@@ -4,8 +4,8 @@ Where Σ s over all that want is at most the card, everybody has an open-ended l
 nobody ever waits. Otherwise time is cut into rounds of R; all leases end at the same boundaries, so that large
 partitions find their SMs free at once. With a guarantee r_i and a width s_i,
 
-    V advances with wall time; it keeps between the least v̂ and 400 ms above it (faster if all are ahead, slower if
-    all are behind)                                  owed_i = r_i·(V − v̂_i)
+    V advances with wall time, but is never less than the least v̂ (all are ahead: faster), nor more than the mean v̂,
+    weighted with r, + 400 ms (all are behind: slower)           owed_i = r_i·(V − v̂_i)
 
     before each boundary, forecast for it:
       late     who is predicted to drain after it keeps its SMs and is not chosen
@@ -45,6 +45,11 @@ class SpatialScheduler(Competition):
     def next_deadline_ns(self) -> int | None:
         now_ns, policy = self._now_ns, self.policy
         due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
+        due += [
+            self._patience_ends(a)
+            for a in self._accounts.values()
+            if not a.barred and any(self._overdue(h, now_ns) for h in a.holds.values())
+        ]
         if self._boundary_ns is not None:
             due += [self._boundary_ns - policy.round_lookahead_ns, self._boundary_ns]
         else:
@@ -71,12 +76,14 @@ class SpatialScheduler(Competition):
     # --- the guarantee clock
 
     def clock(self, now_ns: int) -> int:
-        clock = self._wall_clock(now_ns)
-        times = [self._time_at(a, now_ns) for a in self._competitors()]
+        times = [(self._time_at(a, now_ns), a.guarantee) for a in self._competitors()]
         if not times:
             return self._clock
-        least = min(times)
-        return min(max(clock, least), least + (self.policy.clock_lead_ns << FRACTION_BITS))
+        # The mean, not the least: one that is hard to place must not hold back the clock of all others, and a round of
+        # a small guarantee is a long virtual time.
+        mean = sum(time * guarantee for time, guarantee in times) // sum(guarantee for _, guarantee in times)
+        latest = mean + (self.policy.clock_lead_ns << FRACTION_BITS)
+        return max(min(self._wall_clock(now_ns), latest), min(times)[0])
 
     def _wall_clock(self, now_ns: int) -> int:
         return self._clock + (max(0, now_ns - self._clock_at_ns) << FRACTION_BITS)
@@ -112,6 +119,20 @@ class SpatialScheduler(Competition):
 
     def _owed(self, account: Account, at_ns: int, clock: int) -> int:
         return real(clock - self._time_at(account, at_ns), account.guarantee)
+
+    # --- who does not drain
+
+    def _overdue(self, hold: Hold, now_ns: int) -> bool:
+        """Its end has passed and it has not drained."""
+        return hold.went_ns is not None and hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns
+
+    def _patience(self, account: Account) -> int:
+        """How long others wait for its drain: a round, more for known long kernels, never beyond the grace."""
+        return min(self.policy.grace_ns, max(self.policy.round_ns, 2 * account.longest_kernel_ns))
+
+    def _patience_ends(self, account: Account) -> int:
+        """From when on an overdue vGPU holds no SMs against others: its process is stopped, or worse."""
+        return max(h.lease.end_ns or 0 for h in account.holds.values()) + self._patience(account)
 
     # --- SMs
 
@@ -168,6 +189,9 @@ class SpatialScheduler(Competition):
                 if hold.went_ns is None and not a.wants:
                     self._withdraw(a, hold)
                     self._leave(a, now_ns)
+            overdue = any(self._overdue(h, now_ns) for h in a.holds.values())
+            if overdue and not a.barred and now_ns >= self._patience_ends(a):
+                self._bar(a, now_ns)
         if self._fits():
             self._boundary_ns = None
             for a in self._accounts.values():
@@ -186,7 +210,7 @@ class SpatialScheduler(Competition):
                 if hold.lease.start_ns > now_ns or hold.lease.after or (end is not None and not account.capped):
                     end = self._end_alone(account, now_ns)
                     self._revise(hold, now_ns, start_ns=now_ns, end_ns=end, after=(), go_by_ns=now_ns, early=True)
-            elif end is not None and end <= now_ns:
+            elif self._overdue(hold, now_ns):
                 continue
             elif not account.capped:
                 self._revise(hold, now_ns, end_ns=None, window_ns=self._window(account))
@@ -265,8 +289,7 @@ class SpatialScheduler(Competition):
         """The lease, waiting for ``after`` to drain, as long as is bearable."""
         if not after:
             return lease
-        longest = max(self._accounts[key].longest_kernel_ns for key, _ in after)
-        patience = min(self.policy.grace_ns, max(self.policy.round_ns, 2 * longest))
+        patience = max(self._patience(self._accounts[key]) for key, _ in after)
         return replace(lease, after=tuple(after), go_by_ns=lease.start_ns + patience)
 
     def _within_limit(self, account: Account, start_ns: int, end_ns: int) -> int:
@@ -297,9 +320,11 @@ class SpatialScheduler(Competition):
         end = boundary + self.policy.round_ns
         for a in self._accounts.values():
             for hold in list(a.holds.values()):
-                if self._ahead(hold, boundary):
-                    if a not in chosen:
-                        self._withdraw(a, hold)
+                if a not in chosen and hold.went_ns is None and not hold.lease.early:
+                    # Also one for the present round that still waits for its predecessors: it would hold up the next.
+                    self._withdraw(a, hold)
+                elif self._ahead(hold, boundary):
+                    continue
                 elif a in chosen:
                     self._revise(hold, now_ns, end_ns=self._within_limit(a, boundary, end))
                 elif hold.lease.end_ns is None or hold.lease.end_ns > boundary + self.policy.late_ns:
@@ -339,11 +364,8 @@ class SpatialScheduler(Competition):
     def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
         """It will not have drained at the boundary, so it keeps its SMs and gets no lease."""
         return any(
-            hold.went_ns is not None
-            and (
-                (hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns)
-                or hold.drains_by_ns > boundary + self.policy.late_ns
-            )
+            self._overdue(hold, now_ns)
+            or (hold.went_ns is not None and hold.drains_by_ns > boundary + self.policy.late_ns)
             for hold in account.holds.values()
         )
 

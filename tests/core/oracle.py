@@ -217,7 +217,8 @@ class Watch:
     def _withdrawn(self, event: Event, now: int, command: Withdraw) -> None:
         start, _ = self.leases[command.epoch]
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
-        if wants and now > start - POLICY.guard_ns:
+        about_to_start = start - POLICY.guard_ns < now < start
+        if wants and (about_to_start or command.epoch in self.went):
             self.found.append(f"11: lease {command.epoch} was withdrawn at {now}, it starts at {start}")
 
     def _published(self, now: int, command: Publish) -> None:
@@ -248,7 +249,7 @@ TEMPORAL_CHECKS: tuple[Check, ...] = (fairness, waits, limits, one_holder)
 # --- spatial
 
 
-def guarantees(run: Run, slack_ns: int) -> list[str]:
+def guarantees(run: Run, slack_ns: int, begin: int = 0) -> list[str]:
     """15: whoever always wants gets r of every window, short by ``slack_ns`` at most. Hand-over costs are the model's
     refill gaps, so time held counts, not time busy."""
     found = []
@@ -258,8 +259,7 @@ def guarantees(run: Run, slack_ns: int) -> list[str]:
             continue
         guarantee = share.guarantee_ppm / PPM
         spans = [(r.go_ns, r.drained_ns or run.now_ns) for r in run.records if r.key == key]
-        begin = since + run.up_ns + run.down_ns
-        corners = curve(spans, begin, run.now_ns)
+        corners = curve(spans, max(begin, since + run.up_ns + run.down_ns), run.now_ns)
         _, fall = rises([total - guarantee * at for at, total in corners])
         if fall > slack_ns:
             found.append(f"{key} fell {fall / MS:.1f} ms below its guarantee")

@@ -1,0 +1,120 @@
+"""Anything may happen at any time: vGPUs come, change, sleep, stop, resume and go, in both modes.
+
+Hypothesis drives the simulated GPU; after every step the scheduler's own check runs (the model runs it after each
+event as well), and at the end the books are compared with what an observer saw.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpuserver.core.leases import Mode, Priority, Share
+from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler import make_scheduler
+from tests.core import oracle
+from tests.core.model import MS, Run, Work
+from tests.core.populations import works
+
+shares = st.builds(
+    lambda guarantee, extra, sms, priority: Share(
+        guarantee * 10_000, min(PPM, (guarantee + extra) * 10_000), sms * 1000, priority
+    ),
+    st.integers(1, 40),
+    st.sampled_from([0, 10, 100, 100]),
+    st.integers(5, 100),
+    st.sampled_from(list(Priority)),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    mode: Mode
+
+    @initialize()
+    def begin(self) -> None:
+        scheduler = make_scheduler(self.mode)
+        self.watch = oracle.Watch(scheduler)
+        self.run = Run(scheduler, [], [], watch=self.watch)
+        self.next_key = 0
+        self.stopped: set[int] = set()
+
+    def key(self, index: int) -> int:
+        return self.run.keys[index % len(self.run.keys)]
+
+    @precondition(lambda self: len(self.run.keys) < 6)
+    @rule(share=shares, work=works())
+    def add(self, share: Share, work: Work) -> None:
+        self.run.add(self.next_key, share, work)
+        self.next_key += 1
+
+    @precondition(lambda self: self.run.keys)
+    @rule(index=st.integers(0, 5), share=shares)
+    def change(self, index: int, share: Share) -> None:
+        self.run.change(self.key(index), share)
+
+    @precondition(lambda self: len(self.run.keys) > 1)
+    @rule(index=st.integers(0, 5))
+    def remove(self, index: int) -> None:
+        key = self.key(index)
+        self.stopped.discard(key)
+        self.run.remove(key)
+
+    @precondition(lambda self: self.run.keys)
+    @rule(index=st.integers(0, 5))
+    def stop(self, index: int) -> None:
+        self.stopped.add(self.key(index))
+        self.run.stop(self.key(index))
+
+    @precondition(lambda self: self.stopped)
+    @rule()
+    def resume(self) -> None:
+        self.run.resume(self.stopped.pop())
+
+    @precondition(lambda self: self.run.keys)
+    @rule(index=st.integers(0, 5))
+    def give_up(self, index: int) -> None:
+        key = self.key(index)
+        if self.run.apps[key].wants and self.run.apps[key].held is None:
+            self.run.give_up(key)
+
+    @rule(milliseconds=st.sampled_from([1, 3, 10, 40, 150, 400]))
+    def time_passes(self, milliseconds: int) -> None:
+        self.run.run(self.run.now_ns + milliseconds * MS)
+
+    @invariant()
+    def promises_hold(self) -> None:
+        self.run.scheduler.check()
+        assert not self.watch.found
+
+    @invariant()
+    def books_only_grow(self) -> None:
+        for standing in self.run.scheduler.snapshot(self.run.now_ns):
+            assert 0 <= standing.busy_ns <= standing.held_ns
+            assert standing.overuse_ns <= standing.held_ns
+
+    def teardown(self) -> None:
+        """Nobody is stopped any more: whoever wants is served, and the books agree with the observer."""
+        for key in self.stopped:
+            self.run.resume(key)
+        self.run.run(self.run.now_ns + 3000 * MS)
+        assert not self.watch.found
+        for key in self.run.keys:
+            since, until = self.run.wanting[key][-1] if self.run.wanting[key] else (0, 0)
+            capped = self.run.shares[key].limit_ppm < PPM
+            if until is None and since < self.run.now_ns - 2500 * MS and not capped and len(self.run.keys) == 1:
+                assert self.run.busy_ns(key, self.run.now_ns - 1000 * MS, self.run.now_ns) > 900 * MS
+
+
+class TemporalMachine(SchedulerMachine):
+    mode = Mode.TEMPORAL
+
+
+class SpatialMachine(SchedulerMachine):
+    mode = Mode.SPATIAL
+
+
+TestTemporalMachine = TemporalMachine.TestCase
+TestSpatialMachine = SpatialMachine.TestCase
+TestTemporalMachine.settings = settings(stateful_step_count=25)
+TestSpatialMachine.settings = settings(stateful_step_count=25)

@@ -1,0 +1,219 @@
+"""What the temporal scheduler does in named situations, and what must not matter to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserver.core.account import Account
+from gpuserver.core.leases import Added, Book, Command, Drained, Idle, Priority, Publish, Share, Wants, Went, Withdraw
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core import oracle
+from tests.core.model import MS, US, App, Run, S, Work
+from tests.core.populations import Population, temporal_populations
+
+HALF = Share(PPM // 2)
+
+
+def simulate(shares: list[Share], works: list[Work], seconds: float = 3, **how: object) -> Run:
+    return Run(TemporalScheduler(), shares, works, **how).run(round(seconds * S))  # type: ignore[arg-type]
+
+
+def log_of(population: Population, shares: list[Share], keys: list[int]) -> list[tuple[int, Command]]:
+    return simulate(shares, list(population.works), 1, seed=population.seed, keys=keys).commands
+
+
+def renamed(commands: list[tuple[int, Command]], name: dict[int, int]) -> list[tuple[int, Command]]:
+    def command(c: Command) -> Command:
+        if isinstance(c, Withdraw):
+            return replace(c, vgpu=name[c.vgpu])
+        after = tuple((name[k], e) for k, e in c.lease.after)
+        return Publish(replace(c.lease, vgpu=name[c.lease.vgpu], after=after))
+
+    return [(at, command(c)) for at, c in commands]
+
+
+@given(temporal_populations(priorities=True))
+def test_names_and_repetition_change_nothing(population: Population) -> None:
+    """12: the same events give the same commands; other names give the same commands under other names."""
+    shares = list(population.shares)
+    keys = list(range(len(shares)))
+    first = log_of(population, shares, keys)
+    assert log_of(population, shares, keys) == first
+    others = [200 - 7 * k for k in keys]
+    assert log_of(population, shares, others) == renamed(first, dict(zip(keys, others, strict=True)))
+
+
+@given(temporal_populations(), st.sampled_from([2, 4]))
+def test_only_the_ratio_of_guarantees_matters(population: Population, factor: int) -> None:
+    """12: all guarantees times k, nobody capped, changes nothing but the rounding of a nanosecond."""
+    shares = [Share(s.guarantee_ppm // 8 * 8) for s in population.shares]
+    scaled = [Share(s.guarantee_ppm // factor) for s in shares]
+    runs = [simulate(kind, list(population.works), 1, seed=population.seed) for kind in (shares, scaled)]
+    for key in runs[0].keys:
+        one, other = (run.held_ns(key, 0, 1 * S) for run in runs)
+        assert one == pytest.approx(other, abs=2 * MS)
+
+
+@given(st.integers(1, PPM), st.lists(st.integers(0, 10**10), min_size=1, max_size=20))
+def test_a_lease_in_pieces_costs_what_it_costs_in_one(guarantee: int, pieces: list[int]) -> None:
+    split, whole = (Account(0, 0, Share(guarantee)) for _ in range(2))
+    for piece in pieces:
+        split.charge(piece)
+    whole.charge(sum(pieces))
+    assert split.time == whole.time
+
+
+@given(temporal_populations())
+def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None:
+    """1: −(1.25 q̂ + ô + C) ≤ lag ≤ q̂ + ô + C, for whoever competes."""
+    scheduler = TemporalScheduler()
+    seen: list[tuple[int, int]] = []
+
+    def watch(event: object, now: int, _: list[Command]) -> None:
+        competing = [s for s in scheduler.snapshot(now) if s.wants and not s.throttled and not s.barred]
+        seen.extend((s.vgpu, s.lag_ns) for s in competing)
+        if not any(s.holds and not s.wants for s in scheduler.snapshot(now)):
+            assert abs(sum(s.lag_ns for s in competing)) <= len(competing) + 1
+
+    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch).run(2 * S)
+    weight = min(s.guarantee_ppm for s in run.shares.values())
+    quantum = min(max(oracle.quantum(run, key, weight, 40 * MS) for key in run.keys), 100 * MS)
+    bound = quantum * 5 // 4 + oracle.longest_overrun(run) + oracle.CREDIT
+    for key, lag in seen:
+        assert -bound <= lag <= bound, key
+
+
+@pytest.mark.parametrize("kernel_ns", [MS, 30 * MS, 100 * MS])
+@pytest.mark.parametrize("limit", [0.1, 0.3, 0.7])
+def test_a_limit_is_neither_exceeded_nor_withheld(limit: float, kernel_ns: int) -> None:
+    """5 and 6: alone, always wanting."""
+    run = simulate([Share(round(limit * PPM), round(limit * PPM))], [Work(kernel_ns)], 12)
+    assert not oracle.limits(run)
+    assert not oracle.limit_used(run, 0)
+    assert run.busy_ns(0, 2 * S, 12 * S) / (10 * S) == pytest.approx(limit, abs=0.012)
+
+
+def test_alone_and_unlimited_one_lease_lasts_for_ever() -> None:
+    run = simulate([HALF], [Work()])
+    assert [type(c) for _, c in run.commands] == [Publish]
+    assert run.busy_ns(0, 1 * S, 3 * S) >= 2 * S - 2 * MS  # the last kernel is still running
+
+
+def test_a_stopped_holder_gives_way_and_pays() -> None:
+    run = simulate([HALF, HALF], [Work(stop_ns=1 * S, resume_ns=2 * S), Work()], 4)
+    assert run.busy_ns(1, 1200 * MS, 2 * S) > 0.99 * 800 * MS
+    goes = [r.go_ns for r in run.records if r.key == 1 and r.go_ns > 1 * S]
+    assert min(goes) < 1 * S + 2 * 20 * MS + DEFAULT_POLICY.grace_ns
+    books = run.scheduler.books()
+    assert books[0].overuse_ns > 900 * MS
+    assert not oracle.one_holder(run) or books[0].held_ns > books[0].busy_ns
+
+
+def test_a_process_stopped_for_ever_does_not_starve_newcomers() -> None:
+    run = simulate([Share(PPM // 4)] * 3, [Work(stop_ns=1 * S), Work(), Work(start_ns=4 * S)], 6)
+    for key in (1, 2):
+        assert run.busy_ns(key, 4500 * MS, 6 * S) == pytest.approx(750 * MS, rel=0.03)
+
+
+def test_a_drain_reported_late_is_charged_to_when_it_happened() -> None:
+    scheduler = TemporalScheduler()
+    scheduler.handle(Added(7, HALF), 0)
+    (published,) = scheduler.handle(Wants(7), 1 * MS)
+    assert isinstance(published, Publish)
+    epoch = published.lease.epoch
+    scheduler.handle(Went(7, epoch, 2 * MS), 2 * MS)
+    scheduler.handle(Drained(7, epoch, at_ns=12 * MS, idle_ns=4 * MS, wants=False), 500 * MS)
+    book = scheduler.books()[7]
+    assert (book.held_ns, book.busy_ns, book.tokens) == (10 * MS, 6 * MS, 1)
+
+
+def test_a_drain_cannot_be_dated_before_the_lease() -> None:
+    scheduler = TemporalScheduler()
+    scheduler.handle(Added(0, HALF), 0)
+    scheduler.handle(Wants(0), 0)
+    scheduler.handle(Went(0, 1, 5 * MS), 5 * MS)
+    scheduler.handle(Drained(0, 1, at_ns=-100 * MS, idle_ns=0, wants=False), 6 * MS)
+    assert scheduler.books()[0].held_ns == 0
+
+
+def test_a_high_vgpu_gets_the_gpu_within_the_window() -> None:
+    low, high = Share(PPM // 2, priority=Priority.LOW), Share(PPM // 4, priority=Priority.HIGH)
+    run = simulate([low, high], [Work(500 * US), Work(MS, burst=2, pause_ns=18 * MS)], 3)
+    bound = run.up_ns + run.down_ns + DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.window_low_ns + 500 * US
+    assert max(oracle.waits_of(run, 1)) <= bound
+    assert all(c.lease.window_ns == DEFAULT_POLICY.window_low_ns for _, c in run.commands if key_of(c) == 0)
+
+
+def key_of(command: Command) -> int:
+    assert isinstance(command, Publish)
+    return command.lease.vgpu
+
+
+def test_one_that_gives_up_before_its_lease_begins_is_withdrawn() -> None:
+    scheduler = TemporalScheduler()
+    for key in (0, 1):
+        scheduler.handle(Added(key, HALF), 0)
+    scheduler.handle(Wants(0), 0)
+    scheduler.handle(Went(0, 1, 0), 0)
+    scheduler.handle(Wants(1), 10 * MS)
+    commands = scheduler.handle(Idle(1), 10 * MS + 100 * US)
+    assert Withdraw(1, 2) in commands
+    assert [c.lease.end_ns for c in commands if isinstance(c, Publish)] == [None]
+    # The withdrawal crossed the GO: what was held all the same is charged.
+    scheduler.handle(Went(1, 2, 11 * MS), 12 * MS)
+    scheduler.handle(Drained(1, 2, 13 * MS, 0, wants=False), 13 * MS)
+    assert scheduler.books()[1].held_ns == 2 * MS
+    scheduler.check()
+
+
+def test_debts_survive_a_restart() -> None:
+    """A journalled book is an account that goes on: the indebted one stays behind by its debt."""
+    book = Book(lag_ns=-60 * MS, bucket_ns=0, held_ns=5 * S, busy_ns=4 * S, overuse_ns=1 * S, tokens=9)
+    fresh = Book(lag_ns=60 * MS, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+    scheduler = TemporalScheduler(first_epoch=100)
+    run = Run(scheduler, [], [])
+    for key, kept in enumerate((book, fresh)):
+        scheduler.handle(Added(key, HALF, kept), 0)
+    assert scheduler.books()[0] == book
+    assert scheduler.books()[1].lag_ns == 20 * MS  # asleep, and no more than the idle credit
+    for key in (0, 1):
+        run.keys.append(key)
+        run.shares[key], run.published[key], run.wanting[key] = HALF, {}, []
+        run.apps[key] = App(key, Work())
+        run.at(0, lambda key=key: run._arrive(run.apps[key]))  # type: ignore[misc]
+    run.run(1 * S)
+    assert run.records[0].epoch == 100
+    ahead = run.held_ns(1, 0, 1 * S) - run.held_ns(0, 0, 1 * S)
+    # V is the indebted one's own time when it wakes first; what the other was owed then counts in full.
+    assert ahead == pytest.approx(60 * MS, abs=20 * MS)
+
+
+def test_a_new_share_counts_from_the_next_token() -> None:
+    run = Run(TemporalScheduler(), [HALF, HALF], [Work(), Work()])
+    run.run(2 * S)
+    run.change(0, Share(PPM // 10))
+    run.change(1, Share(9 * PPM // 10))
+    run.run(6 * S)
+    assert run.held_ns(0, 0, 2 * S) == pytest.approx(1 * S, rel=0.02)
+    assert run.held_ns(0, 2 * S, 6 * S) == pytest.approx(400 * MS, abs=40 * MS)
+
+
+def test_an_unknown_vgpu_is_an_error_that_changes_nothing() -> None:
+    scheduler = TemporalScheduler()
+    with pytest.raises(KeyError, match="vGPU 3"):
+        scheduler.handle(Wants(3), 0)
+    scheduler.handle(Added(3, HALF), 0)
+    with pytest.raises(ValueError, match="twice"):
+        scheduler.handle(Added(3, HALF), 0)
+
+
+@pytest.mark.parametrize(("refill_us", "period_ms"), [(100, 40), (400, 57.1), (1000, 142.8)])
+def test_the_period_grows_with_the_cost_of_a_hand_over(refill_us: int, period_ms: float) -> None:
+    run = simulate([Share(3 * PPM // 10), Share(7 * PPM // 10)], [Work(refill_ns=refill_us * US)] * 2, 6)
+    goes = [r.go_ns for r in run.records if r.key == 0 and r.go_ns > 3 * S]
+    assert (goes[-1] - goes[0]) / (len(goes) - 1) / MS == pytest.approx(period_ms, rel=0.03)
