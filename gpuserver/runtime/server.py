@@ -250,6 +250,10 @@ class GpuServer:
     # --- what brokers report
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
+        process = Process(message.pid, message.start_time)
+        if vgpu.seen.get(message.slot) == process:
+            return  # a broker that reconnects tells the whole state; a process may attach again
+        vgpu.seen[message.slot] = process
         self.memory.expect_growth()
         self.happened("attached", vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
 

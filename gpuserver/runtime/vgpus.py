@@ -40,7 +40,7 @@ class Vgpu:
 
     ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
-    not. ``past``: what its processes that have ended had counted.
+    not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
     """
 
     record: VgpuRecord
@@ -56,6 +56,7 @@ class Vgpu:
     left: trio.Event = field(default_factory=trio.Event)
     failure: str = ""
     past: Past = Past()
+    seen: dict[int, Process] = field(default_factory=dict)
 
     @property
     def slots(self) -> list[SlotReading]:

@@ -127,9 +127,10 @@ class Slots(RuleBasedStateMachine):
             assert isinstance(decision, Refused)
             assert decision.code == "full"
             return (0, newcomer.process)
-        assert decision == Admission(free[0], known=False)
-        self.holders[free[0]] = (newcomer.process, SlotState.HELD)
-        return free[0], newcomer.process
+        slot = asked if asked in free else free[0]
+        assert decision == Admission(slot, known=False)
+        self.holders[slot] = (newcomer.process, SlotState.HELD)
+        return slot, newcomer.process
 
     @rule(target=admitted, which=admitted)
     def come_back(self, which: tuple[int, Process]) -> tuple[int, Process]:

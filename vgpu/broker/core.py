@@ -85,7 +85,9 @@ class Admissions:
         held = self._slots.get(attach.slot)
         if held is not None and held.process == peer.process and held.state is SlotState.HELD:
             return Admission(attach.slot, known=True)
-        for number in range(self._capacity):
+        # A process that held a slot in a page that is lost (server and broker died together) gets its number again.
+        wanted = [attach.slot] if 0 <= attach.slot < self._capacity else []
+        for number in (*wanted, *range(self._capacity)):
             if number not in self._slots:
                 self._slots[number] = _Slot(peer.process, SlotState.HELD)
                 return Admission(number, known=False)

@@ -48,7 +48,8 @@ from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import MessageStream, connect, listen
 
 ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
-RECONNECT_S: Final = (0.02, 1.0)  # first pause and longest
+RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
+RESTART_S: Final = 10.0
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 MOST_VISITORS: Final = 128
 
@@ -106,10 +107,11 @@ class Broker:
                     _say(f"{self._vgpu_id}: no link to the GPU Server: {error}")
             finally:
                 self._link = None
-            if not self._admissions.alive and trio.current_time() - alone_since > LONELY_S:
+            alone_s = trio.current_time() - alone_since
+            if not self._admissions.alive and alone_s > LONELY_S:
                 self._nursery.cancel_scope.cancel()
             await trio.sleep(pause)
-            pause = min(2 * pause, RECONNECT_S[1])
+            pause = min(2 * pause, RECONNECT_S[1] if alone_s < RESTART_S else RECONNECT_S[2])
 
     async def _converse(self, link: MessageStream) -> None:
         await link.send(Hello(role="broker").model_dump())

@@ -222,7 +222,8 @@ class Node:
             try:
                 found[process.index] = await self._forward(process.index, Look(), os.geteuid(), Snapshot, LOOK_S)
             except VgpuError as error:
-                log.info("no reading", gpu=process.index, reason=str(error))
+                if process.serving:
+                    log.warning("no reading", gpu=process.index, reason=str(error))
 
         async with trio.open_nursery() as nursery:
             for process in self._processes:
