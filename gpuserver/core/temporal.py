@@ -105,8 +105,9 @@ class TemporalScheduler(Competition):
         clock = sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
         return real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns
 
-    def _quantum(self, account: Account) -> int:
-        weight = self._weight() + (0 if account.competing else account.guarantee)
+    def _quantum(self, account: Account, weight: int | None = None) -> int:
+        """q. ``weight``: W where the caller has it already; adding it up for each of n vGPUs would cost n² per decision."""
+        weight = (self._weight() if weight is None else weight) + (0 if account.competing else account.guarantee)
         quantum = self._period_ns * account.guarantee // weight
         return min(max(quantum, self._quantum_min(account)), self.policy.quantum_max_ns)
 
@@ -263,10 +264,12 @@ class TemporalScheduler(Competition):
             return None
         weight = sum(a.guarantee for a in company)
         clock = sum(a.guarantee * a.time_at(at_ns) for a in company) // weight
-        eligible = [a for a in candidates if self._lag(a, clock, at_ns) >= -(self._quantum(a) // 4)] or candidates
+        total = self._weight()
+        eligible = [a for a in candidates if self._lag(a, clock, at_ns) >= -(self._quantum(a, total) // 4)]
+        eligible = eligible or candidates
         highest = max(a.share.priority for a in eligible)
         eligible = [a for a in eligible if a.share.priority == highest]
-        deadlines = {a.key: self._deadline_at(a, at_ns) for a in eligible}
+        deadlines = {a.key: self._deadline_at(a, at_ns, total) for a in eligible}
         first = min(deadlines.values())
         tied = [a for a in eligible if real(deadlines[a.key] - first, weight) <= self.policy.tie_ns]
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
@@ -278,11 +281,11 @@ class TemporalScheduler(Competition):
             return False
         return account.bucket_at(at_ns) < self._fill_line(account) * PPM
 
-    def _deadline_at(self, account: Account, at_ns: int) -> int:
+    def _deadline_at(self, account: Account, at_ns: int, weight: int | None = None) -> int:
         """The deadline, no further away than one and a half tokens (the company may have grown)."""
         time = account.time_at(at_ns)
         deadline = self._grid(account, time) if account.undrained else account.deadline
-        return min(deadline, time + virtual(self._quantum(account) * 3 // 2, account.guarantee))
+        return min(deadline, time + virtual(self._quantum(account, weight) * 3 // 2, account.guarantee))
 
     def _length(self, account: Account, deadline: int, at_ns: int) -> int:
         length = real(deadline - account.time_at(at_ns), account.guarantee)
