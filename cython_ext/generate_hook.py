@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,11 @@ def exports() -> str:
     return "{\n  global:\n" + "".join(f"    {name};\n" for name in names) + "  local: *;\n};\n"
 
 
+def version() -> str:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return str(tomllib.load(file)["project"]["version"])
+
+
 def rows() -> list[Symbol]:
     """Table order: intercepted functions sorted by name (found by binary search), then those only called."""
     return [*intercepted(), *(s for s in SYMBOLS if not s.intercepted)]
@@ -39,6 +45,7 @@ def header() -> str:
         "#ifndef VGPU_HOOK_DRIVER_H",
         "#define VGPU_HOOK_DRIVER_H",
         "#include <stddef.h>",
+        f'#define VGPU_VERSION "{version()}"',
         f"#define VGPU_SYMBOLS {len(symbols)}",
         f"#define VGPU_INTERCEPTED {len(intercepted())}",
         "",

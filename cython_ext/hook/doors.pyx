@@ -148,8 +148,13 @@ cdef public void* vgpu_wrapper_of(void* address) noexcept nogil:
     cdef int i
     if address == NULL:
         return NULL
-    for i in range(VGPU_INTERCEPTED):
-        if address == vgpu_real[i] or address == aliases[i]:
+    # The newest version first, should a driver have one function for two; a function's own address before the
+    # address that another one's old version was answered with.
+    for i in range(VGPU_INTERCEPTED - 1, -1, -1):
+        if address == vgpu_real[i]:
+            return vgpu_symbols[i].wrapper
+    for i in range(VGPU_INTERCEPTED - 1, -1, -1):
+        if address == aliases[i]:
             return vgpu_symbols[i].wrapper
     return NULL
 

@@ -53,6 +53,7 @@ cdef enum:
     PAGE_BYTES = 4096
     MARK_LAUNCHES = 64       # a marker at least that often ...
     MARK_PARTS = 4           # ... and after a quarter of the window of predicted work
+    ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
@@ -258,6 +259,14 @@ cdef bint siblings_run(const Gate* gate) noexcept nogil:
 
 # --- the three ways through
 
+cdef inline void counted(Gate* gate, Thread* thread) noexcept nogil:
+    """A thread's counter belongs to its one gate; with several, the slots are counted up here (thread.pyx, count)."""
+    if thread.gate == gate:
+        thread.launches += 1
+    else:
+        store64(&gate.slot.launches, gate.slot.launches + 1)
+
+
 cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
     """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
     meanwhile."""
@@ -271,7 +280,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     backlog_submit(&gate.backlog, now, 0, 0)
     thread.stream = launch.handle if thread.gate == gate else NULL
     thread.round = gate.round
-    thread.launches += 1
+    counted(gate, thread)
     store32(&thread.inside, 1)
     fence()
     if load32(&gate.grants.open_epoch) != epoch or load32(&gate.activity.generation) != gate.generation:
@@ -312,7 +321,7 @@ cdef void tracked(
     backlog_submit(&gate.backlog, now, known.estimate_ns, window)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
-    thread.launches += 1
+    counted(gate, thread)
 
 
 cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil:
@@ -362,7 +371,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
             if load32(&gate.grants.open_epoch) == open_epoch:
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
             continue
-        if gate.backlog.busy:
+        if gate.backlog.busy and now >= gate.asked_ns + ASK_NS:
+            gate.asked_ns = now
             vgpu_collect(gate, now)
             if not gate.untracked and now >= backlog_end_ns(&gate.backlog):
                 vgpu_drained(gate, now, 0)
@@ -392,6 +402,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
         elif verdict.action == GATE_WAIT_BACKLOG:
             want(gate, now)
             wait(gate, change, verdict.until_ns, FOREVER_NS)
+            gate.asked_ns = 0                                    # to know is worth more than to guess, now
         else:
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)

@@ -123,6 +123,7 @@ cdef struct Gate:
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
     int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
     int64_t over_end_ns
+    int64_t asked_ns         # when a launching thread last asked the driver
     int64_t look_ns          # when the hook thread looks at the driver again
     int64_t idle_since_ns    # drained since; 0: busy
     int64_t gap_ns           # expected idle gap: moving average over drains

@@ -88,11 +88,14 @@ cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
 cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     """Nothing of ours runs under ``epoch`` any more, and nothing will: the word that the next holder waits for."""
     cdef Slot* slot = gate.slot
+    cdef int64_t tolerated
     cdef int64_t overrun = gate.backlog.drained_ns - gate.over_end_ns if gate.over_end_ns < FOREVER_NS else 0
     if load32(&slot.last_epoch) == epoch:
         if overrun > 0:
             store64(&slot.overrun_ns, slot.overrun_ns + <uint64_t>overrun)
-        gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, OVERRUN_TARGET_NS, 0)
+        # half of a kernel may hang over by the rule of the gate; what is beyond that was mispredicted
+        tolerated = OVERRUN_TARGET_NS + backlog_longest_ns(&gate.backlog) / 2
+        gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0

@@ -29,9 +29,6 @@ from cython_ext.native cimport store32
 cdef extern from *:
     """
     #include "hook/generated/driver.h"
-    #ifndef VGPU_VERSION
-    #define VGPU_VERSION "0.1.0"
-    #endif
     """
     const char* VGPU_VERSION
 
