@@ -41,6 +41,7 @@ cdef extern from "hook/connect.h" nogil:
     void vgpu_command(char* out, size_t capacity) noexcept
     int vgpu_uid() noexcept
     bint vgpu_exists(const char* path) noexcept
+    long vgpu_cores() noexcept
     int close(int fd) noexcept
     int setenv(const char* name, const char* value, int overwrite) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
@@ -63,6 +64,7 @@ cdef enum:
     PATH_BYTES = 108         # what a socket address holds
     DURATION_BYTES = 1 << 20     # about 8,000 keys
     CLOCKS_APART_NS = 1_000_000_000
+    CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
 
 
 cdef struct Reply:
@@ -417,6 +419,7 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     lock_acquire(&all.attach_lock)
     if not all.attached:
         vgpu_memory_after_fork()
+        all.spins = vgpu_cores() >= CORES_TO_SPARE
     if not all.attached and not (observer and all.observer):
         error = attach_all(all, ids, observer)
         if error == CUDA_SUCCESS and not observer:

@@ -67,6 +67,7 @@ static inline long vgpu_exchange(int fd, const uint8_t *request, size_t size, ui
 
 static inline long vgpu_file_size(int fd) { return (long)lseek(fd, 0, SEEK_END); }
 static inline int vgpu_uid(void) { return (int)getuid(); }
+static inline long vgpu_cores(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 static inline int vgpu_exists(const char *path) { return access(path, F_OK) == 0; }
 
 /* The program's name as `ps` would show it, for the books only. */

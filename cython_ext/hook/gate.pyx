@@ -161,6 +161,8 @@ cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept n
 cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) noexcept nogil:
     """Give up the lock until ``grants.change`` is no longer ``change``, or ``until``; spin from ``spin_from`` on."""
     cdef const uint32_t* word = &gate.grants.change
+    if not state().spins:
+        spin_from = FOREVER_NS
     gate.waiters += 1
     lock_release(&gate.lock)
     if now_ns() < spin_from:

@@ -152,6 +152,7 @@ cdef struct State:
     void* capturing[64]      # their first streams
     uint32_t threads_lock
     Thread* threads
+    uint32_t spins           # there are cores to spare for the last microseconds before something known
     uint32_t exit_known      # the exit handler is registered
     uint32_t dying           # contexts that are being destroyed just now
     uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so

@@ -179,6 +179,9 @@ cdef void rest(Gate* gate, uint32_t change, int64_t until) noexcept nogil:
     cdef const uint32_t* word = &gate.grants.change
     cdef int64_t now = now_ns()
     cdef bint ended = gate.over_epoch != 0 and now < gate.over_end_ns + SPIN_DRAIN_NS and until - now <= SPIN_END_NS
+    if not state().spins:
+        futex_wait(word, change, until)
+        return
     if not ended:
         if until != gate.lease_end_ns:
             futex_wait(word, change, until)
