@@ -106,7 +106,7 @@ class TemporalScheduler(Competition):
         return real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns
 
     def _quantum(self, account: Account, weight: int | None = None) -> int:
-        """q. ``weight``: W where the caller has it already; adding it up for each of n vGPUs would cost n² per decision."""
+        """q. ``weight``: W where the caller has it already: adding it up for each of n vGPUs would cost n² sums."""
         weight = (self._weight() if weight is None else weight) + (0 if account.competing else account.guarantee)
         quantum = self._period_ns * account.guarantee // weight
         return min(max(quantum, self._quantum_min(account)), self.policy.quantum_max_ns)

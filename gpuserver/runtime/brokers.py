@@ -1,7 +1,7 @@
 """The brokers of one GPU: started, found again, restarted, and talked to.
 
-A broker is a process of its own session: it outlives this server. After a restart the journal says which broker served
-a vGPU; if it still lives it will knock within a second, bringing the activity page, and is watched like one of our own.
+A broker is a process of its own session: it outlives this server. After a restart whoever listens at a vGPU's door is
+its broker; it will knock within a second, bringing the activity page, and is watched like one of our own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Brokers:
         while not vgpu.removed.is_set():
             started = trio.current_time()
             if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
-                await self._start(vgpu)
+                self._start(vgpu)
             await self._until_gone(vgpu)
             vgpu.broker = NO_PROCESS
             if not vgpu.removed.is_set():
@@ -93,7 +93,7 @@ class Brokers:
                     await vgpu.removed.wait()
         vgpu.left.set()
 
-    async def _start(self, vgpu: Vgpu) -> None:
+    def _start(self, vgpu: Vgpu) -> None:
         if vgpu.activity is None:
             # Nobody brought a page and nobody is left who could: what processes there were begin anew.
             vgpu.make_activity()
@@ -106,8 +106,8 @@ class Brokers:
             *("--door", str(door)),
         ]
         door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        pid = await trio.to_thread.run_sync(_spawn, argv)
-        # Nobody reaps it before _until_gone, so the pid is still its own.
+        # Nothing else runs until its name is known here: only who is known may register.
+        pid = _spawn(argv)
         vgpu.broker = Process(pid, start_time(pid))
 
     async def _until_gone(self, vgpu: Vgpu) -> None:
@@ -138,7 +138,7 @@ class Brokers:
 
     # --- links
 
-    async def converse(self, link: MessageStream) -> None:
+    async def converse(self, link: MessageStream, process: Process) -> None:
         """The conversation with one broker, from its registration on. Returns when the link ends."""
         received = await link.receive()
         if received is None:
@@ -148,7 +148,8 @@ class Brokers:
         if not isinstance(register, Register):
             raise ProtocolError("a broker has to register first")
         vgpu = self._find(register.vgpu_id)
-        if vgpu is None:
+        if vgpu is None or vgpu.broker != process:
+            # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.
             for descriptor in descriptors:
                 os.close(descriptor)
             await link.send(Stop(removed=True).model_dump())

@@ -71,7 +71,7 @@ class Control:
                 if hello is None:
                     return
                 if hello.role == "broker":
-                    await self._server.brokers.converse(link)
+                    await self._server.brokers.converse(link, peer.process)
                 else:
                     await serve(link, FORWARDS, self._answer, self._notices)
             except LinkErrors as error:
@@ -134,7 +134,6 @@ class Control:
         vgpu = server.enlist(record, None)
         server.apply_shares()
         server.nursery.start_soon(server.brokers.keep, vgpu)
-        await server.remember()
         with trio.move_on_after(ADMIT_S):
             await vgpu.admits.wait()
         if not vgpu.admits.is_set():
@@ -144,6 +143,7 @@ class Control:
                 f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
                 f"see the logs in {server.settings.paths.logs}",
             )
+        await server.remember()
         server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", **_summary(create.spec))
         return self._reading(vgpu)
 

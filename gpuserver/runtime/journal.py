@@ -17,7 +17,6 @@ from typing import Final, Self
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
 
 SCHEMA_VERSION: Final = 1
@@ -38,8 +37,6 @@ CREATE TABLE IF NOT EXISTS vgpu (
     share_gid INTEGER NOT NULL,
     created_unix_ns INTEGER NOT NULL,
     expires_unix_ns INTEGER,
-    broker_pid INTEGER NOT NULL,
-    broker_start_time INTEGER NOT NULL,
     book TEXT
 );
 """
@@ -65,11 +62,10 @@ class VgpuRow:
     owner: Owner
     created_unix_ns: int
     expires_unix_ns: int | None
-    broker: Process
     book: Book | None
 
     @classmethod
-    def of(cls, record: VgpuRecord, broker: Process, book: Book | None) -> Self:
+    def of(cls, record: VgpuRecord, book: Book | None) -> Self:
         return cls(
             record.vgpu_id,
             record.key,
@@ -77,7 +73,6 @@ class VgpuRow:
             record.owner,
             record.created_unix_ns,
             record.expires_unix_ns,
-            broker,
             book,
         )
 
@@ -123,10 +118,9 @@ class Journal:
                     owner=Owner(uid, gid),
                     created_unix_ns=created,
                     expires_unix_ns=expires,
-                    broker=Process(pid, start_time),
                     book=None if book is None else Book(**json.loads(book)),
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, pid, start_time, book in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -146,8 +140,6 @@ class Journal:
                 row.owner.share_gid,
                 row.created_unix_ns,
                 row.expires_unix_ns,
-                row.broker.pid,
-                row.broker.start_time,
                 None if row.book is None else json.dumps(asdict(row.book)),
             )
             for row in vgpus
@@ -156,7 +148,7 @@ class Journal:
         try:
             self.write_server(server)
             self._database.execute("DELETE FROM vgpu")
-            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")

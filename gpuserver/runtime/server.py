@@ -38,7 +38,7 @@ from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice, Notice
-from vgpu.protocol.peer import is_alive
+from vgpu.protocol.peer import is_alive, listener_at
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +82,9 @@ class GpuServer:
         self._journal_turn = trio.Lock()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         self._row, self._remembered = journal.begin()
+        # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
+        found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
+        self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
         if self._row.period_ns is not None:
             self.policy = with_period(self.policy, self._row.period_ns)
         self.mode, self.mode_reason = self._choose_mode()
@@ -91,8 +94,8 @@ class GpuServer:
     # --- modes
 
     def _choose_mode(self) -> tuple[Mode, str]:
-        """The mode to begin in. With processes attached it is the one that they were started in."""
-        if self._row.mode and any(is_alive(row.broker) for row in self._remembered):
+        """The mode to begin in. Where brokers are left there may be processes: then the one that they began in."""
+        if self._row.mode and self._found:
             kept = Mode(self._row.mode)
             if kept is Mode.SPATIAL:
                 self.daemon.start()
@@ -173,7 +176,7 @@ class GpuServer:
         self.registry.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in rows)
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book)
-            vgpu.broker = row.broker
+            vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             self.nursery.start_soon(self.brokers.keep, vgpu)
         self._remembered = []
 
@@ -326,7 +329,7 @@ class GpuServer:
         async with self._journal_turn:
             books: dict[VgpuKey, Book] = self.tokens.books()
             rows = [
-                VgpuRow.of(vgpu.record, vgpu.broker, books.get(vgpu.record.key))
+                VgpuRow.of(vgpu.record, books.get(vgpu.record.key))
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set()
             ]

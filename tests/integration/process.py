@@ -61,9 +61,9 @@ def attach_request(**changes: Any) -> dict[str, Any]:
 class Attached:
     """This process in a vGPU. Re-attaches when its server was restarted, as a hook does."""
 
-    def __init__(self, door: Path) -> None:
+    def __init__(self, door: Path, say: Callable[..., None]) -> None:
         self._door = door
-        self.reply: dict[str, Any] = {}
+        self._say = say
         self.slot = -1
         self.attach()
 
@@ -74,25 +74,26 @@ class Attached:
         for descriptor in descriptors:
             os.close(descriptor)
         fresh = reply["slot"] != self.slot
-        self.reply, self.slot = reply, reply["slot"]
+        self.slot = reply["slot"]
         self.grants, self.activity = grants, activity
         self.process = Process(activity, grants, self.slot)
         if fresh:
             self.process.activate()
+        self._say(reply=reply)
 
     @property
     def stale(self) -> bool:
         return self.grants.generation != self.activity.generation
 
-    def take_turn(self, tell: Callable[[int], None]) -> None:
-        """Work for as long as the next lease lasts, having told its epoch. Back without one after 100 ms."""
+    def take_turn(self) -> None:
+        """Work for as long as the next lease lasts. Back without one after 100 ms."""
         if self.stale:
             self.attach()
             self.process.want()
         epoch, _ = self.process.wait_lease(100_000_000)
         if not epoch:
             return
-        tell(epoch)
+        self._say(epoch=epoch)
         self.process.submit(epoch)
         started = time.monotonic_ns()
         while self.process.usable() == epoch and not self.stale:
@@ -140,18 +141,13 @@ def main(door: Path, *, use: bool) -> None:
     def say(**what: Any) -> None:
         print(json.dumps(what), flush=True)
 
-    attached = Attached(door)
-    say(reply=attached.reply)
+    attached = Attached(door, say)
     if not use:
         sys.stdin.read()
         return
     attached.process.want()
-    reply = attached.reply
     while True:
-        attached.take_turn(lambda epoch: say(epoch=epoch))
-        if attached.reply is not reply:
-            reply = attached.reply
-            say(reply=reply)
+        attached.take_turn()
 
 
 if __name__ == "__main__":

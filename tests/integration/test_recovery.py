@@ -200,3 +200,17 @@ def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading
     goes_on(children[1])
     os.kill(children[0].pid, signal.SIGCONT)
     goes_on(children[0])
+
+
+def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> None:
+    with SimulatedNode(mode="auto") as node:
+        vgpu = node.create(sm_percent=30, memory_bytes="1G")
+        assert vgpu.mode == "spatial"
+        child = node.attach(vgpu.vgpu_id)
+        with node.link() as link:
+            assert link.gpus()[0].mode_reason.startswith("auto")
+        os.kill(node.server_pid(), signal.SIGKILL)
+        eventually(lambda: len(child.replies) == 2, "the second attach")
+        assert child.replies[1]["mode"] == "spatial"
+        with node.link() as link:
+            assert "processes that are attached" in link.gpus()[0].mode_reason

@@ -14,7 +14,6 @@ from gpuserver.core.leases import Book, Mode
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
 
 BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
@@ -26,7 +25,7 @@ def rows(count: int) -> list[VgpuRow]:
     for n in range(count):
         spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
         record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
-        made.append(VgpuRow.of(record, Process(n, 10 * n), BOOK if n % 2 else None))
+        made.append(VgpuRow.of(record, BOOK if n % 2 else None))
     return made
 
 

@@ -22,7 +22,7 @@ _SO_PEERPIDFD: Final = 77  # Linux 6.5
 _MOST_GROUPS_BYTES: Final = 65536 * 4
 
 
-def peer_of(sock: trio.socket.SocketType) -> Peer:
+def peer_of(sock: trio.socket.SocketType | socket.socket) -> Peer:
     """Who connected. A pid that was reused since then would name a stranger, so it is checked against the kernel's
     pidfd of the peer (where the kernel has SO_PEERPIDFD); a peer that has died has ``start_time`` 0."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -33,7 +33,7 @@ def peer_of(sock: trio.socket.SocketType) -> Peer:
     return Peer(Process(pid, _checked_start_time(sock, pid)), uid, frozenset(groups) | {gid})
 
 
-def _checked_start_time(sock: trio.socket.SocketType, pid: int) -> int:
+def _checked_start_time(sock: trio.socket.SocketType | socket.socket, pid: int) -> int:
     try:
         pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:  # an older kernel; or the peer is reaped, and then has no start time either
@@ -49,6 +49,18 @@ def _checked_start_time(sock: trio.socket.SocketType, pid: int) -> int:
     finally:
         os.close(pidfd)
     return started
+
+
+def listener_at(path: Path) -> Process | None:
+    """The process that listens at a Unix socket; None if nobody does. It sees a visitor who says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)  # who has no room for a visitor cannot be asked
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return None
+        process = peer_of(sock).process
+    return process if process.start_time else None
 
 
 def start_time(pid: int) -> int:
