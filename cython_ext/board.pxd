@@ -243,14 +243,12 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
 
 
 cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
-    """From when on the turn may get GO, as things stand; FOREVER_NS if that takes an event."""
+    """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
     cdef const Turn* turn = &desk.turns[index]
     cdef int64_t due = 0 if turn.early else turn.lease.start_ns
     if turn.on_want and not desk.want:
         return FOREVER_NS
     if index > 0:
-        if not desk.turns[index - 1].went:
-            return FOREVER_NS
         due = max(due, desk.turns[index - 1].lease.end_ns)
     if turn.waits > 0:
         due = FOREVER_NS
@@ -270,7 +268,7 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     cdef int64_t due = max(turn.ready_ns, 0 if turn.early else turn.lease.start_ns)
     cdef int64_t moved
     cdef uint64_t late
-    cdef uint32_t i
+    cdef uint32_t i = 0
     if turn.on_want:
         due = max(due, desk.want_changed_ns)
     if index > 0:
@@ -287,12 +285,8 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         turn.lease.end_ns += moved
     turn.went = 1
     turn.busy_at_go_ns = desk.report.busy_ns
-    for i in range(index):
-        desk.turns[i].lease.end_ns = min(desk.turns[i].lease.end_ns, turn.go_ns)
-        desk.turns[i].lease.flags &= ~<uint32_t>LEASE_OPEN
     board.gos += 1
     late = <uint64_t>max(0, now_ns - due)
-    i = 0
     while late and i < LATENESS_BINS - 1:
         late >>= 1
         i += 1

@@ -10,9 +10,9 @@ entries to the board, steps it, and writes the pages of the desks that were touc
 from Python's thread, so that a lease that is due goes within the call; the thread is woken only if it would sleep too
 long.
 
-Deadlines that somebody waits for to the microsecond (``sharp``: a lease whose predecessors are done and whose start
-lies ahead) are approached by sleeping to SPIN_NS before and spinning: absolute futex time-outs overshoot by tens of
-µs.
+Two kinds of moments are met awake (``next_look_ns``): a start that somebody waits for to the microsecond (``sharp``),
+since absolute futex time-outs overshoot by tens of µs; and, where there are cores to spare, the end of a lease whose
+drain somebody waits for, since waking an idle core takes longer than the hand-over itself.
 
 Locks and order
 ---------------
@@ -38,8 +38,8 @@ from libc.string cimport memcmp, memset, strerror
 from cython_ext.board cimport (
     BOARD_EMPTY, BOARD_FULL, BOARD_OK, EVENT_OBSERVED, LATENESS_BINS, RING, TURNS,
     Board, BoardEvent, Desk, Face, Report, Turn,
-    board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_reading, board_remove,
-    board_report, board_step, board_withdraw, event_reading, first_waiting, next_key, put, read_turn,
+    board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_reading,
+    board_remove, board_report, board_step, board_withdraw, event_reading, first_waiting, next_key, put, read_turn,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
@@ -50,9 +50,9 @@ from cython_ext.native cimport (
 )
 from cython_ext.pages cimport GrantsPage, RelayPage
 from cython_ext.threads cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, prctl,
-    may_spin, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
-    pthread_setname_np, pthread_t, start_thread,
+    EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
+    prctl, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    pthread_self, pthread_setname_np, pthread_t, start_thread,
 )
 
 from cython_ext.readings import DispatcherStats, Event, EventKind
@@ -62,8 +62,8 @@ cdef extern from "limits.h":
 
 cdef enum:
     SPIN_NS = 100_000
-    HANDOVER_BEFORE_NS = 50_000      # a drain that somebody waits for is spun for, from so long before the lease's end ...
-    HANDOVER_AFTER_NS = 300_000      # ... until so long after: a wake of an idle core costs more (H200 host: 100-200 us)
+    HANDOVER_BEFORE_NS = 50_000      # a drain that somebody waits for is spun for, from so long before the lease's end
+    HANDOVER_AFTER_NS = 300_000      # until so long after: a wake of an idle core costs more (H200 host: 100-200 µs)
     BEAT_NS = 50_000_000     # twice as often as the pages promise
 
 
@@ -79,6 +79,7 @@ cdef struct Engine:
     uint64_t[4] wake         # pages whose sleepers must be woken once the lock is free
     bint signalled           # the eventfd says that there are events
     bint stopping
+    bint spins
     int events_descriptor
     int64_t sleeps_until_ns  # 0: the thread is awake
     int64_t beat_ns
@@ -153,13 +154,31 @@ cdef inline void beat(Engine* engine, int64_t at_ns) noexcept nogil:
     engine.beat_ns = at_ns + BEAT_NS
 
 
+cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noexcept nogil:
+    """Until when the thread may rest, as things stand; ``spin``: awake. Under the lock."""
+    cdef bint sharp
+    cdef int64_t deadline_ns = board_deadline(engine.board, &sharp)
+    cdef int64_t handover_ns = board_handover_ns(engine.board) if engine.spins else <int64_t>FOREVER_NS
+    cdef int64_t until_ns = min(deadline_ns, engine.beat_ns)
+    spin[0] = 1
+    if sharp and deadline_ns - SPIN_NS <= at_ns:
+        return deadline_ns
+    if handover_ns - HANDOVER_BEFORE_NS <= at_ns < handover_ns + HANDOVER_AFTER_NS:
+        return min(deadline_ns, handover_ns + HANDOVER_AFTER_NS)
+    spin[0] = 0
+    if sharp:
+        until_ns = min(until_ns, deadline_ns - SPIN_NS)
+    if at_ns < handover_ns - HANDOVER_BEFORE_NS:
+        until_ns = min(until_ns, handover_ns - HANDOVER_BEFORE_NS)
+    return until_ns
+
+
 cdef inline void let_go(Engine* engine) noexcept nogil:
     """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
     cdef uint64_t[4] wake
     cdef GrantsAt[256] pages
     cdef bint signal = engine.board.events_count > 0 and not engine.signalled
-    cdef bint thread_oversleeps
-    cdef bint sharp
+    cdef bint thread_oversleeps, spin
     cdef int key, i
     for i in range(4):
         wake[i] = engine.wake[i]
@@ -169,9 +188,7 @@ cdef inline void let_go(Engine* engine) noexcept nogil:
         pages[key] = engine.pages[key]
         key = next_key(wake, key + 1)
     engine.signalled = engine.signalled or signal
-    thread_oversleeps = min(
-        board_deadline(engine.board, &sharp), board_handover_ns(engine.board) - HANDOVER_BEFORE_NS
-    ) < engine.sleeps_until_ns
+    thread_oversleeps = next_look_ns(engine, now_ns(), &spin) < engine.sleeps_until_ns
     if thread_oversleeps:
         engine.sleeps_until_ns = 0
     pthread_mutex_unlock(&engine.lock)
@@ -193,8 +210,8 @@ cdef inline void ring(Engine* engine) noexcept nogil:
 cdef void* engine_main(void* argument) noexcept nogil:
     cdef Engine* engine = <Engine*>argument
     cdef uint32_t heard
-    cdef int64_t at_ns, deadline_ns, until_ns, handover_ns
-    cdef bint sharp, spins = may_spin()
+    cdef int64_t at_ns, until_ns
+    cdef bint spin
     pthread_setname_np(pthread_self(), "vgpu-dispatch")
     prctl(PR_SET_TIMERSLACK, 1)
     while True:
@@ -210,23 +227,13 @@ cdef void* engine_main(void* argument) noexcept nogil:
         settle(engine, at_ns)
         if at_ns >= engine.beat_ns:
             beat(engine, at_ns)
-        deadline_ns = board_deadline(engine.board, &sharp)
-        handover_ns = board_handover_ns(engine.board) if spins else <int64_t>FOREVER_NS
-        until_ns = min(deadline_ns, engine.beat_ns)
-        if handover_ns - HANDOVER_BEFORE_NS > at_ns:
-            until_ns = min(until_ns, handover_ns - HANDOVER_BEFORE_NS)
-        engine.sleeps_until_ns = until_ns
+        until_ns = engine.sleeps_until_ns = next_look_ns(engine, at_ns, &spin)
         let_go(engine)
-        if handover_ns - HANDOVER_BEFORE_NS <= at_ns < handover_ns + HANDOVER_AFTER_NS:
-            until_ns = min(deadline_ns, handover_ns + HANDOVER_AFTER_NS)
+        if spin:
             while load32(&engine.relays.doorbell) == heard and now_ns() < until_ns:
                 pause()
-            continue
-        if not sharp or deadline_ns - SPIN_NS > at_ns:
-            futex_wait(&engine.relays.doorbell, heard, min(until_ns, deadline_ns - SPIN_NS) if sharp else until_ns)
         else:
-            while load32(&engine.relays.doorbell) == heard and now_ns() < deadline_ns:
-                pause()
+            futex_wait(&engine.relays.doorbell, heard, until_ns)
 
 
 cdef int engine_publish(Engine* engine, uint32_t key, const Turn* turn) noexcept nogil:
@@ -301,6 +308,7 @@ cdef class Dispatcher:
         pthread_mutex_init(&engine.lock, NULL)
         engine.relays = relay_page.get()
         engine.events_descriptor = -1
+        engine.spins = may_spin()
         engine.board = board_new()
         engine.spare = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
         if engine.spare == NULL:

@@ -1,0 +1,258 @@
+"""What the processes of a vGPU add up to: the relay's state and its merge, without threads (theory: relay.pyx)."""
+
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.layout cimport (
+    LEASE_ON_GO, SLOT_ACTIVE,
+    ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
+    epoch_reached, pthread_mutex_t,
+)
+from cython_ext.logic.plan cimport read_plan
+from cython_ext.native cimport (
+    cas32, exchange32, fence, futex_wake, load32, load64, loadi64, now_ns, or64, store32, store64, storei64,
+)
+from cython_ext.threads cimport pthread_t
+
+cdef extern from "limits.h":
+    const int INT_MAX
+
+cdef enum:
+    LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
+    RECENT = 1 << 30             # epochs closer than this compare safely
+
+
+cdef struct Watch:
+    Wire* wire
+    Slot* slot
+    pthread_t thread
+    uint32_t state               # WATCH_*, under the lock
+    uint32_t stop
+    uint32_t ended
+    int64_t died_ns
+    bint clean
+    uint64_t busy_ns             # as last merged
+    uint64_t launches
+
+
+cdef struct Wire:
+    pthread_mutex_t lock
+    Activity* activity
+    Grants* grants
+    Relays* relays
+    uint32_t key
+    bint stopping
+    bint retell                  # a new page: tell everything
+    int events_descriptor
+    uint64_t admitted            # bit per slot
+    uint64_t died                # bit per slot, until Python has heard
+    # --- what was told, and what is known of the lease in force
+    bint want
+    uint32_t told_drained
+    uint32_t told_returned
+    Lease held                   # the newest lease that was usable; epoch 0: none yet
+    Lease before                 # the one before it
+    Lease over                   # the newest of the two that is over, as of this merge
+    int64_t returned_ns
+    uint64_t busy_ns
+    uint64_t launches
+    # --- doorbell storms
+    int64_t budget
+    int64_t budget_ns
+    uint64_t wakes
+    uint64_t rings
+    uint64_t returns
+    uint64_t undone
+    uint64_t throttled
+    pthread_t thread
+    Watch[64] watches
+
+
+cdef struct Merged:
+    bint want
+    uint32_t processes
+    bint limited                 # by ``drained_epoch``: somebody has work on the GPU
+    uint32_t drained_epoch
+    int64_t drained_ns
+    int64_t want_since_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
+    return bits & (~bits + 1)
+
+
+cdef inline int index_of(uint64_t bit) noexcept nogil:
+    cdef int index = 0
+    while not bit & 1:
+        bit >>= 1
+        index += 1
+    return index
+
+
+cdef inline uint64_t grown(uint64_t total, uint64_t* last, uint64_t now) noexcept nogil:
+    """``total`` plus what a counter has grown by; one that fell began anew."""
+    cdef uint64_t growth = now - last[0] if now > last[0] else 0
+    last[0] = now
+    return total + growth if growth <= UINT64_MAX - total else UINT64_MAX
+
+
+cdef inline bint any_want(Wire* wire) noexcept nogil:
+    cdef uint64_t left = wire.admitted
+    cdef Slot* slot
+    while left:
+        slot = &wire.activity.slots[index_of(lowest(left))]
+        if load32(&slot.state) == SLOT_ACTIVE and (load32(&slot.want) or load32(&slot.undrained)):
+            return 1
+        left &= left - 1
+    return 0
+
+
+cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, Merged* merged) noexcept nogil:
+    cdef uint64_t left = wire.admitted
+    cdef uint32_t drained, undrained
+    cdef int64_t since
+    cdef int index
+    cdef Slot* slot
+    memset(merged, 0, sizeof(Merged))
+    merged.want_since_ns = INT64_MAX
+    merged.refill_ns = INT64_MAX
+    while left:
+        index = index_of(lowest(left))
+        left &= left - 1
+        slot = &wire.activity.slots[index]
+        if load32(&slot.state) != SLOT_ACTIVE:
+            continue
+        merged.processes += 1
+        undrained = load32(&slot.undrained)
+        drained = load32(&slot.drained_epoch)
+        if load32(&slot.want) or undrained:
+            merged.want = 1
+            since = loadi64(&slot.want_since_ns)
+            if 0 < since < merged.want_since_ns:
+                merged.want_since_ns = since
+        if undrained and (not merged.limited or not epoch_reached(drained, merged.drained_epoch)):
+            merged.limited = 1
+            merged.drained_epoch = drained
+        merged.drained_ns = max(merged.drained_ns, loadi64(&slot.drained_ns))
+        merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
+        merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
+        if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
+            merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
+        wire.busy_ns = grown(wire.busy_ns, &wire.watches[index].busy_ns, load64(&slot.busy_ns))
+        wire.launches = grown(wire.launches, &wire.watches[index].launches, load64(&slot.launches))
+    if merged.want_since_ns == INT64_MAX:
+        merged.want_since_ns = 0
+
+
+cdef inline bint begun(const Lease* lease, uint32_t go_epoch, int64_t at_ns) noexcept nogil:
+    if lease.epoch == 0:
+        return 0
+    if lease.flags & LEASE_ON_GO:
+        return epoch_reached(go_epoch, lease.epoch) or at_ns >= lease.go_by_ns
+    return at_ns >= lease.start_ns
+
+
+cdef inline void follow_plan(Wire* wire, int64_t at_ns) noexcept nogil:
+    """Bring ``held``, ``before`` and ``over`` up to date. What is over may be in force again: ends move."""
+    cdef uint32_t go_epoch
+    cdef Plan plan
+    cdef Lease* newest
+    cdef bint shown
+    if not read_plan(wire.grants, &plan):
+        return
+    go_epoch = load32(&wire.grants.go_epoch)
+    newest = &plan.next if begun(&plan.next, go_epoch, at_ns) else &plan.current
+    shown = begun(newest, go_epoch, at_ns)
+    if shown:
+        if newest.epoch != wire.held.epoch:
+            wire.before = wire.held
+        wire.held = newest[0]
+    if not shown or at_ns >= wire.held.end_ns or wire.held.epoch == wire.told_returned:
+        wire.over = wire.held
+    else:
+        wire.over = wire.before
+
+
+cdef inline bint news(uint32_t epoch, uint32_t told) noexcept nogil:
+    return epoch != 0 and epoch != told and not (epoch_reached(told, epoch) and told - epoch < RECENT)
+
+
+cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
+    """Return the lease in force, unless somebody wakes meanwhile. Whether it is returned."""
+    cdef uint32_t before = exchange32(&wire.activity.returned_epoch, wire.held.epoch)
+    fence()
+    if any_want(wire):
+        cas32(&wire.activity.returned_epoch, wire.held.epoch, before)
+        futex_wake(&wire.grants.change, INT_MAX)
+        wire.undone += 1
+        return 0
+    wire.returned_ns = at_ns
+    wire.returns += 1
+    return 1
+
+
+cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
+    """A returned epoch that the plan has long stopped showing is of no use, and in 2³¹ leases it would do harm."""
+    cdef uint32_t returned = load32(&wire.activity.returned_epoch)
+    cdef Plan plan
+    if returned == 0 or at_ns - wire.returned_ns < LOOK_NS or not read_plan(wire.grants, &plan):
+        return
+    if plan.current.epoch != returned and plan.next.epoch != returned:
+        cas32(&wire.activity.returned_epoch, returned, 0)
+
+
+cdef inline bint merge(Wire* wire) noexcept nogil:
+    """Bring the entry up to date. Whether the dispatcher must be rung. Under the lock."""
+    cdef RelayEntry* entry = &wire.relays.entries[wire.key]
+    cdef int64_t at_ns = now_ns()
+    cdef bint must_ring = wire.retell
+    cdef bint returned = 0
+    cdef uint32_t drained = 0
+    cdef Merged merged
+    follow_plan(wire, at_ns)
+    merge_slots(wire, wire.held.epoch, &merged)
+    if not merged.want and wire.held.epoch != 0 and wire.held.epoch != wire.over.epoch:
+        returned = give_back(wire, at_ns)
+        merged.want = not returned
+    if not returned and wire.over.epoch != 0:
+        drained = wire.over.epoch
+        if merged.limited and not epoch_reached(merged.drained_epoch, drained):
+            drained = merged.drained_epoch
+    wire.retell = 0
+    # Order matters: see dispatcher.pyx.
+    if merged.want != wire.want or must_ring:
+        wire.want = merged.want
+        store32(&wire.activity.want, merged.want)
+        store32(&entry.want, merged.want)
+        must_ring = 1
+    entry.processes = merged.processes
+    store64(&entry.busy_ns, wire.busy_ns)
+    store64(&entry.launches, wire.launches)
+    storei64(&entry.longest_kernel_ns, merged.longest_kernel_ns)
+    storei64(&entry.predicted_end_ns, merged.predicted_end_ns)
+    storei64(&entry.want_since_ns, merged.want_since_ns)
+    if merged.refill_ns != INT64_MAX:
+        storei64(&entry.refill_ns, merged.refill_ns)
+    if returned:
+        wire.told_returned = wire.held.epoch
+        storei64(&entry.drained_ns, at_ns)
+        store32(&entry.returned_epoch, wire.held.epoch)
+        must_ring = 1
+    elif drained != wire.told_returned and news(drained, wire.told_drained):
+        wire.told_drained = drained
+        storei64(&entry.drained_ns, drained_at_ns(wire, &merged, at_ns))
+        store32(&entry.drained_epoch, drained)
+        must_ring = 1
+    or64(&wire.relays.dirty[wire.key >> 6], (<uint64_t>1) << (wire.key & 63))
+    forget_return(wire, at_ns)
+    return must_ring
+
+
+cdef inline int64_t drained_at_ns(Wire* wire, const Merged* merged, int64_t at_ns) noexcept nogil:
+    """When the lease that is over had drained; one that nobody used was held to its end."""
+    if merged.drained_ns <= wire.over.start_ns:
+        return min(at_ns, wire.over.end_ns)
+    return min(at_ns, merged.drained_ns)
