@@ -12,8 +12,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport real_cuCtxGetDevice
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass,
-    State, Thread, attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark, vgpu_sample_begin,
-    vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
+    State, Stream, Thread, attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark,
+    vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
@@ -51,6 +51,7 @@ cdef extern from "hook/hook_native.h" nogil:
 
 cdef enum:
     PAGE_BYTES = 4096
+    OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
     MARK_LAUNCHES = 64       # a marker at least that often ...
     MARK_PARTS = 4           # ... and after a quarter of the window of predicted work
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
@@ -299,7 +300,8 @@ cdef void tracked(
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
     cdef int64_t window = gate.window_ns
     cdef int index = vgpu_stream_index(gate, launch.handle)
-    cdef bint own = gate.streams[index].flags & STREAM_OWN != 0
+    cdef Stream* stream = &gate.streams[index]
+    cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint turn = gate.marked_stream != index
     cdef bint unknown = known.estimate_ns < 0
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
@@ -313,12 +315,17 @@ cdef void tracked(
         gate.gap_ns += (now - gate.backlog.drained_ns - gate.gap_ns) / 4
     gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
     gate.marked_stream = index
-    gate.streams[index].dirty = 1
+    stream.dirty = 1
     gate.idle_since_ns = 0
     launch.stream = index
     launch.kind = PASS_TRACKED
     launch.mark = own or unknown or load32(&state().captures) != 0
-    if should_sample(known) and (unknown or not programmatic):
+    if programmatic:
+        stream.overlapping = OVERLAPS_AGAIN
+    elif stream.overlapping:
+        stream.overlapping -= 1
+    # the event at a sample's end, too, would keep the next launch from overlapping with this one
+    if should_sample(known) and (unknown or stream.overlapping == 0):
         launch.sample = vgpu_sample_begin(gate, key, index, first or gate.backlog.discard)
     backlog_submit(&gate.backlog, now, known.estimate_ns, window)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))

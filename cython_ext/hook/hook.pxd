@@ -76,6 +76,7 @@ cdef struct Stream:
     void* context
     Thread* owner            # of STREAM_OWN
     uint32_t flags           # STREAM_*; 0: non-blocking
+    uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
     bint dirty               # work of ours since it was last seen drained
 
 

@@ -136,6 +136,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     stream.context = context
     stream.owner = owner
     stream.dirty = 0
+    stream.overlapping = 0
     if <size_t>handle == LEGACY_HANDLE:
         stream.flags = STREAM_LEGACY | STREAM_BLOCKING
     elif owner != NULL:

@@ -1,0 +1,44 @@
+/* A driver that does nothing and writes down, to the file RECORD, what it is asked: one word a call, in order.
+ * L launch, P launch that may overlap with its predecessor, R event recorded, Q event queried, S stream queried.
+ * Lower case: the calling thread's capture mode was not RELAXED. */
+#include <ctype.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static FILE *record;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread int capture_mode = 0; /* GLOBAL */
+
+static void note(char what, void *stream) {
+    pthread_mutex_lock(&lock);
+    if (!record) record = fopen(getenv("RECORD"), "w");
+    fprintf(record, "%c%lx\n", capture_mode == 2 ? what : tolower(what), (unsigned long)stream);
+    fflush(record);
+    pthread_mutex_unlock(&lock);
+}
+
+struct config { unsigned shape[7]; void *stream; struct { int id, pad, value[16]; } *attributes; unsigned count; };
+
+int cuInit(unsigned flags) { return (int)flags; }
+int cuCtxGetCurrent(void **context) { *context = (void *)16; return 0; }
+int cuCtxSetCurrent(void *context) { return context == NULL; }
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuStreamGetFlags(void *stream, unsigned *flags) { *flags = stream != NULL; return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return stream == NULL; }
+int cuStreamQuery(void *stream) { note('S', stream); return 0; }
+int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)(next += 16 + (flags > 9)); return 0; }
+int cuEventDestroy_v2(void *event) { return event == NULL; }
+int cuEventRecord(void *event, void *stream) { note('R', stream); return event == NULL; }
+int cuEventQuery(void *event) { note('Q', NULL); return event == NULL; }
+int cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 0.02f; return start == end; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return 0; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **params, void **extra) {
+    note('L', stream);
+    return 0;
+}
+int cuLaunchKernelEx(struct config *config, void *f, void **params, void **extra) {
+    note(config->count && config->attributes[0].id == 6 && config->attributes[0].value[0] ? 'P' : 'L', config->stream);
+    return 0;
+}

@@ -1,0 +1,98 @@
+"""What the hook does between an application's launches, call by call, against a driver that writes its calls down."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.hook.stage import MS, Stage
+
+PROGRAM = """
+import ctypes, sys
+from ctypes import byref, c_int, c_uint, c_void_p
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int * 16)]
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("shape", c_uint * 7),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", c_uint),
+    ]
+
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+overlaps = Attribute(6)
+overlaps.value[0] = 1
+
+def launch(stream, kernel=77, programmatic=False):
+    config = Config((1, 1, 1, 32, 1, 1, 0), stream, ctypes.pointer(overlaps), int(programmatic))
+    assert cuda.cuLaunchKernelEx(byref(config), c_void_p(kernel), None, None) == 0
+"""
+
+
+@pytest.fixture(scope="session")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the driver that writes its calls down."""
+    directory = tmp_path_factory.mktemp("recorder")
+    source = Path(__file__).with_name("recorder.c")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", directory / "libcuda.so.1", source], check=True
+    )
+    return directory
+
+
+def calls(stage: Stage, recorder: Path, tmp_path: Path, body: str) -> list[str]:
+    """The driver's calls, in order, under finite leases of a contended GPU."""
+    vgpu = stage.vgpu()
+    record = tmp_path / "record"
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record))
+    with vgpu.granting(50 * MS):
+        ran = stage.run(PROGRAM + body, environment)
+    assert ran.returncode == 0, ran.stderr
+    return record.read_text().split()
+
+
+def test_own_calls_are_relaxed_for_captures(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    seen = calls(stage, recorder, tmp_path, "for i in range(1000): launch(0x100)")
+    own = [c for c in seen if c[0].lower() in "rqs"]
+    assert own
+    assert [c for c in own if c[0].islower()] == []
+    assert sum(c[0] == "l" for c in seen) == 1000  # and the application's mode is its own again
+
+
+def test_no_marker_before_a_launch_that_overlaps_with_its_predecessor(
+    stage: Stage, recorder: Path, tmp_path: Path
+) -> None:
+    """An event between the two would make the second wait for the first. The first launches of a kernel are timed."""
+    seen = calls(
+        stage,
+        recorder,
+        tmp_path,
+        "for i in range(40): launch(0x100)\nfor i in range(2000): launch(0x100, programmatic=i % 3 != 0)",
+    )
+    pairs = [(a, b) for a, b in itertools.pairwise(seen) if b[0].lower() == "p"]
+    assert len(pairs) == 1333
+    assert [a for a, _ in pairs if a[0] == "R"] == []
+    assert sum(c[0] == "R" for c in seen) > 10  # before the others there are markers
+
+
+def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    seen = calls(stage, recorder, tmp_path, "for i in range(100): launch(0x100 + (i // 10 % 2) * 0x100)")
+    launches = [at for at, call in enumerate(seen) if call[0] == "l"]
+    turns = [(a, b) for a, b in itertools.pairwise(launches) if seen[a] != seen[b]]
+    assert len(turns) == 9
+    for a, b in turns:
+        stream = seen[a][1:]
+        assert {f"R{stream}", f"S{stream}"} & set(seen[a:b]), seen[a : b + 1]  # marked, or found drained
+
+
+def test_few_calls_of_our_own(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    """A marker costs 0.1 us, a timed one 0.7: they are to be rare beside launches of 3 us."""
+    seen = calls(stage, recorder, tmp_path, "for i in range(10000): launch(0x100)")
+    assert sum(c[0] == "R" for c in seen) < 1000
