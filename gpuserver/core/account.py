@@ -34,6 +34,8 @@ class Hold:
     """A published lease that has not drained: what the scheduler knows of it."""
 
     lease: Lease
+    sm_mpercent: int
+    """The partition it was granted with; a change of the share counts from the next lease on."""
     revised_ns: int | None = None
     """When it was last published with other times."""
     went_ns: int | None = None
@@ -131,6 +133,11 @@ class Account:
     @property
     def throttled(self) -> bool:
         return self.kept_lag_ns is not None
+
+    @property
+    def width(self) -> int:
+        """SMs it takes from the others, in millipercent: of its share, or of a lease from before a change."""
+        return max([self.share.sm_mpercent, *(h.sm_mpercent for h in self.holds.values())])
 
     @property
     def undrained(self) -> bool:

@@ -421,7 +421,7 @@ class Competition(ABC):
 
     def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
         """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
-        hold = Hold(Lease(account.key, epoch, at_ns, at_ns))
+        hold = Hold(Lease(account.key, epoch, at_ns, at_ns), account.share.sm_mpercent)
         hold.go(at_ns, frozenset(), 0)
         account.holds[epoch] = hold
 
@@ -506,7 +506,7 @@ class Competition(ABC):
 
     def _publish(self, account: Account, lease: Lease) -> Hold:
         """A new lease for ``account``; its epoch is the next one."""
-        hold = Hold(replace(lease, epoch=self._next_epoch))
+        hold = Hold(replace(lease, epoch=self._next_epoch), account.share.sm_mpercent)
         self._next_epoch += 1
         account.holds[hold.lease.epoch] = hold
         self._commands.append(Publish(hold.lease))

@@ -139,7 +139,7 @@ class SpatialScheduler(Competition):
     def _occupied(self, at_ns: int) -> int:
         """SMs of leases that have begun and not drained, or may begin at any moment."""
         return sum(
-            a.share.sm_mpercent
+            a.width
             for a in self._accounts.values()
             if not a.barred
             and any(h.went_ns is not None or h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
@@ -147,7 +147,7 @@ class SpatialScheduler(Competition):
 
     def _in_force(self, at_ns: int) -> int:
         return sum(
-            a.share.sm_mpercent
+            h.sm_mpercent
             for a in self._accounts.values()
             for h in a.holds.values()
             if h.went_ns is not None and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
@@ -156,11 +156,7 @@ class SpatialScheduler(Competition):
     def _fits(self) -> bool:
         """Whether everybody that wants, and everybody that has not drained, fits the card."""
         return (
-            sum(
-                a.share.sm_mpercent
-                for a in self._accounts.values()
-                if (a.competing and a.wants) or (a.undrained and not a.barred)
-            )
+            sum(a.width for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.barred))
             <= CARD_MPERCENT
         )
 
@@ -264,15 +260,17 @@ class SpatialScheduler(Competition):
         clock = self.clock(now_ns)
         free = CARD_MPERCENT - self._occupied(now_ns)
         victims = [
-            a for a in self._accounts.values() if a.undrained and not a.barred and a.share.priority < Priority.HIGH
+            a
+            for a in self._accounts.values()
+            if a.undrained and not a.barred and a.share.priority < Priority.HIGH and not self._late(a, now_ns, boundary)
         ]
         victims.sort(key=lambda a: (a.share.priority, self._owed(a, now_ns, clock), a.order))
         revoked = []
-        while victims and free < high.share.sm_mpercent:
+        while victims and free < high.width:
             victim = victims.pop(0)
-            free += victim.share.sm_mpercent
+            free += victim.width
             revoked.append(victim)
-        if free < high.share.sm_mpercent:
+        if free < high.width:
             return
         start = now_ns
         for victim in revoked:
@@ -304,8 +302,8 @@ class SpatialScheduler(Competition):
             return
         free = CARD_MPERCENT - self._occupied(now_ns)
         for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
-            if a.share.sm_mpercent <= free and a.longest_kernel_ns <= left:
-                free -= a.share.sm_mpercent
+            if a.width <= free and a.longest_kernel_ns <= left:
+                free -= a.width
                 self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, boundary)))
 
     def _most_owed_first(self, accounts: list[Account], at_ns: int) -> list[Account]:
@@ -320,8 +318,7 @@ class SpatialScheduler(Competition):
         end = boundary + self.policy.round_ns
         for a in self._accounts.values():
             for hold in list(a.holds.values()):
-                if a not in chosen and hold.went_ns is None and not hold.lease.early:
-                    # Also one for the present round that still waits for its predecessors: it would hold up the next.
+                if a not in chosen and self._revisable(hold, now_ns):
                     self._withdraw(a, hold)
                 elif self._ahead(hold, boundary):
                     continue
@@ -330,6 +327,13 @@ class SpatialScheduler(Competition):
                 elif hold.lease.end_ns is None or hold.lease.end_ns > boundary + self.policy.late_ns:
                     self._revise(hold, now_ns, end_ns=boundary)
         self._publish_starts(now_ns, boundary, chosen)
+
+    def _revisable(self, hold: Hold, now_ns: int) -> bool:
+        """Published, and neither a filler nor about to start. Also one for the present round that still waits for its
+        predecessors: it would hold up the next."""
+        if hold.went_ns is not None or (hold.lease.early and not hold.lease.after):
+            return False
+        return not hold.lease.start_ns - self.policy.guard_ns <= now_ns < hold.lease.start_ns
 
     def _ahead(self, hold: Hold, boundary: int) -> bool:
         """Published for the next round."""
@@ -345,13 +349,13 @@ class SpatialScheduler(Competition):
         ]
         leaving = [a for a in present if a not in chosen and not self._late(a, now_ns, boundary)]
         leaving.sort(key=lambda a: (max(h.drains_by_ns for h in a.holds.values()), a.longest_kernel_ns, a.order))
-        free = CARD_MPERCENT - sum(a.share.sm_mpercent for a in present)
+        free = CARD_MPERCENT - sum(a.width for a in present)
         after: list[tuple[VgpuKey, int]] = []
         for a in self._most_owed_first(starting, boundary):
-            free -= a.share.sm_mpercent
+            free -= a.width
             while free < 0 and leaving:
                 gone = leaving.pop(0)
-                free += gone.share.sm_mpercent
+                free += gone.width
                 after += [(gone.key, epoch) for epoch in gone.holds]
             end = self._within_limit(a, boundary, boundary + self.policy.round_ns)
             lease = self._behind(self._lease(a, boundary, end, early=False), after)
@@ -379,7 +383,7 @@ class SpatialScheduler(Competition):
         candidates = []
         for a in self._accounts.values():
             if not a.barred and self._late(a, now_ns, boundary):
-                capacity -= a.share.sm_mpercent
+                capacity -= a.width
             elif a.competing and a.wants and not revoked & a.holds.keys() and not self._dry_at(a, boundary):
                 candidates.append(a)
         clock = self.clock(boundary)
@@ -393,14 +397,14 @@ class SpatialScheduler(Competition):
         ]
         chosen: list[Account] = []
         for a in sorted(starving, key=lambda a: (-owed[a.key], a.order)):
-            if a.share.sm_mpercent <= capacity:
-                capacity -= a.share.sm_mpercent
+            if a.width <= capacity:
+                capacity -= a.width
                 chosen.append(a)
         rest = [a for a in candidates if a not in chosen]
         high = [a for a in rest if a.share.priority is Priority.HIGH and owed[a.key] >= -(policy.round_ns // 4)]
         for group in (high, [a for a in rest if a not in high]):
-            values = [a.share.sm_mpercent * (max(owed[a.key], -policy.round_ns) + policy.round_ns + 1) for a in group]
-            best = best_set([a.share.sm_mpercent for a in group], values, capacity)
-            capacity -= sum(group[i].share.sm_mpercent for i in best)
+            values = [a.width * (max(owed[a.key], -policy.round_ns) + policy.round_ns + 1) for a in group]
+            best = best_set([a.width for a in group], values, capacity)
+            capacity -= sum(group[i].width for i in best)
             chosen += [group[i] for i in best]
         return chosen

@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def promises_hold(self) -> None:
         self.run.scheduler.check()
-        assert not self.watch.found
+        assert not self.watch.found, self.watch.found[:3]
 
     @invariant()
     def books_only_grow(self) -> None:
@@ -98,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key in self.stopped:
             self.run.resume(key)
         self.run.run(self.run.now_ns + 3000 * MS)
-        assert not self.watch.found
+        assert not self.watch.found, self.watch.found[:3]
         for key in self.run.keys:
             since, until = self.run.wanting[key][-1] if self.run.wanting[key] else (0, 0)
             capped = self.run.shares[key].limit_ppm < PPM
