@@ -85,6 +85,8 @@ class Competition(ABC):
         self._clock = 0
         """V when last read over a competition that was not empty."""
         self._commands: list[Command] = []
+        self._withdrawn: list[tuple[int, VgpuKey, int]] = []
+        """(when, vGPU, epoch) of the last withdrawals."""
         self._on: dict[type, Callable[[Any, int], None]] = {
             Added: self._on_added,
             Changed: self._on_changed,
@@ -434,6 +436,13 @@ class Competition(ABC):
         hold = account.holds.get(event.epoch)
         if hold is None:
             return
+        for epoch in [e for e in account.holds if e < event.epoch]:
+            # A lease that crossed its withdrawal; nothing of it is left.
+            older = account.holds[epoch]
+            self._settle(account, older, min(max(event.at_ns, older.usable_ns), now_ns))
+            account.close(older, min(max(event.at_ns, older.usable_ns), now_ns))
+            self._unshadow(epoch, now_ns)
+            self._closed(account, older, now_ns)
         at_ns = min(max(event.at_ns, hold.usable_ns), now_ns)
         hold.idle_ns = max(hold.idle_ns, event.idle_ns)
         self._learn(account, event)
@@ -505,7 +514,14 @@ class Competition(ABC):
         return self.policy.window_low_ns if above else self.policy.window_ns
 
     def _publish(self, account: Account, lease: Lease) -> Hold:
-        """A new lease for ``account``; its epoch is the next one."""
+        """A new lease for ``account``; its epoch is the next one. It also waits for leases that were withdrawn a moment
+        ago: their GO may have crossed the withdrawal."""
+        now_ns = self._now_ns
+        self._withdrawn = [w for w in self._withdrawn if now_ns - w[0] < self.policy.lookahead_ns]
+        crossing = [(key, epoch) for _, key, epoch in self._withdrawn if self._matters(key, account)]
+        if crossing:
+            go_by_ns = max(lease.go_by_ns, lease.start_ns + self._quantum(account))
+            lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
         hold = Hold(replace(lease, epoch=self._next_epoch), account.share.sm_mpercent)
         self._next_epoch += 1
         account.holds[hold.lease.epoch] = hold
@@ -529,4 +545,9 @@ class Competition(ABC):
 
     def _withdraw(self, account: Account, hold: Hold) -> None:
         del account.holds[hold.lease.epoch]
+        self._withdrawn.append((self._now_ns, hold.lease.vgpu, hold.lease.epoch))
         self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))
+
+    @abstractmethod
+    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
+        """Whether a lease of ``account`` has to wait for one that was withdrawn from ``withdrawn``."""

@@ -101,8 +101,9 @@ class Drained:
 
     ``idle_ns``: sum of observed idle gaps inside the lease (held − idle_ns = busy; unknown is busy: 0). ``wants``:
     whether a process of the vGPU still wants a token; False is the early return of a vGPU that went idle. Final: an
-    epoch that has drained is over, even if a new end for it was on its way. Also what the runtime reports for a holder
-    that died (``at_ns``: when its work was seen gone, which may be in the past; the books settle there).
+    epoch that has drained is over, with every older one of the vGPU, even if a new end for it was on its way. Also what
+    the runtime reports for a holder that died (``at_ns``: when its work was seen gone, which may be in the past; the
+    books settle there).
     ``longest_kernel_ns``, ``handover_cost_ns``: as in ``Observed``; 0: nothing was learned.
     """
 

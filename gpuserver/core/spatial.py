@@ -173,6 +173,9 @@ class SpatialScheduler(Competition):
             # Begun late, it still ends at the boundary, or the rounds would come apart.
             self._revise(hold, now_ns, end_ns=max(planned_end_ns, now_ns + self.policy.decision_ns))
 
+    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
+        return withdrawn == account.key
+
     def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
         pass
 
@@ -191,7 +194,7 @@ class SpatialScheduler(Competition):
         if self._fits():
             self._boundary_ns = None
             for a in self._accounts.values():
-                if a.competing and a.wants:
+                if a.competing and (a.wants or a.capped):
                     self._let_run(a, now_ns)
         else:
             self._take_rounds(now_ns)
@@ -203,7 +206,7 @@ class SpatialScheduler(Competition):
         for hold in account.holds.values():
             end = hold.lease.end_ns
             if hold.went_ns is None:
-                if hold.lease.start_ns > now_ns or hold.lease.after or (end is not None and not account.capped):
+                if hold.lease.start_ns > now_ns or hold.lease.after or (end is None) == account.capped:
                     end = self._end_alone(account, now_ns)
                     self._revise(hold, now_ns, start_ns=now_ns, end_ns=end, after=(), go_by_ns=now_ns, early=True)
             elif self._overdue(hold, now_ns):
@@ -212,7 +215,7 @@ class SpatialScheduler(Competition):
                 self._revise(hold, now_ns, end_ns=None, window_ns=self._window(account))
             elif end is None:
                 self._revise(hold, now_ns, end_ns=self._end_alone(account, now_ns))
-            elif end - now_ns <= self.policy.lookahead_ns and not self._dry_at(account, end):
+            elif account.wants and end - now_ns <= self.policy.lookahead_ns and not self._dry_at(account, end):
                 self._revise(hold, now_ns, end_ns=self._end_alone(account, end))
 
     def _end_alone(self, account: Account, at_ns: int) -> int | None:

@@ -155,7 +155,7 @@ class TemporalScheduler(Competition):
 
     def _decide(self, now_ns: int) -> None:
         self._adapt_period(now_ns)
-        withdrawn = self._drop_unwanted()
+        self._drop_unwanted()
         if self._current is None and self._next is not None:
             self._current, self._next = self._next, None
             if self._current.lease.start_ns > now_ns:
@@ -164,24 +164,27 @@ class TemporalScheduler(Competition):
         if self._current is None:
             choice = self._pick(now_ns, None)
             if choice is not None:
-                self._current = self._grant(choice, now_ns, withdrawn)
+                self._current = self._grant(choice, now_ns)
             return
         self._bound(self._current, now_ns)
         if self._current.went_ns is not None and self._current.lease.end_ns is not None:
-            self._follow(self._current, now_ns, withdrawn)
+            self._follow(self._current, now_ns)
 
-    def _drop_unwanted(self) -> list[tuple[VgpuKey, int]]:
+    def _drop_unwanted(self) -> None:
         """Take back what was published for a vGPU that has stopped wanting it."""
-        published = [h for h in (self._current, self._next) if h is not None and h.went_ns is None]
-        return [self._take_back(h) for h in published if not self._accounts[h.lease.vgpu].wants]
+        for hold in (self._current, self._next):
+            if hold is not None and hold.went_ns is None and not self._accounts[hold.lease.vgpu].wants:
+                self._take_back(hold)
 
-    def _take_back(self, hold: Hold) -> tuple[VgpuKey, int]:
+    def _take_back(self, hold: Hold) -> None:
         account = self._accounts[hold.lease.vgpu]
         self._withdraw(account, hold)
         self._closed(account, hold, self._now_ns)
         if not account.wants:
             self._leave(account, self._now_ns)
-        return hold.lease.vgpu, hold.lease.epoch
+
+    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
+        return True
 
     def _bound(self, current: Hold, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
@@ -202,7 +205,7 @@ class TemporalScheduler(Competition):
             return False
         return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
 
-    def _follow(self, current: Hold, now_ns: int, withdrawn: list[tuple[VgpuKey, int]]) -> None:
+    def _follow(self, current: Hold, now_ns: int) -> None:
         """Decide what happens at the end of a finite lease that is running."""
         end = current.lease.end_ns
         assert end is not None
@@ -216,7 +219,7 @@ class TemporalScheduler(Competition):
             return
         holder = self._accounts[current.lease.vgpu]
         if following is not None and (choice is None or choice.account.key != following.lease.vgpu):
-            withdrawn = [*withdrawn, self._take_back(following)]
+            self._take_back(following)
             following = None
         if choice is None:
             return
@@ -226,7 +229,7 @@ class TemporalScheduler(Competition):
             elif now_ns >= end - self.policy.lookahead_ns:
                 self._revise(current, now_ns, end_ns=end + choice.length_ns)
         elif following is None:
-            self._next = self._grant(choice, at_ns, withdrawn)
+            self._next = self._grant(choice, at_ns)
         else:
             self._revise(
                 following,
@@ -236,7 +239,7 @@ class TemporalScheduler(Competition):
                 go_by_ns=at_ns + self._patience(holder),
             )
 
-    def _grant(self, choice: Choice, start_ns: int, withdrawn: list[tuple[VgpuKey, int]]) -> Hold:
+    def _grant(self, choice: Choice, start_ns: int) -> Hold:
         """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
         before = [(a.key, epoch) for a in self._accounts.values() if not a.barred for epoch in a.holds]
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=0)
@@ -245,8 +248,8 @@ class TemporalScheduler(Competition):
             epoch=0,
             start_ns=start_ns,
             end_ns=None if choice.open_ended else start_ns + choice.length_ns,
-            after=(*before, *withdrawn),
-            go_by_ns=start_ns + (patience or (self._quantum(choice.account) if withdrawn else 0)),
+            after=tuple(before),
+            go_by_ns=start_ns + patience,
             window_ns=self._window(choice.account),
         )
         return self._publish(choice.account, lease)

@@ -344,6 +344,11 @@ class Run:
         record.drained_ns, record.planned_end_ns = self.now_ns, held.lease.end_ns
         del self.published[app.key][held.lease.epoch]
         self.drained.add((app.key, held.lease.epoch))
+        for epoch in [e for e, p in self.published[app.key].items() if p.went_ns is not None and e < held.lease.epoch]:
+            older = self.published[app.key].pop(epoch)
+            assert older.record is not None
+            older.record.drained_ns, older.record.planned_end_ns = self.now_ns, older.lease.end_ns
+            self.drained.add((app.key, epoch))
         work = app.work
         self.tell(
             Drained(

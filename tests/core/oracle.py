@@ -80,8 +80,15 @@ def always_wants_from(run: Run, key: int) -> int | None:
     return spans[0][0] if len(spans) == 1 and spans[0][1] is None else None
 
 
-def fairness(run: Run, period_ns: int = POLICY.period_ns) -> list[str]:
+def longest_period(run: Run) -> int:
+    """P as the policy sets it for what the hand-overs of this run cost."""
+    cost = sum(app.work.refill_ns for app in run.apps.values())
+    return min(max(cost * PPM // POLICY.handover_loss_ppm, POLICY.period_ns), POLICY.period_max_ns)
+
+
+def fairness(run: Run) -> list[str]:
     """2 and 3: between those that always want both ways, against one that may sleep one way."""
+    period_ns = longest_period(run)
     found = []
     uncapped = [k for k in run.keys if run.shares[k].limit_ppm == PPM]
     steady = {k: t for k in uncapped if (t := always_wants_from(run, k)) is not None}
@@ -100,8 +107,9 @@ def fairness(run: Run, period_ns: int = POLICY.period_ns) -> list[str]:
     return found
 
 
-def waits(run: Run, period_ns: int = POLICY.period_ns) -> list[str]:
+def waits(run: Run) -> list[str]:
     """4: how long an uncapped vGPU waits for its GO."""
+    period_ns = longest_period(run)
     found = []
     weight = sum(s.guarantee_ppm for s in run.shares.values())
     quanta = {k: quantum(run, k, weight, period_ns) for k in run.keys}
