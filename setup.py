@@ -112,7 +112,14 @@ def cythonized() -> list[Extension]:
     from Cython.Build import cythonize
 
     directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
-    return list(cythonize(sources, compiler_directives=directives, build_dir="build/cython"))
+    # cythonize follows cimports only where it finds them on its path; a stale gate is worse than a slow build.
+    stamp = Path("build/cython/.stamp")
+    newest = max(p.stat().st_mtime for p in NATIVE.rglob("*.p[yx][xd]"))
+    stale = not stamp.exists() or stamp.stat().st_mtime < newest
+    modules = list(cythonize(sources, compiler_directives=directives, build_dir="build/cython", force=stale))
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+    return modules
 
 
 setup(ext_modules=cythonized(), cmdclass={"build_ext": BuildNative})

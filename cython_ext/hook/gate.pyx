@@ -21,7 +21,7 @@ from cython_ext.layout cimport (
 )
 from cython_ext.logic.durations cimport Duration, LaunchKey, durations_find, durations_launch, should_sample
 from cython_ext.logic.gate cimport (
-    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
+    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, GateState, Verdict, gate_decide, lease_usable,
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
@@ -327,7 +327,7 @@ cdef void tracked(
     # the event at a sample's end, too, would keep the next launch from overlapping with this one
     if should_sample(known) and (unknown or stream.overlapping == 0):
         launch.sample = vgpu_sample_begin(gate, key, index, first or gate.backlog.discard)
-    backlog_submit(&gate.backlog, now, known.estimate_ns, window)
+    backlog_submit(&gate.backlog, now, known.estimate_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
     counted(gate, thread)
@@ -410,6 +410,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
             want(gate, now)
+            vgpu_mark(gate)      # else nobody sees the tail of the queue run
             wait(gate, change, verdict.until_ns, FOREVER_NS)
             gate.asked_ns = 0                                    # to know is worth more than to guess, now
         else:

@@ -24,6 +24,7 @@ cdef enum:
     GATE_WAIT_BACKLOG = 2    # the lease is usable; enough of the queue should have run by until_ns
     GATE_WAIT_LEASE = 3      # not now; the next lease opens at until_ns unless the plan changes (FOREVER_NS: never)
 
+    UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
 
 
@@ -73,12 +74,20 @@ cdef inline int64_t lease_opens_ns(const Lease* lease, const GateState* state) n
     return opens_ns if opens_ns < lease.end_ns else FOREVER_NS
 
 
+cdef inline int64_t length_ns(const GateState* state) noexcept nogil:
+    """The launch's predicted length, or what an unknown one counts for."""
+    return min(state.window_ns, UNKNOWN_MOST_NS) if state.predicted_ns < 0 else state.predicted_ns
+
+
+cdef inline bint fits_alone(const Lease* lease, const GateState* state) noexcept nogil:
+    """Whether at least half of the launch fits into what is left of the lease, were nothing queued."""
+    return length_ns(state) / 2 <= lease.end_ns - state.now_ns
+
+
 cdef inline bint fits_end(const Lease* lease, const GateState* state) noexcept nogil:
-    cdef int64_t length_ns
     if lease.flags & LEASE_OPEN or state.last_epoch != lease.epoch:
         return 1
-    length_ns = state.window_ns if state.predicted_ns < 0 else state.predicted_ns
-    return length_ns / 2 <= (lease.end_ns - state.now_ns) - state.backlog_ns
+    return length_ns(state) / 2 <= (lease.end_ns - state.now_ns) - state.backlog_ns
 
 
 cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) noexcept nogil:
@@ -87,7 +96,7 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
     if lease.flags & LEASE_OPEN and not state.contended:
         return FOREVER_NS
     if state.predicted_ns < 0:
-        return small_ns if state.unknown_in_flight == 0 else -1
+        return length_ns(state) / 4 if state.unknown_in_flight == 0 else -1
     return max(state.window_ns - state.predicted_ns, small_ns)
 
 
@@ -96,11 +105,20 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
     cdef int64_t opens_ns = FOREVER_NS
     cdef const Lease* lease
     cdef int i
+    verdict.action = GATE_WAIT_LEASE
+    verdict.epoch = 0
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if not lease_usable(lease, state):
             opens_ns = min(opens_ns, lease_opens_ns(lease, state))
-        elif fits_end(lease, state):
+        elif not fits_end(lease, state):
+            if state.backlog_ns > 0 and verdict.action != GATE_WAIT_BACKLOG and fits_alone(lease, state):
+                # what is queued may be shorter than predicted
+                verdict.action = GATE_WAIT_BACKLOG
+                verdict.epoch = lease.epoch
+                verdict.until_ns = state.now_ns + max(state.backlog_ns / 2, <int64_t>GATE_LOOK_NS)
+                verdict.until_ns = min(verdict.until_ns, lease.end_ns)
+        else:
             room_ns = window_room_ns(lease, state)
             verdict.epoch = lease.epoch
             if state.backlog_ns <= room_ns:
@@ -111,6 +129,5 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
                 wait_ns = max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
                 verdict.until_ns = state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
             return
-    verdict.action = GATE_WAIT_LEASE
-    verdict.epoch = 0
-    verdict.until_ns = opens_ns
+    if verdict.action == GATE_WAIT_LEASE:
+        verdict.until_ns = opens_ns

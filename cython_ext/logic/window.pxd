@@ -30,6 +30,7 @@ from libc.string cimport memset
 cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
+    REFILL_NS = 2_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
     SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
@@ -78,7 +79,10 @@ cdef struct Backlog:
     int64_t drained_ns       # estimated instant of the last drain
     uint64_t busy_ns         # closed busy intervals
     uint64_t idle_ns         # closed idle gaps inside leases
-    int64_t refill_ns        # idle time at the start of the last lease
+    bint settling            # the first REFILL_NS of a lease: refill_ns is not known yet
+    int64_t settled_ns       # work retired since the lease's first submission
+    int64_t refill_from_ns
+    int64_t refill_ns        # idle time at the start of the last lease: until the first launch, and while the queue refilled
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
     int64_t longest_from_ns
@@ -180,9 +184,13 @@ cdef inline void backlog_submit(
         backlog.busy = 1
         backlog.since_ns = backlog.frontier_ns = backlog.end_ns = now_ns
         if backlog.refilling:
-            backlog.refill_ns = max(now_ns - max(backlog.lease_ns, backlog.drained_ns), <int64_t>0)
+            backlog.refill_from_ns = max(backlog.lease_ns, backlog.drained_ns)
+            backlog.refill_ns = max(now_ns - backlog.refill_from_ns, <int64_t>0)
+            backlog.settling = 1
+            backlog.settled_ns = 0
     elif backlog.refilling:
         backlog.refill_ns = 0
+        backlog.settling = 0
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
@@ -278,6 +286,19 @@ cdef inline int64_t stretch_end_ns(const Stretch* stretch, int64_t begin_ns) noe
     return max(min(begin_ns, PREDICTION_MAX_NS) + stretch.work_ns, stretch.tail_ns)
 
 
+cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept nogil:
+    """Up to the frontier the lease has run this stretch too; the rest of the time so far was the hand-over's price."""
+    if stretch.unknown:
+        backlog.settling = 0
+        return
+    backlog.settled_ns = min(backlog.settled_ns + stretch.work_ns, PREDICTION_MAX_NS)
+    if backlog.frontier_ns - backlog.refill_from_ns >= REFILL_NS:
+        backlog.settling = 0
+        backlog.refill_ns = max(
+            backlog.refill_ns, backlog.frontier_ns - backlog.refill_from_ns - backlog.settled_ns
+        )
+
+
 cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns) noexcept nogil:
     """The oldest work was found complete at ``now_ns``; the caller has taken ``stretch`` off the queue."""
     cdef int64_t low_ns = max(backlog.seen_busy_ns, stretch.last_ns)
@@ -286,6 +307,8 @@ cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns
     cdef uint32_t i
     learn_scale(backlog, stretch, max(backlog.frontier_ns, stretch.first_ns), low_ns, high_ns)
     backlog.frontier_ns = clip_ns(stretch_end_ns(stretch, backlog.frontier_ns), low_ns, high_ns)
+    if backlog.settling:
+        learn_refill(backlog, stretch)
     backlog.unknown -= stretch.unknown
     backlog.work_ns = 0
     backlog.end_ns = backlog.frontier_ns
