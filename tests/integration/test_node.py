@@ -63,6 +63,14 @@ def test_a_broker_is_small(node: SimulatedNode) -> None:
     assert int(status.partition("VmRSS:")[2].split()[0]) <= 40 * 1024
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go first")
+def test_servers_and_brokers_go_before_the_programs_that_share_the_gpu(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=10, memory_bytes="1G")
+    assert vgpu.broker_pid is not None
+    for pid in (node.server_pid(vgpu.gpu_index), vgpu.broker_pid):
+        assert os.getpriority(os.PRIO_PROCESS, pid) < os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_new_vgpus_go_where_most_room_is(node: SimulatedNode) -> None:
     placed = [node.create(sm_percent=60, memory_bytes="1G").gpu_index for _ in range(4)]
     assert sorted(placed) == [0, 1, 2, 3]
