@@ -22,7 +22,15 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
-CFLAGS = ["-O2", "-g1", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wall", "-Wno-unused-function"]
+CFLAGS = [
+    "-O2",
+    "-g1",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-Wall",
+    "-Wno-unused-function",
+]
 LDFLAGS = ["-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--no-undefined-version"]
 
 
@@ -40,7 +48,7 @@ class Library:
 
 
 LIBRARIES = [
-    # by file name: before glibc 2.34 dlopen and pthread_create lived there, and a linker with a newer one would not name them
+    # by file name: before glibc 2.34 dlopen and pthread_create lived there, and a newer linker would not name them
     Library("libvgpu_hook.so", "hook", ["-l:libdl.so.2", "-l:libpthread.so.0"]),
     Library("sim/libcuda.so.1", "sim/cuda", ["-lpthread", "-lm"]),
     Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread", "-lm"]),
@@ -72,10 +80,21 @@ class BuildNative(build_ext):
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         script = NATIVE / library.folder / "exports.map"
-        self.spawn([
-            *self.compiler.linker_so[:1], "-shared", "-o", str(target), f"-Wl,-soname,{target.name}",
-            *LDFLAGS, f"-Wl,--version-script={script}", *objects, "-Wl,--no-as-needed", *library.libs, "-Wl,--as-needed",
-        ])
+        self.spawn(
+            [
+                *self.compiler.linker_so[:1],
+                "-shared",
+                "-o",
+                str(target),
+                f"-Wl,-soname,{target.name}",
+                *LDFLAGS,
+                f"-Wl,--version-script={script}",
+                *objects,
+                "-Wl,--no-as-needed",
+                *library.libs,
+                "-Wl,--as-needed",
+            ]
+        )
 
     def compile_pyx(self, source: Path, c_file: Path) -> None:
         newest = max(p.stat().st_mtime for p in NATIVE.rglob("*.p[yx][xdi]"))

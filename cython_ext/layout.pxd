@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 Three kinds of page connect the processes of one GPU. All are memfds, mapped and then closed.
 
-``GrantsPage``, one per vGPU. Written by the GPU Server only and sealed (F_SEAL_FUTURE_WRITE), mapped read-only by broker
-and hooks. It says what the vGPU may do: current and next lease, GO, window, memory limit.
+``GrantsPage``, one per vGPU. Written by the GPU Server only and sealed (F_SEAL_FUTURE_WRITE), mapped read-only by
+broker and hooks. It says what the vGPU may do: current and next lease, GO, window, memory limit.
 
-``ActivityPage``, one per vGPU. Written by hooks and the broker, sealed against resizing. It says what the processes of the
-vGPU do: a ``Slot`` per process, the memory ledger, a doorbell. Everything in it is a tenant's word.
+``ActivityPage``, one per vGPU. Written by hooks and the broker, sealed against resizing. It says what the processes of
+the vGPU do: a ``Slot`` per process, the memory ledger, a doorbell. Everything in it is a tenant's word.
 
 ``RelayPage``, one per GPU Server. Written by the brokers (trusted: started by the server), read by the dispatcher. One
 ``RelayEntry`` per vGPU: its processes' wants and drains, merged.
@@ -22,9 +22,10 @@ Rules of publication
   advance the counter. A writer killed anywhere leaves the last published copy whole; readers retry only if the counter
   moved while they copied. (A seqlock's reader would hang for ever.)
 * Every futex word is a counter that is advanced before the wake, so no wake is lost.
-* Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe). 0 is "none".
-* Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is the
-  oldest reader that understands the page.
+* Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe).
+  0 is "none".
+* Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is
+  the oldest reader that understands the page.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -140,7 +141,7 @@ cdef struct Slot:
     int64_t drained_ns       # when drained_epoch was seen
     int64_t first_submit_ns  # of the lease in last_epoch
     int64_t last_submit_ns
-    int64_t predicted_end_ns # predicted completion of everything submitted
+    int64_t predicted_end_ns     # predicted completion of everything submitted
     uint64_t busy_ns         # sum over all leases: time with work on the GPU, as observed
     uint64_t overrun_ns      # sum of drained − lease end, where positive
     uint64_t launches
@@ -156,8 +157,8 @@ cdef struct Slot:
     uint64_t peak_bytes
     uint64_t refusals
     uint64_t refused_bytes   # size of the last refused request
-    uint64_t intent_bytes    # what the ledger operation under way sets committed_bytes and reserved_bytes to (redone by
-                             # whoever finds its owner dead)
+    # what the ledger operation under way sets committed_bytes and reserved_bytes to, redone by who finds its owner dead
+    uint64_t intent_bytes
     uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
@@ -194,7 +195,7 @@ cdef struct RelayEntry:
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t want_since_ns
-    int64_t predicted_end_ns # latest over processes of Slot.predicted_end_ns
+    int64_t predicted_end_ns     # latest over processes of Slot.predicted_end_ns
     uint8_t[56] pad
 
 

@@ -1,7 +1,7 @@
 """The other side of the pages, played from Python: for tests and benchmarks that need no CUDA.
 
-``Process`` is a hook without its care, ``Voice`` a relay without its processes. Waiting happens natively and without the
-GIL, so that what is measured or raced is the native path.
+``Process`` is a hook without its care, ``Voice`` a relay without its processes. Waiting happens natively and without
+the GIL, so that what is measured or raced is the native path.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t

@@ -35,7 +35,9 @@ class Node:
 
     def __enter__(self) -> Node:
         deadline = time.monotonic() + 30
-        while subprocess.run([*self.vgpuctl, "gpu", "ls"], env=self.environment, capture_output=True, check=False).returncode:
+        while subprocess.run(
+            [*self.vgpuctl, "gpu", "ls"], env=self.environment, capture_output=True, check=False
+        ).returncode:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
                 raise RuntimeError(f"the node did not start:\n{self.tail()}")
@@ -44,8 +46,14 @@ class Node:
 
     def run(self, *arguments: str, timeout: float = 60) -> str:
         """``vgpuctl ARGUMENTS``; its standard output. Raises CalledProcessError."""
-        result = subprocess.run([*self.vgpuctl, *arguments], env=self.environment, capture_output=True, text=True,
-                                check=False, timeout=timeout)
+        result = subprocess.run(
+            [*self.vgpuctl, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
         if result.returncode:
             print(result.stderr, file=sys.stderr)
             result.check_returncode()
@@ -54,7 +62,9 @@ class Node:
     def tail(self, count: int = 4000) -> str:
         return self.log.read_text(errors="replace")[-count:] if self.log.exists() else ""
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is not None:
             print(self.tail(), file=sys.stderr)
         if self.process.poll() is None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.shares --out shares.json [--works gemm resnet elementwise] [--seconds 10] [--repeat 1]
 
-Starts a node of its own, runs ``benchmarks.gpu.torch_work`` unmodified through ``vgpuctl run`` and prints one table. Pairs
-run over the same window of wall time; a share alone is judged by device timestamps, a pair by throughput.
+Starts a node of its own, runs ``benchmarks.gpu.torch_work`` unmodified through ``vgpuctl run`` and prints one table.
+Pairs run over the same window of wall time; a share alone is judged by device timestamps, a pair by throughput.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ def measure(node: Node | None, sharers: list[Sharer], seconds: float, timestamps
     """Run the sharers over one common window; their JSON results in order."""
     processes = []
     for sharer in sharers:
-        command = [sys.executable, "-m", "benchmarks.gpu.torch_work", "--work", sharer.work,
-                   "--seconds", str(seconds), "--sync"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.torch_work",
+            "--work",
+            sharer.work,
+            "--seconds",
+            str(seconds),
+            "--sync",
+        ]
         if timestamps:
             command.append("--timestamps")
         environment = dict(os.environ)
@@ -42,8 +50,16 @@ def measure(node: Node | None, sharers: list[Sharer], seconds: float, timestamps
             assert node is not None
             command = [*node.vgpuctl, "run", "--sm", str(sharer.sm), "--mem", "40G", "--", *command]
             environment = node.environment
-        processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                          stderr=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     for process in processes:
         assert process.stdout is not None
         if process.stdout.readline().strip() != "READY":
@@ -81,7 +97,8 @@ def main() -> None:
             + (f" p99 {r['p99_ms']:.1f} ms" if r["p99_ms"] else "")
             for r in results
         )
-        print(f"{work:12} {label:10} total {total:8.1f} {results[0]['unit']} = {100 * total / exclusive:6.2f} % of exclusive   {parts}", flush=True)
+        whole = f"total {total:8.1f} {results[0]['unit']} = {100 * total / exclusive:6.2f} % of exclusive"
+        print(f"{work:12} {label:10} {whole}   {parts}", flush=True)
         if args.out:
             args.out.write_text(json.dumps(rows, indent=1))
 
@@ -92,7 +109,12 @@ def main() -> None:
                 exclusive = base[0]["unit_per_second"]
                 row("exclusive", work, base, exclusive)
                 row("alone 30", work, measure(node, [Sharer(30, work)], args.seconds, timestamps=True), exclusive)
-                row("pair 30/70", work, measure(node, [Sharer(30, work), Sharer(70, work)], args.seconds, timestamps=False), exclusive)
+                row(
+                    "pair 30/70",
+                    work,
+                    measure(node, [Sharer(30, work), Sharer(70, work)], args.seconds, timestamps=False),
+                    exclusive,
+                )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """One unmodified PyTorch workload, counted by itself: what the share benchmarks run inside (and outside) a vGPU.
 
 Nothing in here knows about vGPUs. It warms up, waits for the common start (``--sync``: prints READY, reads the start's
-time.monotonic() as a line from stdin), works for ``--seconds`` with a bounded queue of steps, and prints one JSON object::
+time.monotonic() as a line from stdin), works for ``--seconds`` with a bounded queue of steps, and prints one object::
 
     {"work", "steps", "seconds", "per_second", "unit", "unit_per_second", "busy_ratio", "p50_ms", "p99_ms", "pid"}
 
-``steps`` counts steps that the GPU finished between start and stop. ``busy_ratio`` (with ``--timestamps``) is the union of the
-kernels' device timestamps (CUPTI activity records, through torch.profiler) over the wall time of the window: GPU time,
-whatever the clocks did.
+``steps`` counts steps that the GPU finished between start and stop. ``busy_ratio`` (with ``--timestamps``) is the union
+of the kernels' device timestamps (CUPTI activity records, through torch.profiler) over the wall time of the window: GPU
+time, whatever the clocks did.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import statistics
@@ -78,11 +79,13 @@ WORKS: dict[str, Callable[[], tuple[Callable[[], None], float, str]]] = {
 
 
 def busy_seconds(profiler: Any, start_ns: int, stop_ns: int) -> float:
-    """Union of the device intervals of all kernels, clipped to the window (profiler timestamps are CLOCK_REALTIME ns)."""
+    """Union of the device intervals of all kernels, clipped to the window (profiler time is CLOCK_REALTIME ns)."""
     intervals = sorted(
         (max(e.start_ns(), start_ns), min(e.start_ns() + e.duration_ns(), stop_ns))
         for e in profiler.profiler.kineto_results.events()
-        if str(e.device_type()).endswith("CUDA") and e.start_ns() < stop_ns and e.start_ns() + e.duration_ns() > start_ns
+        if str(e.device_type()).endswith("CUDA")
+        and e.start_ns() < stop_ns
+        and e.start_ns() + e.duration_ns() > start_ns
     )
     busy, reach = 0, start_ns
     for begin, end in intervals:
@@ -139,13 +142,24 @@ def main() -> None:
     if profiler is not None:
         profiler.__exit__(None, None, None)
         busy = busy_seconds(profiler, begin_real_ns, end_real_ns) / ((end_real_ns - begin_real_ns) / 1e9)
-    gaps = sorted((b - a) * 1e3 for a, b in zip(done, done[1:], strict=False))
-    print(json.dumps({
-        "work": args.work, "pid": os.getpid(), "steps": steps, "seconds": elapsed, "per_second": steps / elapsed,
-        "unit": unit, "unit_per_second": steps * units / elapsed, "busy_ratio": busy,
-        "p50_ms": statistics.median(gaps) if gaps else None,
-        "p99_ms": gaps[int(len(gaps) * 0.99)] if gaps else None,
-    }), flush=True)
+    gaps = sorted((b - a) * 1e3 for a, b in itertools.pairwise(done))
+    print(
+        json.dumps(
+            {
+                "work": args.work,
+                "pid": os.getpid(),
+                "steps": steps,
+                "seconds": elapsed,
+                "per_second": steps / elapsed,
+                "unit": unit,
+                "unit_per_second": steps * units / elapsed,
+                "busy_ratio": busy,
+                "p50_ms": statistics.median(gaps) if gaps else None,
+                "p99_ms": gaps[int(len(gaps) * 0.99)] if gaps else None,
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

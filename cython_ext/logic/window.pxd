@@ -82,7 +82,7 @@ cdef struct Backlog:
     bint settling            # the first REFILL_NS of a lease: refill_ns is not known yet
     int64_t settled_ns       # work retired since the lease's first submission
     int64_t refill_from_ns
-    int64_t refill_ns        # idle time at the start of the last lease: until the first launch, and while the queue refilled
+    int64_t refill_ns        # idle time at the start of the last lease: to the first launch, and while refilling
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
     int64_t longest_from_ns

@@ -61,8 +61,8 @@ class Policy:
     lookahead_ns: int = 2 * MILLISECOND
     """Temporal: whether a holder goes on is decided this long before its end."""
     window_ns: int = 12 * MILLISECOND
-    """The most predicted GPU time in flight while others wait. At 1 ms a host that pauses for longer (an optimizer step)
-    leaves the GPU idle: ResNet-50 pairs on an H200 totalled 86 % at 1 ms, 90 % at 4, 93 % at 12 …"""
+    """The most predicted GPU time in flight while others wait. A host that pauses for longer (an optimizer step) leaves
+    the GPU idle: ResNet-50 pairs on an H200 totalled 86 % at 1 ms, 90 % at 4, 93 % at 12 …"""
     window_low_ns: int = 250 * MICROSECOND
     """… and below a higher class that exists on this GPU."""
     minimum_stay_handovers: int = 5

@@ -25,8 +25,14 @@ def python(node: Node, code: str, *options: str) -> list[str]:
 
 
 def run(node: Node, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(python(node, code, *options), env={**node.environment, **environment}, capture_output=True,
-                          text=True, timeout=200, check=False)
+    return subprocess.run(
+        python(node, code, *options),
+        env={**node.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 def last_json(result: subprocess.CompletedProcess[str]) -> Any:
@@ -69,7 +75,18 @@ def test_torch_meets_its_memory_limit_and_goes_on(node: Node, backend: str) -> N
 
 
 def test_nvidia_smi_shows_the_vgpu(node: Node) -> None:
-    query = [*node.vgpuctl, "run", "--sm", "30", "--mem", "8G", "--", "nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader"]
+    query = [
+        *node.vgpuctl,
+        "run",
+        "--sm",
+        "30",
+        "--mem",
+        "8G",
+        "--",
+        "nvidia-smi",
+        "--query-gpu=memory.total,name",
+        "--format=csv,noheader",
+    ]
     result = subprocess.run(query, env=node.environment, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("8192 MiB"), result.stdout
@@ -203,8 +220,12 @@ def test_two_spatial_processes_run_at_the_same_time(spatial_node: Node) -> None:
     """``--sm 30``: 38–40 SMs each, and %globaltimer intervals of two processes overlap."""
     command = [sys.executable, "-m", "vgpu.workload", "--mode", "timestamps", "--seconds", "4", "-o", "json"]
     processes = [
-        subprocess.Popen([*spatial_node.vgpuctl, "run", "--sm", "30", "--mem", "8G", "--", *command],
-                         env=spatial_node.environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*spatial_node.vgpuctl, "run", "--sm", "30", "--mem", "8G", "--", *command],
+            env=spatial_node.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(2)
     ]
     results = [json.loads(p.communicate(timeout=120)[0].strip().splitlines()[-1]) for p in processes]

@@ -33,7 +33,11 @@ class Node:
     def start(self, *arguments: str, module: str = "tests.sim.programs", **more: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env=self.environment(**more), cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=self.environment(**more),
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self.started.append(process)
         return process

@@ -336,9 +336,16 @@ def virtual_memory() -> dict[str, object]:
     early = cuda("cuMemAddressFree", address, c_size_t(2 * PIECE))
     cuda.ok("cuMemUnmap", address + PIECE, c_size_t(PIECE))
     return {
-        "charged": charged, "unmapped": unmapped, "no_access": no_access, "twice": twice, "survives": survives,
-        "range": [base.value - address, size.value], "ipc": ipc, "early_free": early,
-        "left": used() - before, "free": cuda("cuMemAddressFree", address, c_size_t(2 * PIECE)),
+        "charged": charged,
+        "unmapped": unmapped,
+        "no_access": no_access,
+        "twice": twice,
+        "survives": survives,
+        "range": [base.value - address, size.value],
+        "ipc": ipc,
+        "early_free": early,
+        "left": used() - before,
+        "free": cuda("cuMemAddressFree", address, c_size_t(2 * PIECE)),
     }
 
 

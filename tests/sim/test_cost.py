@@ -30,7 +30,9 @@ def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @given(
-    st.recursive(ATOMS, combined, max_leaves=12), st.integers(1, 10**5), st.integers(1, 1024),
+    st.recursive(ATOMS, combined, max_leaves=12),
+    st.integers(1, 10**5),
+    st.integers(1, 1024),
     st.lists(st.integers(0, 2**40), min_size=3, max_size=3),
 )
 def test_an_expression_is_worth_what_python_says(text: str, blocks: int, threads: int, values: list[int]) -> None:

@@ -87,15 +87,29 @@ def test_a_capture_that_ends_badly(node: Node, what: str, expected: dict[str, in
 
 def test_refusals_are_those_of_an_h200(node: Node) -> None:
     assert node.run("refusals") == {
-        "foreign_event": 400, "untimed": 400, "no_such_kernel": 500, "bad_ptx": 200, "huge_block": INVALID_VALUE,
-        "second_parameter": [20, 4], "device": 101, "destroyed_stream": 201,
+        "foreign_event": 400,
+        "untimed": 400,
+        "no_such_kernel": 500,
+        "bad_ptx": 200,
+        "huge_block": INVALID_VALUE,
+        "second_parameter": [20, 4],
+        "device": 101,
+        "destroyed_stream": 201,
     }
 
 
 def test_virtual_memory(node: Node) -> None:
     assert node.run("virtual_memory") == {
-        "charged": 2 * MIB, "unmapped": INVALID_VALUE, "no_access": INVALID_VALUE, "twice": True, "survives": 42,
-        "range": [2 * MIB, 2 * MIB], "ipc": INVALID_VALUE, "early_free": INVALID_VALUE, "left": 0, "free": SUCCESS,
+        "charged": 2 * MIB,
+        "unmapped": INVALID_VALUE,
+        "no_access": INVALID_VALUE,
+        "twice": True,
+        "survives": 42,
+        "range": [2 * MIB, 2 * MIB],
+        "ipc": INVALID_VALUE,
+        "early_free": INVALID_VALUE,
+        "left": 0,
+        "free": SUCCESS,
     }
 
 
@@ -119,13 +133,20 @@ def test_pools_keep_memory_up_to_their_threshold(node: Node) -> None:
 def test_procedures_are_found_by_version_and_stream_kind(node: Node) -> None:
     answer = node.run("lookups")
     assert answer == {
-        "wrong": {}, "empty": 500, "unknown": [500, None, 1], "too_old": [500, None, 2], "no_status": SUCCESS,
+        "wrong": {},
+        "empty": 500,
+        "unknown": [500, None, 1],
+        "too_old": [500, None, 2],
+        "no_status": SUCCESS,
     }
 
 
 def test_host_words_and_host_functions_work_without_a_caller(node: Node) -> None:
     assert node.run("words") == {
-        "held": [0, NOT_READY, False], "called": True, "done": 77, "query": SUCCESS,
+        "held": [0, NOT_READY, False],
+        "called": True,
+        "done": 77,
+        "query": SUCCESS,
     }
 
 

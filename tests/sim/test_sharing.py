@@ -49,8 +49,19 @@ def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("percent", "sms"), [("1", 8), ("10", 12), ("22.7", 28), ("23", 30), ("25", 32), ("30", 38), ("33", 42),
-                         ("50", 66), ("75", 98), ("100", 132)]
+    ("percent", "sms"),
+    [
+        ("1", 8),
+        ("10", 12),
+        ("22.7", 28),
+        ("23", 30),
+        ("25", 32),
+        ("30", 38),
+        ("33", 42),
+        ("50", 66),
+        ("75", 98),
+        ("100", 132),
+    ],
 )
 def test_mps_grants_what_an_h200_grants(monkeypatch: pytest.MonkeyPatch, percent: str, sms: int) -> None:
     from cython_ext.simengine import granted_sms
@@ -144,11 +155,24 @@ print(json.dumps([n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(h), n.nvmlDeviceGe
     import sys
 
     output = subprocess.run(
-        [sys.executable, "-c", script], env=node.environment(CUDA_VISIBLE_DEVICES="1"), capture_output=True,
-        text=True, check=True,
+        [sys.executable, "-c", script],
+        env=node.environment(CUDA_VISIBLE_DEVICES="1"),
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     used = (1 << 30) + node.engine().context_bytes
     assert json.loads(output) == [
-        2, "Simulated H200", node.uuids[0], 8 << 30, used, [[holder.pid, used]], 100, [[holder.pid, 100]], 1,
-        "not found", "not supported", (8 << 30) - used,
+        2,
+        "Simulated H200",
+        node.uuids[0],
+        8 << 30,
+        used,
+        [[holder.pid, used]],
+        100,
+        [[holder.pid, 100]],
+        1,
+        "not found",
+        "not supported",
+        (8 << 30) - used,
     ]

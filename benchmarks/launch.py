@@ -1,0 +1,87 @@
+"""What the gate adds to a launch: nanoseconds, and instructions where valgrind is installed.
+
+    python -m benchmarks.launch [--gpu]
+
+Compiles ``launch.c`` and runs it in a 100 % vGPU of a node of its own, on a simulated GPU (or, with --gpu, on the real
+one). Nanoseconds: hooked and direct launches in turns within one process, medians of paired differences. Instructions:
+what callgrind counts inside libvgpu_hook.so on the launching thread, per launch; deterministic to a few percent, and the
+only figure to trust on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from benchmarks.gpu.node import Node
+
+ROUNDS = 400
+BATCH = 500  # launch.c's
+
+
+def compile_launch(folder: Path) -> Path:
+    program = folder / "launch"
+    subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("launch.c"), "-ldl"], check=True)
+    return program
+
+
+def hook_instructions(profile: Path) -> int:
+    """Instructions counted inside libvgpu_hook.so: the sum of self costs of functions whose object it is."""
+    total = 0
+    names: dict[str, str] = {}
+    inside = skip = False
+    for line in profile.read_text().splitlines():
+        if match := re.match(r"ob=\((\d+)\)(?: (.*))?", line):
+            names.setdefault(match[1], match[2] or "")
+            inside = names[match[1]].endswith("libvgpu_hook.so")
+        elif match := re.match(r"cob=\((\d+)\)(?: (.*))?", line):
+            names.setdefault(match[1], match[2] or "")
+        elif line.startswith("calls="):
+            skip = True  # the next line is the cost of the callee, counted where it belongs
+        elif re.match(r"[+\-*0-9]", line):
+            if inside and not skip:
+                total += int(line.split()[1])
+            skip = False
+    return total
+
+
+def instructions(node: Node, program: Path, folder: Path, rounds: int) -> int:
+    profile = folder / f"callgrind.{rounds}"
+    valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={profile}"]
+    subprocess.run(
+        [*node.vgpuctl, "run", "--sm", "100", "--mem", "1G", "--", *valgrind, program, str(rounds)],
+        env=node.environment,
+        check=True,
+        capture_output=True,
+    )
+    return hook_instructions(profile)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="on the real GPU")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 1) as node:
+        program = compile_launch(Path(scratch))
+        answer = json.loads(node.run("run", "--sm", "100", "--mem", "1G", "--", str(program), str(ROUNDS), timeout=300))
+        print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
+        print(
+            f"{'one launch, ns (median)':28}{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
+        )
+        if args.gpu or shutil.which("valgrind") is None:
+            print("instructions: not counted (needs valgrind and the simulated GPU)")
+            return
+        few, many = 10, 60
+        per_launch = (
+            instructions(node, program, Path(scratch), many) - instructions(node, program, Path(scratch), few)
+        ) / ((many - few) * BATCH)
+        print(f"{'instructions in the hook':28}{per_launch:18.1f}")
+
+
+if __name__ == "__main__":
+    main()
