@@ -2,10 +2,10 @@
 
     python -m benchmarks.launch [--gpu]
 
-Compiles ``launch.c`` and runs it in a 100 % vGPU of a node of its own, on a simulated GPU (or, with --gpu, on the real
-one). Nanoseconds: hooked and direct launches in turns within one process, medians of paired differences. Instructions:
-what callgrind counts inside libvgpu_hook.so on the launching thread, per launch; deterministic to a few percent, and the
-only figure to trust on a busy machine.
+Compiles ``launch.c`` and runs it in a 100 % vGPU of a node of its own, on a simulated GPU (or, with --gpu, on the
+real one). Nanoseconds: hooked and direct launches in turns within one process, medians of paired differences.
+Instructions: what callgrind counts inside libvgpu_hook.so, per launch; deterministic to a few percent, and the only
+figure to trust on a busy machine.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def main() -> None:
         program = compile_launch(Path(scratch))
         answer = json.loads(node.run("run", "--sm", "100", "--mem", "1G", "--", str(program), str(ROUNDS), timeout=300))
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
-        print(
-            f"{'one launch, ns (median)':28}{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
-        )
+        row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
+        print(f"{'one launch, ns (median)':28}{row}")
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return
