@@ -114,12 +114,12 @@ def admit(
 
     ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory may be oversubscribed.
     """
-    free_bytes = card_bytes - sum(d.memory_bytes for d in present)
+    free_bytes = max(0, card_bytes - sum(d.memory_bytes for d in present))
     ceiling = card_bytes if swap else free_bytes
     if new.memory_bytes > ceiling:
         return Refusal(
-            f"{_gib(new.memory_bytes)} of memory asked for, {_gib(max(0, ceiling))} of {_gib(card_bytes)} are left",
-            largest_memory_bytes=max(0, ceiling),
+            f"{_gib(new.memory_bytes)} of memory asked for, {_gib(ceiling)} of {_gib(card_bytes)} are left",
+            largest_memory_bytes=ceiling,
         )
     shares = [d.share for d in present]
     if overcommit or fits(mode, [*shares, new.share]):

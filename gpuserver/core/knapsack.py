@@ -11,7 +11,7 @@ State = tuple[int, int, tuple[int, ...]]
 def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> list[int]:
     """Indices of the set with the greatest total value among those whose weights sum to at most ``capacity``.
 
-    Exact, in integers. Weights are ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
+    Exact, in integers. Weights are ≥ 1; items with a value ≤ 0 are left out. Indices come in ascending order.
 
     Dynamic programming over the undominated (weight, value) pairs, items by falling value per weight, so that whatever
     cannot reach the best set found so far, even if the rest could be cut to measure, is dropped at once
@@ -19,7 +19,7 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
     well under a millisecond.
     """
     items = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
-    items.sort(key=lambda i: (-values[i] / max(weights[i], 1), i))
+    items.sort(key=lambda i: (-values[i] / weights[i], i))
     states: list[State] = [(0, 0, ())]
     best = _greedy(items, weights, values, capacity)
     for position, item in enumerate(items):
@@ -30,7 +30,7 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
         following = items[position + 1] if position + 1 < len(items) else None
         states = _undominated(states, taken)
         if following is not None:
-            density_value, density_weight = values[following], max(weights[following], 1)
+            density_value, density_weight = values[following], weights[following]
             states = [s for s in states if (best - s[1]) * density_weight <= (capacity - s[0]) * density_value]
     return sorted(max(states, key=lambda s: (s[1], -s[0]))[2])
 

@@ -143,3 +143,41 @@ def test_overcommitted_shares_keep_their_proportions_and_fit(mode: Mode) -> None
     assert scaled[0].guarantee_ppm == pytest.approx(3 * scaled[2].guarantee_ppm, abs=5)
     unchanged = [share(20, 30), share(30, 30)]
     assert overcommitted(mode, unchanged) == unchanged
+
+
+def test_a_full_gpu_has_nothing_left() -> None:
+    full = [Demand(share(60), 50 * GIB), Demand(share(40), 31 * GIB)]
+    refusal = admit(Mode.TEMPORAL, 80 * GIB, full, Demand(share(1)))
+    assert refusal is not None
+    assert refusal.largest_guarantee_ppm == 0
+    refusal = admit(Mode.TEMPORAL, 80 * GIB, full, Demand(share(1), GIB))
+    assert refusal is not None
+    assert refusal.largest_memory_bytes == 0
+    assert "0 GiB of 80 GiB are left" in refusal.reason
+    refusal = admit(Mode.SPATIAL, 0, spatial_demands((60, 100), (40, 100)), Demand(share(100, 50)))
+    assert refusal is not None
+    assert refusal.largest_sm_mpercent == 0
+
+
+def spatial_demands(*shares: tuple[float, float]) -> list[Demand]:
+    return [Demand(s) for s in spatial(*shares)]
+
+
+def test_the_equal_quota_of_a_refusal_does_not_depend_on_the_quotas_asked_for() -> None:
+    refusal = admit(Mode.SPATIAL, 0, spatial_demands((60, 95)), Demand(share(50, 60)))
+    assert refusal is not None
+    assert refusal.largest_guarantee_ppm == 0
+    assert "47% each would fit" in refusal.reason  # 0.95 of the time, in turns
+
+
+def test_beside_partitions_that_leave_its_sms_free_all_of_the_time_fits() -> None:
+    assert largest_guarantee(spatial((30, 100)), share(100, 70)) == PPM
+
+
+def test_temporal_overcommitment_divides_by_the_sum() -> None:
+    assert packing_ratio(Mode.TEMPORAL, [share(90), share(60), share(30)]) == 1.8
+    scaled = overcommitted(Mode.TEMPORAL, [share(90), share(60), share(30)])
+    assert [s.guarantee_ppm for s in scaled] == [500_000, 333_333, 166_666]
+    unchanged = [share(60), share(30)]
+    assert overcommitted(Mode.TEMPORAL, unchanged) == unchanged
+    assert overcommitted(Mode.TEMPORAL, [share(100), share(100), Share(1)])[2].guarantee_ppm == 1
