@@ -11,14 +11,14 @@ State = tuple[int, int, tuple[int, ...]]
 def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> list[int]:
     """Indices of the set with the greatest total value among those whose weights sum to at most ``capacity``.
 
-    Exact, in integers. Weights are ≥ 1; items with a value ≤ 0 are left out. Indices come in ascending order.
+    Exact, in integers. Weights are ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
 
     Dynamic programming over the undominated (weight, value) pairs, items by falling value per weight, so that whatever
     cannot reach the best set found so far, even if the rest could be cut to measure, is dropped at once
     (Horowitz, Sahni 1974; the bound is Dantzig's). SM shares come in few sizes, so few pairs survive: 64 vGPUs take
     well under a millisecond.
     """
-    items = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
+    items = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and 0 < w <= capacity]
     items.sort(key=lambda i: (-values[i] / weights[i], i))
     states: list[State] = [(0, 0, ())]
     best = _greedy(items, weights, values, capacity)
@@ -32,7 +32,8 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
         if following is not None:
             density_value, density_weight = values[following], weights[following]
             states = [s for s in states if (best - s[1]) * density_weight <= (capacity - s[0]) * density_value]
-    return sorted(max(states, key=lambda s: (s[1], -s[0]))[2])
+    weightless = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w == 0]
+    return sorted([*weightless, *max(states, key=lambda s: (s[1], -s[0]))[2]])
 
 
 def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuserver.core.knapsack import best_set
 
-items = st.lists(st.tuples(st.integers(1, 60), st.integers(-5, 100)), max_size=9)
+items = st.lists(st.tuples(st.integers(0, 60), st.integers(-5, 100)), max_size=9)
 
 
 @given(items, st.integers(0, 120))

@@ -190,7 +190,7 @@ def test_debts_survive_a_restart() -> None:
     assert run.records[0].epoch == 100
     ahead = run.held_ns(1, 0, 1 * S) - run.held_ns(0, 0, 1 * S)
     # V is the indebted one's own time when it wakes first; what the other was owed then counts in full.
-    assert ahead == pytest.approx(60 * MS, abs=20 * MS)
+    assert ahead == pytest.approx(60 * MS, abs=22 * MS)  # a quantum is 20 ms, and the second ends within one
 
 
 def test_a_new_share_counts_from_the_next_token() -> None:
