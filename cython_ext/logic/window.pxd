@@ -30,7 +30,7 @@ from libc.string cimport memset
 cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
-    REFILL_NS = 2_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
+    REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
     SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
@@ -82,6 +82,7 @@ cdef struct Backlog:
     bint settling            # the first REFILL_NS of a lease: refill_ns is not known yet
     int64_t settled_ns       # work retired since the lease's first submission
     int64_t refill_from_ns
+    uint64_t refill_idle_ns  # idle_ns when the lease's first launch came
     int64_t refill_ns        # idle time at the start of the last lease: to the first launch, and while refilling
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
@@ -188,6 +189,7 @@ cdef inline void backlog_submit(
             backlog.refill_ns = max(now_ns - backlog.refill_from_ns, <int64_t>0)
             backlog.settling = 1
             backlog.settled_ns = 0
+            backlog.refill_idle_ns = backlog.idle_ns
     elif backlog.refilling:
         backlog.refill_ns = 0
         backlog.settling = 0
@@ -287,16 +289,17 @@ cdef inline int64_t stretch_end_ns(const Stretch* stretch, int64_t begin_ns) noe
 
 
 cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept nogil:
-    """Up to the frontier the lease has run this stretch too; the rest of the time so far was the hand-over's price."""
+    """Up to the frontier the lease has run this stretch too; the rest of the time so far was the hand-over's price: the
+    GPU waited for a host that had lost its lead. The books do not hear of it: nobody saw the queue empty."""
+    cdef int64_t lasted_ns = backlog.frontier_ns - backlog.refill_from_ns
+    cdef int64_t idle_ns = <int64_t>(backlog.idle_ns - backlog.refill_idle_ns)       # seen, and not the hand-over's
     if stretch.unknown:
         backlog.settling = 0
         return
     backlog.settled_ns = min(backlog.settled_ns + stretch.work_ns, PREDICTION_MAX_NS)
-    if backlog.frontier_ns - backlog.refill_from_ns >= REFILL_NS:
+    if lasted_ns >= REFILL_NS:
         backlog.settling = 0
-        backlog.refill_ns = max(
-            backlog.refill_ns, backlog.frontier_ns - backlog.refill_from_ns - backlog.settled_ns
-        )
+        backlog.refill_ns = max(backlog.refill_ns, lasted_ns - backlog.settled_ns - idle_ns)
 
 
 cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns) noexcept nogil:
