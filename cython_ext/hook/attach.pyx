@@ -11,11 +11,13 @@ from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, Gate, State, state, vgpu_log,
-    vgpu_memory_after_fork, vgpu_say, vgpu_start_thread, vgpu_state_address,
+    vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread, vgpu_state_address,
+    vgpu_take_slot,
 )
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
-    ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, ActivityPage, GrantsPage, PageHeader,
+    ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage, PageHeader,
+    Slot,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -24,7 +26,7 @@ from cython_ext.logic.wire cimport (
     Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
     wire_map, wire_open, wire_text, wire_uint,
 )
-from cython_ext.native cimport cas64, now_ns, store32
+from cython_ext.native cimport cas64, load32, now_ns, store32
 
 cdef extern from *:
     """
@@ -433,27 +435,59 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     return error
 
 
-cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
-    """After a restart of the server: its new grants page, for the slot that is ours already. 0: not yet.
+cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
+    """To another activity page: its slot is taken, and begins with what the old one said. The caller holds gate.lock.
 
-    The old page stays mapped: a thread may be reading it. The caller does not hold gate.lock.
+    The old page stays mapped, and its mutex held: a thread may be reading it.
+    """
+    cdef Slot* before = gate.slot
+    cdef Slot* slot = &activity.slots[slot_index]
+    if not vgpu_take_slot(slot):
+        return 0
+    store32(&gate.generation, 0)
+    vgpu_memory_moves(gate, activity, slot_index)
+    gate.slot = slot
+    slot.want_since_ns = before.want_since_ns
+    slot.predicted_end_ns = before.predicted_end_ns
+    slot.drained_ns = before.drained_ns
+    store32(&slot.last_epoch, before.last_epoch)
+    store32(&slot.drained_epoch, before.drained_epoch)
+    store32(&slot.undrained, before.undrained)
+    store32(&slot.want, before.want)
+    vgpu_ring(gate)
+    return 1
+
+
+cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
+    """After a restart of the server: its new grants page, for the slot that is ours already; and a new activity page,
+    if the broker died with it. 0: not yet, or there is nothing new.
+
+    Only the hook thread may, without gate.lock. The old grants page stays mapped: a thread may be reading it.
     """
     cdef Reply reply
     cdef GrantsPage* grants = NULL
     cdef ActivityPage* activity = NULL
     cdef int reason = 0
+    cdef bint elsewhere, done
     if not converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
         return 0
-    if activity != NULL:
+    # in the page that we have, our slot is active
+    elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
+    done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)
+    if done:
+        lock_acquire(&gate.lock)
+        if elsewhere:
+            done = move(gate, activity, <uint32_t>reply.slot)
+        if done:
+            gate.grants = grants
+            gate.began_epoch = 0
+            gate.lost = 0
+            gate.told = 0
+        lock_release(&gate.lock)
+    if not (done and elsewhere):
         munmap(activity, sizeof(ActivityPage))
-    if reply.slot != gate.slot_index:
+    if not done:
         munmap(grants, sizeof(GrantsPage))
         return 0
-    lock_acquire(&gate.lock)
-    gate.grants = grants
-    gate.began_epoch = 0
-    gate.lost = 0
-    gate.told = 0
-    lock_release(&gate.lock)
     vgpu_log(b"re-attached slot, generation", gate.slot_index, grants.generation)
     return 1

@@ -11,7 +11,7 @@ application code and no blocking driver call runs under it.
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
-Order of locks: gate.lock, then captures_lock or threads_lock.
+Order of locks: gate.lock or memory_lock, then captures_lock, threads_lock or gate.page_lock.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -99,7 +99,7 @@ cdef struct Sample:
 cdef struct Gate:
     # --- read by every launch
     GrantsPage* grants       # NULL: not attached
-    ActivityPage* activity
+    ActivityPage* activity   # another one only if server and broker died together; under lock and page_lock
     Slot* slot
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
@@ -112,6 +112,7 @@ cdef struct Gate:
     char[64] vgpu_id
     char[48] gpu_uuid
     char[128] directory      # where broker.sock is
+    uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     # --- under lock
     uint32_t lock
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
@@ -207,6 +208,7 @@ cdef extern:
     bint vgpu_reattach(Gate* gate) noexcept nogil
     # thread.pyx
     bint vgpu_start_thread(Gate* gate) noexcept nogil
+    bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may
     void vgpu_stop_at_exit() noexcept nogil
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil
@@ -233,6 +235,7 @@ cdef extern:
     # memory.pyx
     void vgpu_memory_of_context_died(void* context) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
+    void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
     ) noexcept nogil

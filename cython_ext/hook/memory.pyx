@@ -7,7 +7,7 @@ every handle is released and every mapping unmapped. What the program is told, c
 vGPU's memory.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAlloc, real_cuMemAlloc_v2,
@@ -19,7 +19,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
 )
-from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM
+from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -46,9 +46,29 @@ cdef uint64_t limit_bytes(const Gate* gate) noexcept nogil:
     return limit - min(limit, implicit)
 
 
+ctypedef int (*Operation)(ActivityPage*, uint32_t, uint32_t, uint64_t) noexcept nogil
+
+
+cdef int enter(Gate* gate, Operation operation, uint32_t kind, uint64_t size) noexcept nogil:
+    """One operation of the ledger that is not refused by a limit, on whichever page is ours now."""
+    cdef int result
+    lock_acquire(&gate.page_lock)
+    result = operation(gate.activity, gate.slot_index, kind, size)
+    lock_release(&gate.page_lock)
+    return result
+
+
+cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit) noexcept nogil:
+    cdef int result
+    lock_acquire(&gate.page_lock)
+    result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit)
+    lock_release(&gate.page_lock)
+    return result
+
+
 cdef bint reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU."""
-    if gate == NULL or ledger_reserve(gate.activity, gate.slot_index, kind, size, limit_bytes(gate)) == LEDGER_OK:
+    if gate == NULL or charge(gate, kind, size, limit_bytes(gate)) == LEDGER_OK:
         return 1
     vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))
     return 0
@@ -62,10 +82,10 @@ cdef int settle(
     if gate == NULL:
         return result
     if result != CUDA_SUCCESS:
-        ledger_cancel(gate.activity, gate.slot_index, kind, reserved)
+        enter(gate, ledger_cancel, kind, reserved)
         return result
     if actual > reserved:    # more than asked for (a pitch): charged too, even where that is beyond the limit
-        ledger_reserve(gate.activity, gate.slot_index, kind, actual - reserved, <uint64_t>-1)
+        charge(gate, kind, actual - reserved, UINT64_MAX)
         reserved = actual
     block.address = address
     block.bytes = reserved
@@ -75,7 +95,7 @@ cdef int settle(
     lock_acquire(&state().memory_lock)
     alloc_insert(&state().allocations, &block)           # without room for it: charged to the end, never uncharged
     lock_release(&state().memory_lock)
-    ledger_commit(gate.activity, gate.slot_index, kind, reserved)
+    enter(gate, ledger_commit, kind, reserved)
     return result
 
 
@@ -86,8 +106,7 @@ cdef inline uint64_t current_context() noexcept nogil:
 
 
 cdef inline void release(const Block* block) noexcept nogil:
-    cdef Gate* gate = &state().gates[block.flags]
-    ledger_release(gate.activity, gate.slot_index, block.kind, block.bytes)
+    enter(&state().gates[block.flags], ledger_release, block.kind, block.bytes)
 
 
 cdef inline bint forget(uint64_t address, Block* block) noexcept nogil:
@@ -134,6 +153,23 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
 cdef public void vgpu_memory_after_fork() noexcept nogil:
     """The child's thread is another one for the kernel, and the ledger's lock names threads."""
     robust_forget()
+
+
+cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
+    """The gate's activity page is lost, and this is its new one: what the process owns is charged there, also beyond a
+    limit that has become smaller."""
+    cdef const Slot* before
+    cdef uint32_t kind
+    lock_acquire(&gate.page_lock)
+    before = &gate.activity.slots[gate.slot_index]
+    for kind in range(MEMORY_KINDS):
+        if before.committed_bytes[kind]:
+            ledger_reserve(activity, slot_index, kind, before.committed_bytes[kind], UINT64_MAX)
+            ledger_commit(activity, slot_index, kind, before.committed_bytes[kind])
+    ledger_reserve(activity, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX)
+    gate.activity = activity
+    gate.slot_index = slot_index
+    lock_release(&gate.page_lock)
 
 
 # --- allocations
@@ -295,7 +331,7 @@ cdef public int cuMemCreate(
     if gate == NULL:
         return result
     if result != CUDA_SUCCESS:
-        ledger_cancel(gate.activity, gate.slot_index, KIND_VMM, size)
+        enter(gate, ledger_cancel, KIND_VMM, size)
         return result
     block.address = handle[0]
     block.bytes = size
@@ -305,7 +341,7 @@ cdef public int cuMemCreate(
     lock_acquire(&state().memory_lock)
     alloc_insert(&state().handles, &block)
     lock_release(&state().memory_lock)
-    ledger_commit(gate.activity, gate.slot_index, KIND_VMM, size)
+    enter(gate, ledger_commit, KIND_VMM, size)
     return result
 
 

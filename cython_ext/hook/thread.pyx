@@ -37,6 +37,7 @@ cdef enum:
     SPIN_END_NS = 150_000            # the last stretch before a lease's end, or before a drain is expected
     SPIN_DRAIN_NS = 2_000_000        # so long after a lease's end a drain is no longer spun for
     RETRY_NS = 20_000_000            # a server that restarts
+    KNOCK_NS = 1_000_000_000         # without a heartbeat for so long, the broker is asked, and that often
 
     # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
     BREAK_EVEN_NS = 800_000
@@ -66,10 +67,15 @@ cdef inline bint superseded(const Gate* gate) noexcept nogil:
     return load32(&gate.activity.generation) != gate.grants.generation
 
 
-cdef bint heard(Gate* gate, int64_t now) noexcept nogil:
-    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut."""
+cdef inline int64_t silent_ns(const Gate* gate) noexcept nogil:
+    """Since the last heartbeat of the server whose page we have; 0 before its first."""
     cdef int64_t alive = loadi64(&gate.grants.alive_ns)
-    gate.lost = alive != 0 and now - alive > gate.grants.grace_ns
+    return now_ns() - alive if alive else 0
+
+
+cdef bint heard(Gate* gate) noexcept nogil:
+    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut."""
+    gate.lost = silent_ns(gate) > gate.grants.grace_ns
     store32(&gate.generation, 0 if gate.lost or superseded(gate) else gate.grants.generation)
     return gate.generation != 0 or not superseded(gate)
 
@@ -150,7 +156,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     cdef int64_t again
     cdef Plan plan
     count(gate)
-    if not heard(gate, now) or not read_plan(gate.grants, &plan):
+    if not heard(gate) or not read_plan(gate.grants, &plan):
         return now + RETRY_NS
     if over(gate, &plan, now):
         end_lease(gate, now)
@@ -196,12 +202,9 @@ cdef void* run(void* argument) noexcept nogil:
     cdef Gate* gate = <Gate*>argument
     cdef State* all = state()
     cdef uint32_t change
-    cdef int64_t again
+    cdef int64_t again, knocked_ns = 0
     vgpu_prepare_thread()
-    if (
-        robust_hold(<uint32_t*>&gate.slot.alive) != ROBUST_LOCKED
-        or not cas32(&gate.slot.state, SLOT_RESERVED, SLOT_ACTIVE)
-    ):
+    if not vgpu_take_slot(gate.slot):
         store32(&gate.thread_state, 2)
         futex_wake(&gate.thread_state, 1)
         return NULL
@@ -211,6 +214,10 @@ cdef void* run(void* argument) noexcept nogil:
         if superseded(gate):
             store32(&gate.generation, 0)
             vgpu_reattach(gate)
+        elif silent_ns(gate) > KNOCK_NS and now_ns() - knocked_ns > KNOCK_NS:
+            # server and broker may have died together: then nobody is left to change a word in our pages
+            vgpu_reattach(gate)
+            knocked_ns = now_ns()
         change = load32(&gate.grants.change)
         lock_acquire(&gate.lock)
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0
@@ -234,6 +241,11 @@ cdef void stop() noexcept nogil:
         all.gates[i].open = 1
         store32(&all.gates[i].generation, 0)
         lock_release(&all.gates[i].lock)
+
+
+cdef public bint vgpu_take_slot(Slot* slot) noexcept nogil:
+    """A slot that the broker reserved is ours: this thread's death will be announced there."""
+    return robust_hold(<uint32_t*>&slot.alive) == ROBUST_LOCKED and cas32(&slot.state, SLOT_RESERVED, SLOT_ACTIVE)
 
 
 cdef public bint vgpu_start_thread(Gate* gate) noexcept nogil:

@@ -53,6 +53,8 @@ class StagedVgpu:
         self.refusal: str | None = None
         self.reply_changes: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
+        self.next_slot = -1
+        """The slot of the next process, if not the first that is free."""
         self.memory_bytes = memory_bytes
         self.activity = ActivityPage.create(1)
         self.grants = self._grants(1)
@@ -95,9 +97,9 @@ class StagedVgpu:
         slot = -1
         if request["role"] == "process":
             slot = request["slot"]
-            if slot < 0:
+            if (slot, pid) not in [(known.index, known.pid) for known in self.slots()]:
                 started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-                slot = self.activity.reserve_slot(pid, started, request["command"])
+                slot = self.activity.reserve_slot(pid, started, request["command"], self.next_slot)
                 self.relay.watch(slot)
         reply: dict[str, Any] = {
             "ok": True,
@@ -125,6 +127,15 @@ class StagedVgpu:
         self.relay.rebind(self.grants)
         self.stage.dispatcher.add(self.key, self.grants)
         self.activity.generation = self.grants.generation
+
+    def lose_everything(self) -> None:
+        """Server and broker die together, and nobody says so in the old pages; new ones, with pages of their own."""
+        self.stage.dispatcher.remove(self.key)
+        self.relay.close()
+        self.grants = self._grants(self.grants.generation + 1)
+        self.activity = ActivityPage.create(self.grants.generation)
+        self.relay = Relay(self.activity, self.grants, self.stage.relay_page, self.key)
+        self.stage.dispatcher.add(self.key, self.grants)
 
     def lease(self, start_ns: int, end_ns: int | None, after: tuple[tuple[int, int], ...] = ()) -> int:
         """Publish one; its epoch."""
