@@ -18,7 +18,16 @@ from pydantic import (
 )
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.units import MIB, check_percent, format_bytes, parse_bytes, parse_duration_ns, parse_fraction, parse_percent
+from vgpu.units import (
+    MIB,
+    check_percent,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_duration_ns,
+    parse_fraction,
+    parse_percent,
+)
 
 SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
 LARGEST_MEMORY_BYTES: Final = 1 << 50
@@ -66,6 +75,12 @@ def _checked_memory(value: int) -> int:
     return value
 
 
+def _checked_duration(value: int) -> int:
+    if value <= 0:
+        raise ValueError(f"{format_duration(value) if value else 0} is no time: write 10ms, 90s, 8h or 1h30m")
+    return value
+
+
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
@@ -76,7 +91,7 @@ def _checked_name(value: str) -> str:
 
 Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
 Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
-DurationNs = Annotated[int, BeforeValidator(_duration), Field(gt=0)]
+DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_duration)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 

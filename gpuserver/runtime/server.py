@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -39,6 +40,7 @@ from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice, Notice
 from vgpu.protocol.peer import is_alive, listener_at
+from vgpu.protocol.stream import serve_links
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +52,7 @@ GRACE_NS: Final = 10_000_000_000
 EPOCH_RESERVE: Final = 1 << 20
 """More leases than are begun between two journal writes: a restarted server begins above all that were handed out."""
 _SHUTDOWN_S: Final = 5.0
+_MOST_LINKS: Final = 1024
 
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
@@ -139,7 +142,7 @@ class GpuServer:
                 nursery.start_soon(self.memory.run)
                 nursery.start_soon(self._sample)
                 nursery.start_soon(self._keep_house)
-                nursery.start_soon(self._accept, listener, serve)
+                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
                 )
@@ -158,17 +161,6 @@ class GpuServer:
                     await self.remember()
                 log.info("stopped", gpu=self.facts.uuid)
                 self.nursery.cancel_scope.cancel()
-
-    async def _accept(self, listener: trio.socket.SocketType, serve: Serve) -> None:
-        async with trio.open_nursery() as links:
-            while True:
-                try:
-                    sock, _ = await listener.accept()
-                except OSError as error:
-                    log.warning("cannot accept a link", reason=str(error))
-                    await trio.sleep(0.1)
-                    continue
-                links.start_soon(serve, sock)
 
     def _restore(self) -> None:
         """What the journal remembers, under a grants page of this server's generation."""
@@ -361,3 +353,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     if settings.simulated:
         found["VGPU_SIM_DIR"] = os.environ["VGPU_SIM_DIR"]
     return found
+
+
+def _complain(error: OSError) -> None:
+    log.warning("cannot accept a link", reason=str(error))

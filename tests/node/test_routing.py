@@ -61,7 +61,7 @@ def test_a_gpu_by_index_or_uuid(choice: str, index: int) -> None:
 
 
 def test_a_gpu_that_is_not_there_or_not_served() -> None:
-    with pytest.raises(VgpuError, match="this node has 0, 1"):
+    with pytest.raises(VgpuError, match="this node has GPU 0, 1"):
         find_gpu("7", [gpu(0), gpu(1)])
     with pytest.raises(VgpuError) as refused:
         find_gpu("GPU-", [gpu(0), gpu(1)])

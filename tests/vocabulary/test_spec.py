@@ -54,7 +54,7 @@ def test_text_as_typed() -> None:
         ({"sm_percent": 30, "name": "-x"}, "not a name"),
         ({"sm_percent": 30, "name": "a" * 64}, "at most 63"),
         ({"sm_percent": 30, "ttl_ns": "10"}, "--ttl: '10' is not a duration"),
-        ({"sm_percent": 30, "ttl_ns": 0}, "--ttl"),
+        ({"sm_percent": 30, "ttl_ns": "0s"}, "--ttl: 0 is no time"),
         ({"fraction": "5/4"}, "--fraction"),
         ({"fraction": "1/1000"}, "less than 1 percent"),
         ({"sm_percent": 30, "turbo": True}, "turbo"),

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ from vgpu.protocol.broker import (
 from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.peer import is_alive, peer_of
-from vgpu.protocol.stream import MessageStream, connect, listen
+from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
 
 ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
@@ -138,7 +139,9 @@ class Broker:
         first, self._vgpu = self._vgpu is None, vgpu
         if first:
             listener = listen(self._door, **_door_permissions(vgpu))
-            self._nursery.start_soon(self._admit_all, listener)
+            self._nursery.start_soon(
+                partial(serve_links, listener, self._receive, self._cannot_accept, most=MOST_VISITORS)
+            )
         if self._link is None:
             self._link = link
             await link.send(Listening().model_dump())
@@ -208,21 +211,10 @@ class Broker:
         assert self._pages is not None
         return self._pages.activity
 
-    async def _admit_all(self, listener: trio.socket.SocketType) -> None:
-        room = trio.CapacityLimiter(MOST_VISITORS)
-        with listener:
-            async with trio.open_nursery() as visitors:
-                while True:
-                    try:
-                        sock, _ = await listener.accept()
-                    except OSError as error:  # out of descriptors: the links that end will give some back
-                        _say(f"{self._vgpu_id}: cannot accept: {error}")
-                        await trio.sleep(0.1)
-                        continue
-                    await room.acquire_on_behalf_of(sock)
-                    visitors.start_soon(self._receive, sock, room)
+    def _cannot_accept(self, error: OSError) -> None:
+        _say(f"{self._vgpu_id}: cannot accept a process: {error}")
 
-    async def _receive(self, sock: trio.socket.SocketType, room: trio.CapacityLimiter) -> None:
+    async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
         try:
             async with MessageStream(sock, MAX_HOOK_BYTES) as stream:
@@ -233,8 +225,6 @@ class Broker:
         except (OSError, VgpuError, ValidationError) as error:
             reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
             await self._tell(Closed(pid=peer.process.pid, uid=peer.uid, reason=reason))
-        finally:
-            room.release_on_behalf_of(sock)
 
     async def _attach(self, stream: MessageStream, peer: Peer) -> None:
         received = await stream.receive()

@@ -82,9 +82,7 @@ class Wanted:
 def _wanted(
     sm: Sm = None,
     mem: Mem = None,
-    fraction: Annotated[
-        str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")
-    ] = None,
+    fraction: Fraction = None,
     quota_request: QuotaRequest = None,
     quota_limit: QuotaLimit = None,
     burst: Annotated[bool, typer.Option("--burst", help=BURST)] = False,
@@ -94,9 +92,7 @@ def _wanted(
     ttl: Ttl = None,
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     on_server_loss: LossOption = None,
-    share_group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")
-    ] = None,
+    share_group: ShareGroup = None,
 ) -> Wanted:
     from vgpu.spec import VgpuSpec
 

@@ -40,7 +40,7 @@ def candidates(choice: str, gpus: Sequence[GpuReading]) -> list[GpuReading]:
 
 
 def find_gpu(choice: str, gpus: Sequence[GpuReading]) -> GpuReading:
-    known = f"this node has {', '.join(str(gpu.index) for gpu in gpus) or 'none'}"
+    known = f"this node has GPU {', '.join(str(gpu.index) for gpu in gpus)}" if gpus else "this node has none"
     if choice.isdecimal():
         fitting = [gpu for gpu in gpus if gpu.index == int(choice)]
     else:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ from vgpu.protocol.messages import (
     AnyRequest,
     Create,
     EventReading,
+    Failure,
     Forward,
     GpuList,
     GpuReading,
@@ -49,13 +52,15 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, serve, software_version, welcome
-from vgpu.protocol.stream import MessageStream, listen
+from vgpu.protocol.stream import MessageStream, listen, serve_links
 
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 2.0
 CHANGE_S: Final = 15.0
-MOST_LINKS: Final = 256
+MOST_LINKS: Final = 1024
+MOST_LINKS_OF_ONE: Final = 64
+"""One user's, other than root's and the node's own: who opens links without end must not take the others' room."""
 
 
 class Node:
@@ -67,6 +72,7 @@ class Node:
         self._simulated = simulated
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
+        self._links: Counter[int] = Counter()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         self._processes = [
             ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in range(count)
@@ -82,7 +88,7 @@ class Node:
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
-            nursery.start_soon(self._accept, listener)
+            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -93,28 +99,24 @@ class Node:
 
     # --- links
 
-    async def _accept(self, listener: trio.socket.SocketType) -> None:
-        room = trio.CapacityLimiter(MOST_LINKS)
-        with listener:
-            async with trio.open_nursery() as links:
-                while True:
-                    try:
-                        sock, _ = await listener.accept()
-                    except OSError as error:
-                        log.warning("cannot accept a link", reason=str(error))
-                        await trio.sleep(0.1)
-                        continue
-                    await room.acquire_on_behalf_of(sock)
-                    links.start_soon(self._converse, sock, room)
-
-    async def _converse(self, sock: trio.socket.SocketType, room: trio.CapacityLimiter) -> None:
+    async def _converse(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
 
         async def answer(request: AnyRequest) -> BaseModel:
             return await self._answer(request, peer.uid)
 
+        self._links[peer.uid] += 1
         try:
             async with MessageStream(sock) as link:
+                if self._links[peer.uid] > MOST_LINKS_OF_ONE and peer.uid not in {0, os.geteuid()}:
+                    full = Failure(
+                        id=0,
+                        code=ErrorCode.UNAVAILABLE,
+                        error=f"uid {peer.uid} has {MOST_LINKS_OF_ONE} links to this node already",
+                        hint="end some of its programs that watch or ask",
+                    )
+                    await link.send(full.model_dump(mode="json"))
+                    return
                 if await welcome(link, os.getpid()) is not None:
                     await serve(link, REQUESTS, answer, self._notices)
         except (OSError, VgpuError, ValidationError, trio.ClosedResourceError) as error:
@@ -122,7 +124,7 @@ class Node:
         except Exception:
             log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
         finally:
-            room.release_on_behalf_of(sock)
+            self._links[peer.uid] -= 1
 
     def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
         return self._watch(request) if isinstance(request, Watch) else None
@@ -352,3 +354,7 @@ def _own(directory: Path, mode: int) -> None:
             "set VGPU_RUNTIME_DIR and VGPU_STATE_DIR to directories of your own",
         )
     directory.chmod(mode)
+
+
+def _complain(error: OSError) -> None:
+    log.warning("cannot accept a link", reason=str(error))

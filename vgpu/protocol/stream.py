@@ -10,9 +10,10 @@ import array
 import os
 import socket
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import trio
 
@@ -23,6 +24,7 @@ STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
 _LONGEST_PATH: Final = 107  # sun_path without its NUL
+_BREATH_S: Final = 0.1
 
 
 class MessageStream:
@@ -151,3 +153,36 @@ def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socke
         sock.close()
         raise
     return trio.socket.from_stdlib_socket(sock)
+
+
+async def serve_links(
+    listener: trio.socket.SocketType,
+    serve: Callable[[trio.socket.SocketType], Awaitable[None]],
+    complain: Callable[[OSError], object],
+    *,
+    most: int,
+) -> NoReturn:
+    """Serve each link in a task of its own, at most ``most`` at once: the next one waits at the door.
+
+    ``serve`` owns its socket. ``complain`` hears why a link could not be accepted, and the listener goes on: out of
+    descriptors, the links that end will give some back.
+    """
+    room = trio.CapacityLimiter(most)
+
+    async def serve_one(sock: trio.socket.SocketType) -> None:
+        try:
+            await serve(sock)
+        finally:
+            room.release_on_behalf_of(sock)
+
+    with listener:
+        async with trio.open_nursery() as links:
+            while True:
+                try:
+                    sock, _ = await listener.accept()
+                except OSError as error:
+                    complain(error)
+                    await trio.sleep(_BREATH_S)
+                    continue
+                await room.acquire_on_behalf_of(sock)
+                links.start_soon(serve_one, sock)

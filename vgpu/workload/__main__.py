@@ -168,7 +168,8 @@ def main() -> int:
     try:
         result = run(options, say)
     except (CudaError, MemoryError) as error:
-        say("error", {"error": str(error), "code": error.code if isinstance(error, CudaError) else None})
+        if options.output == "json":
+            say("error", {"error": str(error), "code": error.code if isinstance(error, CudaError) else None})
         print(f"vgpu.workload: {error}", file=sys.stderr)
         return 1
     say("result", asdict(result))

@@ -27,6 +27,8 @@ cdef const char* text_of(int code, bint described) noexcept nogil:
         return b"a PTX JIT compilation failed" if described else b"CUDA_ERROR_INVALID_PTX"
     if code == 301:
         return b"file not found" if described else b"CUDA_ERROR_FILE_NOT_FOUND"
+    if code == 304:
+        return b"OS call failed or operation not supported on this OS" if described else b"CUDA_ERROR_OPERATING_SYSTEM"
     if code == 400:
         return b"invalid resource handle" if described else b"CUDA_ERROR_INVALID_HANDLE"
     if code == 401:

@@ -1,0 +1,127 @@
+"""Who gets a link: everybody in turn, and nobody so many that the others get none. Real sockets."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from vgpu.errors import ErrorCode
+from vgpu.identity import Peer, Process
+from vgpu.node import supervisor
+from vgpu.node.servers import Servers
+from vgpu.node.supervisor import MOST_LINKS_OF_ONE, Node
+from vgpu.paths import NodePaths
+from vgpu.protocol.hello import Hello
+from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
+
+STRANGER = 54321
+
+
+def test_at_most_so_many_at_once(tmp_path: Path) -> None:
+    served: list[int] = []
+
+    async def run() -> None:
+        leave = trio.Event()
+
+        async def serve(sock: trio.socket.SocketType) -> None:
+            served.append(len(served))
+            await leave.wait()
+            sock.close()
+
+        path = tmp_path / "door.sock"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(serve_links, listen(path, mode=0o600), serve, served.remove, most=2))
+            links = [await connect(path) for _ in range(5)]
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert served == [0, 1]
+            leave.set()
+            for link in links:
+                assert await link.receive() is None
+                link.close()
+            assert served == [0, 1, 2, 3, 4]
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+def test_what_cannot_be_accepted_is_told_and_the_listener_goes_on(tmp_path: Path) -> None:
+    complaints: list[int | None] = []
+
+    class Exhausted:
+        """A listener whose process is out of descriptors twice."""
+
+        def __init__(self, listener: trio.socket.SocketType) -> None:
+            self.listener = listener
+
+        def __enter__(self) -> Exhausted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.listener.close()
+
+        async def accept(self) -> object:
+            if len(complaints) < 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await self.listener.accept()
+
+    async def run() -> None:
+        async def serve(sock: trio.socket.SocketType) -> None:
+            sock.close()
+
+        path = tmp_path / "door.sock"
+        listener = Exhausted(listen(path, mode=0o600))
+        async with trio.open_nursery() as nursery:
+            complain = lambda error: complaints.append(error.errno)  # noqa: E731
+            nursery.start_soon(partial(serve_links, listener, serve, complain, most=2))  # type: ignore[arg-type]
+            async with await connect(path) as link:
+                assert await link.receive() is None
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert complaints == [errno.EMFILE] * 2
+
+
+@pytest.mark.parametrize(("uid", "refused"), [(STRANGER, True), (os.geteuid(), False)])
+def test_one_user_does_not_take_all_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, refused: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "peer_of", lambda sock: Peer(Process(1, 1), uid, frozenset()))
+
+    async def run() -> None:
+        paths = NodePaths(tmp_path, tmp_path)
+        node = Node(paths, Servers("temporal", simulated=True, environment={}), 0, simulated=True)
+        links: list[MessageStream] = []
+        async with trio.open_nursery() as nursery:
+
+            async def another() -> dict[str, object] | None:
+                near, far = trio.socket.socketpair()
+                nursery.start_soon(node._converse, far)
+                links.append(MessageStream(near))
+                await links[-1].send(Hello().model_dump(mode="json"))
+                received = await links[-1].receive()
+                return received and received[0]
+
+            for _ in range(MOST_LINKS_OF_ONE):
+                answer = await another()
+                assert answer is not None
+                assert answer["ok"]
+            answer = await another()
+            assert answer is not None
+            assert answer["ok"] is not refused
+            if refused:
+                assert answer["code"] == ErrorCode.UNAVAILABLE
+                links.pop(0).close()
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                answer = await another()
+                assert answer is not None
+                assert answer["ok"], "a link that ended makes room"
+            for link in links:
+                link.close()
+
+    trio.run(run)
