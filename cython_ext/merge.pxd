@@ -19,6 +19,7 @@ cdef extern from "limits.h":
 
 cdef enum:
     LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
+    SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
     RECENT = 1 << 30             # epochs closer than this compare safely
 
 
@@ -33,6 +34,7 @@ cdef struct Watch:
     bint clean
     uint64_t busy_ns             # as last merged
     uint64_t launches
+    uint64_t gate_waits          # while no lease was in force: one that counts further is awake
 
 
 cdef struct Wire:
@@ -53,6 +55,7 @@ cdef struct Wire:
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
     Lease over                   # the newest of the two that is over, as of this merge
+    uint32_t judged              # the newest lease of which is known who slept through it
     int64_t returned_ns
     uint64_t busy_ns
     uint64_t launches
@@ -63,6 +66,7 @@ cdef struct Wire:
     uint64_t rings
     uint64_t returns
     uint64_t undone
+    uint64_t hushed
     uint64_t throttled
     pthread_t thread
     Watch[64] watches
@@ -108,6 +112,32 @@ cdef inline bint any_want(Wire* wire) noexcept nogil:
             return 1
         left &= left - 1
     return 0
+
+
+cdef inline bint in_force(const Wire* wire) noexcept nogil:
+    """Whether the newest lease began and is not over, as of the last ``follow_plan``."""
+    return wire.held.epoch != 0 and wire.held.epoch != wire.over.epoch
+
+
+cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
+    """A process that asked for the lease that has just ended and slept through all of it (stopped, frozen) wants no
+    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look."""
+    cdef bint ended = not in_force(wire) and wire.over.epoch != wire.judged
+    cdef bint missed = ended and wire.over.end_ns - wire.over.start_ns >= SLEPT_NS
+    cdef uint64_t left = 0 if in_force(wire) else wire.admitted
+    cdef Watch* watch
+    if ended:
+        wire.judged = wire.over.epoch
+    while left:
+        watch = &wire.watches[index_of(lowest(left))]
+        left &= left - 1
+        if (
+            missed and load32(&watch.slot.state) == SLOT_ACTIVE and load64(&watch.slot.gate_waits) == watch.gate_waits
+            and load32(&watch.slot.last_epoch) != wire.over.epoch and not load32(&watch.slot.undrained)
+        ):
+            wire.hushed += load32(&watch.slot.want)
+            store32(&watch.slot.want, 0)
+        watch.gate_waits = load64(&watch.slot.gate_waits)
 
 
 cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, Merged* merged) noexcept nogil:
@@ -213,8 +243,9 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     cdef uint32_t drained = 0
     cdef Merged merged
     follow_plan(wire, at_ns)
+    hush_sleepers(wire)
     merge_slots(wire, wire.held.epoch, &merged)
-    if not merged.want and wire.held.epoch != 0 and wire.held.epoch != wire.over.epoch:
+    if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)
         merged.want = not returned
     if not returned and wire.over.epoch != 0:

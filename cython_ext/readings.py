@@ -180,10 +180,14 @@ class DispatcherStats:
 
 @dataclass(frozen=True, slots=True)
 class RelayStats:
-    """Counters since the start. ``throttled``: times a storm of doorbells was made to wait."""
+    """Counters since the start. ``hushed``: wants that ended because their process slept through a lease.
+
+    ``throttled``: times a storm of doorbells was made to wait.
+    """
 
     wakes: int
     rings: int
     returns: int
     undone_returns: int
+    hushed: int
     throttled: int

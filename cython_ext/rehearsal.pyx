@@ -91,6 +91,10 @@ cdef class Process:
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
 
+    def look(self):
+        """The gate waits, and has just looked whether it must go on waiting."""
+        store64(&self.slot.gate_waits, self.slot.gate_waits + 1)
+
     def drain(self, uint32_t epoch, busy_ns=0, int64_t at_ns=-1):
         """All work under the lease has finished; the process still wants."""
         store64(&self.slot.busy_ns, self.slot.busy_ns + <unsigned long>busy_ns)

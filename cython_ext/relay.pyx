@@ -16,6 +16,10 @@ write first and look second (Dekker): the relay stores ``returned_epoch`` and th
 stores ``want`` and then reads ``returned_epoch``. At least one sees the other. If the relay finds a want it undoes the
 return before telling anybody, and wakes the page's sleepers, since one may just have taken the lease for lost.
 
+*Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU waits the relay looks
+at the plan itself every LOOK_WAITING_NS, and again when the lease ends: one that nobody used has drained then, and the
+process that slept through it is taken to want no more until it speaks again (``hush_sleepers``).
+
 *Deaths.* Each admitted process has a watcher: a thread with a small stack, asleep on the lock word of ``Slot.alive``,
 which the process's hook thread holds for life. The kernel marks the word (FUTEX_OWNER_DIED) and wakes us in the very
 exit of that thread. The watcher never locks the mutex, it only asks to be woken (FUTEX_WAITERS): locking would put our
@@ -68,6 +72,7 @@ cdef extern from "vgpu_native.h" nogil:
 cdef enum:
     HANDOVER_BEFORE_NS = 50_000  # the drain at a lease's end is spun for, from so long before ...
     HANDOVER_AFTER_NS = 300_000  # ... until so long after
+    LOOK_WAITING_NS = 50_000_000 # the plan is looked at so often while a lease is waited for
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
@@ -118,8 +123,8 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
-    cdef int64_t at_ns, end_ns
-    cdef bint must_ring, spins = may_spin()
+    cdef int64_t at_ns, end_ns, look_ns
+    cdef bint must_ring, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
         throttle(wire)
@@ -133,13 +138,17 @@ cdef void* wire_main(void* argument) noexcept nogil:
         start_watches(wire)
         if must_ring:
             ring_dispatcher(wire)
-        end_ns = wire.held.end_ns if spins and news(wire.held.epoch, wire.told_drained) else <int64_t>FOREVER_NS
+        undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
+        end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
+        look_ns = LOOK_WAITING_NS if wire.want and not undrained else LOOK_NS
         pthread_mutex_unlock(&wire.lock)
         at_ns = now_ns()
         if end_ns == FOREVER_NS or at_ns >= end_ns + HANDOVER_AFTER_NS:
-            futex_wait(&wire.activity.doorbell, heard, at_ns + LOOK_NS)
+            futex_wait(&wire.activity.doorbell, heard, at_ns + look_ns)
+        elif not spins:
+            futex_wait(&wire.activity.doorbell, heard, min(at_ns + look_ns, end_ns + HANDOVER_AFTER_NS))
         elif at_ns < end_ns - HANDOVER_BEFORE_NS:
-            futex_wait(&wire.activity.doorbell, heard, min(at_ns + LOOK_NS, end_ns - HANDOVER_BEFORE_NS))
+            futex_wait(&wire.activity.doorbell, heard, min(at_ns + look_ns, end_ns - HANDOVER_BEFORE_NS))
         else:
             while load32(&wire.activity.doorbell) == heard and now_ns() < end_ns + HANDOVER_AFTER_NS:
                 pause()
@@ -232,6 +241,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     memset(&wire.held, 0, sizeof(Lease))
     memset(&wire.before, 0, sizeof(Lease))
     memset(&wire.over, 0, sizeof(Lease))
+    wire.judged = 0
     wire.retell = 1
     pthread_mutex_unlock(&wire.lock)
 
@@ -349,7 +359,7 @@ cdef class Relay:
     def stats(self):
         """Counters since the start, as ``RelayStats``."""
         cdef Wire* wire = self.running()
-        return RelayStats(wire.wakes, wire.rings, wire.returns, wire.undone, wire.throttled)
+        return RelayStats(wire.wakes, wire.rings, wire.returns, wire.undone, wire.hushed, wire.throttled)
 
     def close(self):
         """Stop all threads and let go of the pages. The entry stays as it was told last. Idempotent."""

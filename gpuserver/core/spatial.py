@@ -299,7 +299,9 @@ class SpatialScheduler(Competition):
         return end_ns if limit is None else min(end_ns, limit)
 
     def _fill(self, now_ns: int, boundary: int) -> None:
-        """Give free SMs to whoever waits, until the boundary."""
+        """Give free SMs to whoever waits, until so long before the boundary that nothing hangs over: a gate starts a
+        kernel of which half fits. A narrow vGPU that came late once would else keep a wide one out round after round.
+        """
         left = boundary - now_ns
         if left < self.policy.fill_min_ns:
             return
@@ -307,7 +309,8 @@ class SpatialScheduler(Competition):
         for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
             if a.width <= free and a.longest_kernel_ns <= left:
                 free -= a.width
-                self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, boundary)))
+                end = boundary - a.longest_kernel_ns // 2
+                self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, end)))
 
     def _most_owed_first(self, accounts: list[Account], at_ns: int) -> list[Account]:
         clock = self.clock(at_ns)

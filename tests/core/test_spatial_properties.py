@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuserver.core.admission import pack
@@ -44,6 +44,8 @@ def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int
 
 
 @given(st.integers(0, 2**16))
+@example(305)  # a narrow one with long kernels that comes late again and again, beside a wide one
+@example(359)
 def test_every_packable_set_of_guarantees_is_served(seed: int) -> None:
     """13, 14, 15, 16 with kernels of up to half a round."""
     shares = packable(seed, 0.9)

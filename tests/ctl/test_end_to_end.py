@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.node import eventually
 from vgpu.ctl.exits import Exit
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,45 @@ def test_two_processes_see_the_same_vgpu_and_ps_lists_them(node: Node) -> None:
     while json.loads(node.shell("vgpuctl ps -o json").stdout) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert node.shell(f"vgpuctl rm {vgpu_id}").returncode == 0
+
+
+def test_a_stopped_process_gives_way_and_comes_back(node: Node) -> None:
+    """SIGSTOP, whether it holds or waits: soon no lease is given to it any more, and its sibling's go on."""
+    names = ["stops", "goes"]
+    started = []
+
+    def tokens() -> dict[str, int]:
+        return {vgpu["name"]: vgpu["tokens"] for vgpu in json.loads(node.shell("vgpuctl ls -o json").stdout)}
+
+    try:
+        for name, share in zip(names, (30, 60), strict=True):
+            assert node.shell(f"vgpuctl create --sm {share} --mem 2G --gpu 1 --name {name}").returncode == 0
+            command = f"exec vgpuctl exec {name} -- {WORKLOAD} --seconds 120"
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command], cwd=node.directory, env=node.environment, stdout=subprocess.PIPE, text=True
+            )
+            started.append(process)
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["event"] == "started"
+        for _ in range(3):
+            seen = tokens()
+            eventually(lambda seen=seen: all(count > seen[name] + 5 for name, count in tokens().items()), "turns")
+            started[0].send_signal(signal.SIGSTOP)
+
+            def sibling_alone() -> bool:
+                before, deadline = tokens(), time.monotonic() + 10
+                while (now := tokens())["goes"] < before["goes"] + 10 and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                return now["goes"] >= before["goes"] + 10 and now["stops"] == before["stops"]
+
+            eventually(sibling_alone, "no more leases for a stopped process")
+            started[0].send_signal(signal.SIGCONT)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+        for name in names:
+            node.shell(f"vgpuctl rm --force {name}")
 
 
 def test_run_is_ended_by_a_signal_and_cleans_up(node: Node) -> None:

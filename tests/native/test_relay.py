@@ -158,6 +158,57 @@ def test_an_extended_lease_is_in_force_again(stage: Stage) -> None:
     assert stage.dispatcher.outstanding(KEY) == [(1, True)]
 
 
+def test_a_process_that_slept_through_its_lease_wants_no_more_until_it_wakes(stage: Stage) -> None:
+    """Stopped in its gate: it rings no bell, neither when the lease begins nor when it is over."""
+    process, slot = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    eventually(lambda: stage.relays.entry(KEY).want)
+    stage.lease(1, length_ns=10 * MS)
+    drained = stage.listener.wait(EventKind.DRAINED, KEY, 1)
+    assert not drained.wants
+    assert not stage.activity.read_slot(slot).want
+    assert stage.relay.stats().hushed == 1
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(2)
+    assert process.wait_lease()[0] == 2
+
+
+def test_a_process_that_was_awake_but_missed_its_lease_still_wants(stage: Stage) -> None:
+    process, _ = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    wakes = stage.relay.stats().wakes
+    process.ring()  # the relay has noted what it has counted before the lease
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    stage.lease(1, length_ns=10 * MS)
+    process.look()
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+    assert stage.relay.stats().hushed == 0
+
+
+def test_who_sleeps_beside_a_working_sibling_keeps_no_lease(stage: Stage) -> None:
+    worker, _ = stage.process()
+    sleeper, slot = stage.process()
+    sleeper.want()
+    worker.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, length_ns=10 * MS)
+    worker.wait_lease()
+    worker.submit(1)
+    ends_ns = stage.grants.plan().current.end_ns
+    eventually(lambda: time.monotonic_ns() > ends_ns)
+    worker.drain(1)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+    assert not stage.activity.read_slot(slot).want
+    stage.lease(2)
+    worker.wait_lease()
+    worker.submit(2)
+    worker.idle()
+    assert not stage.listener.wait(EventKind.DRAINED, KEY, 2).wants
+
+
 def test_a_process_cannot_claim_more_than_the_plan_allows(stage: Stage) -> None:
     process, slot = stage.process()
     process.want()
