@@ -72,7 +72,7 @@ cdef extern from "vgpu_native.h" nogil:
 cdef enum:
     HANDOVER_BEFORE_NS = 50_000  # the drain at a lease's end is spun for, from so long before ...
     HANDOVER_AFTER_NS = 300_000  # ... until so long after
-    LOOK_WAITING_NS = 50_000_000 # the plan is looked at so often while a lease is waited for
+    LOOK_WAITING_NS = 50_000_000     # the plan is looked at so often while a lease is waited for
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down

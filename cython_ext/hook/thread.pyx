@@ -106,6 +106,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
+    vgpu_log(b"refill ns, scale ppm", gate.backlog.refill_ns, <int64_t>(1e6 * gate.backlog.scale))
 
 
 cdef void end_lease(Gate* gate, int64_t now) noexcept nogil:

@@ -47,6 +47,7 @@ cdef extern from *:
 cdef struct Stretch:
     # Begun at s, it ends at max(s + work, tail): launches that were queued in time run through, others leave gaps.
     int64_t work_ns          # predicted, scaled
+    int64_t learned_ns       # the same, not scaled
     int64_t tail_ns          # when it ends if nothing was before it
     int64_t first_ns         # first submission
     int64_t last_ns          # last submission
@@ -79,11 +80,11 @@ cdef struct Backlog:
     int64_t drained_ns       # estimated instant of the last drain
     uint64_t busy_ns         # closed busy intervals
     uint64_t idle_ns         # closed idle gaps inside leases
-    bint settling            # the first REFILL_NS of a lease: refill_ns is not known yet
+    int64_t refill_ns        # idle time at the start of the last lease: to the first launch, and while refilling
+    bint settling            # the first REFILL_NS of a lease: what its refilling cost is not known yet
     int64_t settled_ns       # work retired since the lease's first submission
     int64_t refill_from_ns
     uint64_t refill_idle_ns  # idle_ns when the lease's first launch came
-    int64_t refill_ns        # idle time at the start of the last lease: to the first launch, and while refilling
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
     int64_t longest_from_ns
@@ -201,6 +202,7 @@ cdef inline void backlog_submit(
     stretch.last_ns = now_ns
     stretch.launches += 1
     stretch.work_ns = min(stretch.work_ns + work_ns, PREDICTION_MAX_NS)
+    stretch.learned_ns = min(stretch.learned_ns + clip_ns(predicted_ns, 0, PREDICTION_MAX_NS), PREDICTION_MAX_NS)
     stretch.tail_ns = min(max(stretch.tail_ns, now_ns), PREDICTION_MAX_NS) + work_ns
     stretch.unknown += unknown
     backlog.unknown += unknown
@@ -256,21 +258,26 @@ cdef inline void forgive(Backlog* backlog, int64_t now_ns) noexcept nogil:
 cdef inline void learn_scale(
     Backlog* backlog, const Stretch* stretch, int64_t start_ns, int64_t low_ns, int64_t high_ns
 ) noexcept nogil:
-    """The stretch began at ``start_ns`` at the earliest and ended in [low, high]: follow what that disproves."""
+    """The stretch began at ``start_ns`` at the earliest and ended in [low, high]: follow what that disproves.
+
+    Towards what the learned durations should have been multiplied by, not by how far the prediction was off: that was
+    made with the scale of a queue's length ago, and correcting it once more would swing.
+    """
     cdef int64_t late_ns = max(start_ns, stretch.last_ns)
-    cdef double work = <double>stretch.work_ns, ratio, weight
-    if stretch.tainted or stretch.unknown or stretch.work_ns <= 0:
+    cdef int64_t lasted_ns
+    cdef double weight
+    if stretch.tainted or stretch.unknown or stretch.work_ns <= 0 or stretch.learned_ns <= 0:
         return
     if high_ns < start_ns + stretch.work_ns:             # shorter than predicted, even without a gap
-        ratio = <double>(high_ns - start_ns) / work
+        lasted_ns = high_ns - start_ns
     elif low_ns > late_ns + stretch.work_ns:             # longer, even if it all began with the last launch
-        ratio = <double>(low_ns - late_ns) / work
+        lasted_ns = low_ns - late_ns
     else:
         return
-    weight = work / (work + <double>SCALE_SETTLES_NS)
+    weight = <double>stretch.work_ns / (<double>stretch.work_ns + <double>SCALE_SETTLES_NS)
     if weight > 0.25:
         weight = 0.25
-    backlog.scale *= 1.0 + weight * (ratio - 1.0)
+    backlog.scale += weight * (<double>lasted_ns / <double>stretch.learned_ns - backlog.scale)
     if backlog.scale < 0.25:
         backlog.scale = 0.25
     elif backlog.scale > 4.0:
@@ -354,6 +361,7 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
         part = stretch_at(backlog, i)
         if part.launches:
             whole.work_ns = min(whole.work_ns + part.work_ns, PREDICTION_MAX_NS)
+            whole.learned_ns = min(whole.learned_ns + part.learned_ns, PREDICTION_MAX_NS)
             whole.tail_ns = stretch_end_ns(part, whole.tail_ns)
             whole.last_ns = part.last_ns
             whole.unknown += part.unknown

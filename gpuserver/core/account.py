@@ -17,6 +17,8 @@ from gpuserver.core.policy import PPM
 
 FRACTION_BITS = 20
 _VIRTUAL_PER_REAL = PPM << FRACTION_BITS
+HANDOVER_SAMPLE_MOST = 4
+"""One lease's hand-over cost counts for at most so many times what their mean is clamped to."""
 
 
 def virtual(real_ns: int, guarantee_ppm: int) -> int:
@@ -109,18 +111,21 @@ class Account:
     holds: dict[int, Hold] = field(default_factory=dict)
     waiting_since_ns: int | None = None
     served_ns: int = 0
-    returned_ns: int | None = None
+    returns_ppm: int = 0
+    """The part of its leases that it gave back early, lately."""
     restored_ns: int = 0
     """What it was owed when the journal was written: its credit when it wakes for the first time."""
     last_epoch: int = 0
     """The newest epoch that drained; nothing is heard of older ones."""
     longest_kernel_ns: int = 0
     handover_ns: int = 0
+    """c: what a hand-over to it costs, clamped."""
     held_ns: int = 0
     busy_ns: int = 0
     overuse_ns: int = 0
     tokens: int = 0
     _carry: int = 0
+    _handover_mean_ns: int = 0
 
     @property
     def guarantee(self) -> int:
@@ -179,16 +184,18 @@ class Account:
             self.bucket = min(self.bucket, full_ns * PPM)
 
     def learn(self, longest_kernel_ns: int, handover_ns: int, low_ns: int, high_ns: int) -> None:
-        """Take in what a lease taught. The hand-over cost is averaged over about eight leases, the kernel length decays
-        as slowly."""
+        """Take in what a lease taught. The hand-over cost is averaged over about sixteen leases and then clamped: a
+        trainer loses nothing in one lease and 3 ms in the next. The kernel length decays as slowly."""
         if longest_kernel_ns:
             self.longest_kernel_ns = max(longest_kernel_ns, self.longest_kernel_ns * 7 // 8)
         if handover_ns:
-            sample = min(max(handover_ns, low_ns), high_ns)
-            self.handover_ns = (self.handover_ns * 7 + sample) // 8 if self.handover_ns else sample
+            sample = min(handover_ns, HANDOVER_SAMPLE_MOST * high_ns)
+            mean = self._handover_mean_ns
+            self._handover_mean_ns = (mean * 15 + sample) // 16 if mean else sample
+            self.handover_ns = min(max(self._handover_mean_ns, low_ns), high_ns)
 
-    def close(self, hold: Hold, at_ns: int) -> None:
-        """The lease, whose virtual time is charged, drained at ``at_ns``: book it."""
+    def close(self, hold: Hold, at_ns: int, early: bool = False) -> None:
+        """The lease, whose virtual time is charged, drained at ``at_ns``, or was given back ``early``: book it."""
         busy = hold.busy(at_ns)
         del self.holds[hold.lease.epoch]
         self.bucket -= busy * PPM
@@ -196,6 +203,7 @@ class Account:
         self.busy_ns += busy
         self.tokens += 1
         self.overuse_ns += hold.overuse(at_ns)
+        self.returns_ppm += ((PPM if early else 0) - self.returns_ppm) // 8
         self.served_ns = at_ns
         self.last_epoch = max(self.last_epoch, hold.lease.epoch)
 

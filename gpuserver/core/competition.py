@@ -447,14 +447,12 @@ class Competition(ABC):
         hold.idle_ns = max(hold.idle_ns, event.idle_ns)
         self._learn(account, event)
         self._settle(account, hold, at_ns)
-        account.close(hold, at_ns)
+        end = hold.lease.end_ns
+        account.close(hold, at_ns, not event.wants and (end is None or at_ns < end - self.policy.guard_ns))
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
         self._closed(account, hold, at_ns)
         if not event.wants:
-            end = hold.lease.end_ns
-            if end is None or at_ns < end - self.policy.guard_ns:
-                account.returned_ns = at_ns
             self._stop_wanting(account, now_ns)
             return
         account.wants = True

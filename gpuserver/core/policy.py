@@ -47,7 +47,7 @@ class Policy:
     quantum_max_ns: int = 100 * MILLISECOND
     handover_min_ns: int = 50 * MICROSECOND
     handover_max_ns: int = MILLISECOND
-    """What a measured hand-over cost is clamped to, before it is averaged."""
+    """What the mean of the measured hand-over costs is clamped to."""
     idle_credit_ns: int = 20 * MILLISECOND
     """C: what a vGPU that wakes may be owed for its idleness, at most. 40 ms gains nothing more."""
     wait_bucket_ns: int = 200 * MILLISECOND
@@ -69,8 +69,9 @@ class Policy:
     """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
     grace_ns: int = 100 * MILLISECOND
     """The longest that anyone waits for a predecessor to drain."""
-    burst_memory_ns: int = SECOND
-    """A vGPU that gave a token back early counts as bursty for this long: the period stays short."""
+    bursty_ppm: int = 250_000
+    """Who gives back more than this part of its leases early waits for its answers: the period stays short. A trainer
+    whose host is late now and then does not."""
 
     round_ns: int = 10 * MILLISECOND
     """R, spatial: leases end at common boundaries. 5 ms doubles the leases, 20 ms the waits."""

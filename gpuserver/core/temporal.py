@@ -120,11 +120,7 @@ class TemporalScheduler(Competition):
         if len(company) < 2:
             return
         period = policy.period_ns
-        sensitive = any(
-            a.share.priority is Priority.HIGH
-            or (a.returned_ns is not None and now_ns - a.returned_ns < policy.burst_memory_ns)
-            for a in company
-        )
+        sensitive = any(a.share.priority is Priority.HIGH or a.returns_ppm > policy.bursty_ppm for a in company)
         if not sensitive:
             cost = sum(a.handover_ns for a in company)
             period = min(max(cost * PPM // policy.handover_loss_ppm, period), max(period, policy.period_max_ns))

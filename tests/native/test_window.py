@@ -339,6 +339,36 @@ def test_refill_is_the_idle_time_at_the_start_of_a_lease() -> None:
     assert gpu.backlog.idle_ns == 300 * US
 
 
+@pytest.mark.parametrize("error", [0.9, 1.0, 1.1])
+@pytest.mark.parametrize("starved", [False, True])
+def test_a_host_that_has_to_regain_its_lead_costs_what_its_lease_lacks_at_the_start(
+    error: float, starved: bool
+) -> None:
+    """10 ms in which every 20 µs kernel is launched 25 µs after the last, unseen; then a full queue, from which is
+    learned how wrong the predictions are."""
+    gpu = Gpu()
+    predicted = int(20 * US * error)
+    for lease in range(20):
+        gpu.backlog.begin(gpu.now_ns)
+        start = gpu.now_ns
+        for n in range(1500):
+            late = starved and gpu.now_ns - start < 10 * MS
+            gpu.now_ns += 25 * US if late else 10 * US
+            gpu.launch(20 * US, predicted)
+            if n % 8 == 7:
+                gpu.mark()
+            if gpu.true_backlog_ns > 5 * MS:
+                gpu.now_ns += MS
+            if not gpu.unmarked:
+                gpu.poll()
+        if lease >= 10:
+            lost = 8 * MS * (5 if starved else 0) // 25
+            assert lost - 200 * US < gpu.backlog.refill_ns < lost + 200 * US
+        gpu.synchronise()
+        gpu.backlog.finish(gpu.now_ns)
+        gpu.now_ns += 50 * MS
+
+
 def test_a_lease_that_began_under_the_overrun_of_the_last_is_idle_only_from_the_drain_on() -> None:
     gpu = Gpu()
     gpu.backlog.begin(0)
