@@ -131,6 +131,8 @@ class Run:
         """Where the scheduler broke the contract with its dispatcher."""
         self.shares = dict(zip(self.keys, shares, strict=True))
         self.spans: tuple[int, list[tuple[int, int, int]]] | None = None
+        self.over = False
+        """Nobody arrives any more."""
         for key, share in self.shares.items():
             self._deliver(Added(key, share))
         for app in self.apps.values():
@@ -266,7 +268,7 @@ class Run:
     # --- applications
 
     def _arrive(self, app: App) -> None:
-        if self.apps.get(app.key) is not app or app.key not in self.shares:
+        if self.over or self.apps.get(app.key) is not app or app.key not in self.shares:
             return
         app.left = app.work.burst or 0
         if not app.wants:
@@ -389,6 +391,17 @@ class Run:
         self.tell(Idle(key))
         if app.held is not None and app.held.lease.end_ns is not None and not app.running:
             self._drain(app)
+
+    def quiet(self) -> Run:
+        """Nobody wants any more, everything on the way has arrived, and the scheduler has looked once more."""
+        self.over = True
+        for key in self.keys:
+            if self.apps[key].wants:
+                self.give_up(key)
+        self.run(self.now_ns + 200 * MS)
+        self._deliver(Tick())
+        self.spans = None
+        return self
 
     def usable_spans(self, grace_ns: int = 100 * MS) -> list[tuple[int, int, int]]:
         """(key, from, to) of every lease; whoever overran into its successor's time pays for the overlap alone, unless

@@ -13,7 +13,7 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Share
+from gpuserver.core.leases import Share, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -32,6 +32,13 @@ class OveruseUncharged(TemporalScheduler):
     def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
         super()._settle(account, hold, at_ns - hold.overuse(at_ns))
         hold.settled_ns = max(hold.settled_ns, at_ns)
+
+
+class OverlapPaidTwice(TemporalScheduler):
+    """Who goes beside a predecessor that has not drained pays for the overlap as well."""
+
+    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
+        return False
 
 
 class DebtForgivenOnWake(TemporalScheduler):
@@ -105,6 +112,12 @@ class Case:
 CASES = [
     Case(NoSettle, temporal(50, 50), [Work(), Work(start_ns=2 * S)], oracle.fairness),
     Case(OveruseUncharged, temporal(30, 70), [Work(30 * MS), Work()], oracle.fairness, 10),
+    Case(
+        OverlapPaidTwice,
+        temporal(30, 70),
+        [Work(60 * MS, teaches=False), Work()],
+        lambda run: oracle.books_agree(run.quiet()),
+    ),
     Case(DebtForgivenOnWake, temporal(30, 70), [Work(30 * MS, burst=1, pause_ns=5 * MS), Work()], oracle.fairness, 10),
     Case(UnlimitedCredit, temporal(50, 50), [Work(start_ns=2 * S), Work()], oracle.fairness),
     Case(

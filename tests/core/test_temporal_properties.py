@@ -32,3 +32,10 @@ def test_priority_takes_nobodys_guarantee(population: Population) -> None:
     assert not oracle.fairness(run)
     assert not oracle.limits(run)
     assert not oracle.one_holder(run)
+
+
+@given(temporal_populations(priorities=True))
+def test_the_books_say_what_was_seen(population: Population) -> None:
+    """8."""
+    run, _ = simulate(population)
+    assert not oracle.books_agree(run.quiet())
