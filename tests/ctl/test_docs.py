@@ -1,19 +1,29 @@
-"""docs/cli.md against the program."""
+"""The documents against the program: commands and exit codes, links, paths and names, the constants of the policy."""
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import app
 
 GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}
-TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+TEXT = (ROOT / "docs" / "cli.md").read_text()
+WRITTEN_ELSEWHERE = {"docs/performance.md", "docs/mutation.md"}
+"""Documents that the measurements write; until then links may lead to them."""
+QUOTED_PATH = r"`((?:\w[\w.-]*/)+(?:[\w.-]+\.(?:py|pyx|pxd|h|c|md|sh|toml))?)(?:::(\w+))?`"
+UNITS = {"ms": 1_000_000, "µs": 1_000, "s": 1_000_000_000, "%": PPM // 100, "": 1}
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -49,3 +59,40 @@ def test_no_documented_option_is_made_up() -> None:
 def test_every_exit_code_is_documented() -> None:
     listed = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", TEXT, re.M) for code in row.split(",")}
     assert {int(code) for code in Exit} <= listed
+
+
+def links(document: Path) -> Iterator[str]:
+    return (link for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()) if "://" not in link)
+
+
+def heading_anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in links(document):
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        name = os.path.relpath(target, ROOT)
+        assert target.exists() or name in WRITTEN_ELSEWHERE, link
+        assert not anchor or anchor in heading_anchors(target), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_and_the_names_in_them_exist(document: Path) -> None:
+    """``path`` with a suffix of source code, or a folder that ends with a slash; ``path::name`` is defined there."""
+    for path, name in re.findall(QUOTED_PATH, document.read_text()):
+        assert (ROOT / path).exists(), path
+        defined = rf"(?:\b(?:def|class)\s+{name}\b|^(?:cdef|static|void)[^=\n]*\b{name}\()"
+        assert not name or re.search(defined, (ROOT / path).read_text(), re.M), f"{path}::{name}"
+
+
+def test_the_constants_of_the_policy_are_those_of_the_code() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", (ROOT / "docs" / "policy.md").read_text(), re.M))
+    assert set(rows) == {field.name for field in fields(Policy)}
+    for name, written in rows.items():
+        value = re.fullmatch(r"([\d.]+) ?(\S*)", written)
+        if value:  # else it says in words where the value comes from
+            assert round(float(value[1]) * UNITS[value[2]]) == getattr(DEFAULT_POLICY, name), name
