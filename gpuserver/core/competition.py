@@ -282,9 +282,11 @@ class Competition(ABC):
 
     def _throttle(self, account: Account, now_ns: int) -> None:
         """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
-        itself, every throttling would forgive a part of its debt."""
+        itself, every throttling would forgive a part of its debt. What its own limit kept it from using nobody owes it:
+        beside a small guarantee that takes the rest, its lag would grow for ever, and drag V away from everybody."""
         self._leave(account, now_ns)
-        account.kept_lag_ns = self._lag(account, self.clock(now_ns), now_ns)
+        lag = self._lag(account, self.clock(now_ns), now_ns)
+        account.kept_lag_ns = min(lag, self._idle_credit(account))
 
     def _release(self, account: Account, now_ns: int) -> None:
         """The bucket is refilled: back into the competition with the lag that it left with."""

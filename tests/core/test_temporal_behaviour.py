@@ -104,6 +104,26 @@ def test_alone_and_unlimited_one_lease_lasts_for_ever() -> None:
     assert run.busy_ns(0, 1 * S, 3 * S) >= 2 * S - 2 * MS  # the last kernel is still running
 
 
+def test_nobody_owes_a_throttled_vgpu_what_its_limit_withholds() -> None:
+    """Beside a small guarantee that takes the rest its lag must not grow, or it drags V away from who comes next."""
+    shares = [Share(295_180, 295_180), Share(36_144), Share(186_746), Share(349_397)]
+    works = [
+        Work(2 * MS, refill_ns=400 * US),
+        Work(2 * MS, jitter=0.3, refill_ns=400 * US, start_ns=14 * MS),
+        Work(2 * MS, start_ns=251 * MS),
+        Work(2 * MS, start_ns=493 * MS),
+    ]
+    scheduler = TemporalScheduler()
+    lags: list[int] = []
+
+    def watch(event: object, now: int, _: list[Command]) -> None:
+        lags.extend(s.lag_ns for s in scheduler.snapshot(now) if s.wants)
+
+    run = Run(scheduler, shares, works, seed=1, watch=watch).run(3 * S)
+    assert max(lags) < 50 * MS
+    assert not oracle.fairness(run)
+
+
 def test_a_stopped_holder_gives_way_and_pays() -> None:
     run = simulate([HALF, HALF], [Work(stop_ns=1 * S, resume_ns=2 * S), Work()], 4)
     assert run.busy_ns(1, 1200 * MS, 2 * S) > 0.99 * 800 * MS
