@@ -221,7 +221,7 @@ class Run:
                 del self.published[command.vgpu][command.epoch]
                 self._give_go()
             else:
-                held.lease = replace(held.lease, end_ns=self.now_ns)
+                self._cut(held, replace(held.lease, end_ns=self.now_ns))
                 self._lease_moved(self.apps[command.vgpu])
             return
         assert isinstance(command, Publish)
@@ -234,12 +234,16 @@ class Run:
         elif known.went_ns is None:
             known.lease = lease
         else:
-            known.lease = replace(known.lease, end_ns=lease.end_ns, window_ns=lease.window_ns)
+            self._cut(known, replace(known.lease, end_ns=lease.end_ns, window_ns=lease.window_ns))
             self._lease_moved(self.apps[lease.vgpu])
         self._give_go()
         for when in {lease.start_ns, lease.go_by_ns}:
             if when > self.now_ns:
                 self.at(when, self._give_go)
+
+    def _cut(self, held: Published, lease: Lease) -> None:
+        assert held.record is not None
+        held.lease, held.record.planned_end_ns = lease, lease.end_ns
 
     def _give_go(self) -> None:
         for key, leases in self.published.items():
@@ -257,7 +261,7 @@ class Run:
         end = None if lease.end_ns is None else lease.end_ns + self.now_ns - lease.start_ns
         held.lease = replace(lease, start_ns=self.now_ns, end_ns=end)
         held.went_ns = self.now_ns
-        held.record = Record(key, lease.epoch, self.now_ns)
+        held.record = Record(key, lease.epoch, self.now_ns, planned_end_ns=end)
         self.records.append(held.record)
         self.tell(Went(key, lease.epoch, self.now_ns))
         app = self.apps[key]
