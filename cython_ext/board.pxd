@@ -77,6 +77,7 @@ cdef struct Report:
     uint32_t drained_epoch
     int64_t drained_ns
     uint64_t busy_ns
+    int64_t counted_ns       # busy_ns is known up to here
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t predicted_end_ns
@@ -223,12 +224,13 @@ cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t 
 
 
 cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
-    """Held time in which nothing ran. A tenant's word: within 0 … held, and unknown (no reading came) is busy."""
-    cdef int64_t held = at_ns - turn.go_ns
+    """Held time up to ``at_ns`` in which nothing ran. A tenant's word, within 0 … held; what is not known yet is busy.
+    """
+    cdef int64_t known = min(at_ns, desk.report.counted_ns) - turn.go_ns
     cdef uint64_t busy = desk.report.busy_ns - turn.busy_at_go_ns
-    if desk.report.busy_ns <= turn.busy_at_go_ns or busy >= <uint64_t>held:
+    if known <= 0 or desk.report.busy_ns < turn.busy_at_go_ns or busy >= <uint64_t>known:
         return 0
-    return held - <int64_t>busy
+    return known - <int64_t>busy
 
 
 cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:

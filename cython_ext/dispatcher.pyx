@@ -93,6 +93,7 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.drained_epoch = load32(&entry.drained_epoch)
     report.want = load32(&entry.want) != 0
     report.drained_ns = loadi64(&entry.drained_ns)
+    report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer
     report.busy_ns = load64(&entry.busy_ns)
     report.longest_kernel_ns = max(0, loadi64(&entry.longest_kernel_ns))
     report.refill_ns = max(0, loadi64(&entry.refill_ns))

@@ -151,6 +151,7 @@ cdef struct Slot:
     uint64_t gate_wait_ns
     int64_t longest_kernel_ns
     int64_t refill_ns        # idle time at the start of the last lease (the hand-over cost c of the policy)
+    int64_t counted_ns       # busy_ns is known up to here; written after it, read before it
     # --- memory, written under ActivityPage.ledger
     uint64_t reserved_bytes
     uint64_t[8] committed_bytes   # by KIND_*
@@ -162,7 +163,7 @@ cdef struct Slot:
     uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
-    uint8_t[136] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint8_t[128] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -196,7 +197,8 @@ cdef struct RelayEntry:
     int64_t refill_ns
     int64_t want_since_ns
     int64_t predicted_end_ns     # latest over processes of Slot.predicted_end_ns
-    uint8_t[56] pad
+    int64_t counted_ns       # busy_ns is known up to here: earliest of the processes with work
+    uint8_t[48] pad
 
 
 cdef struct RelayPage:

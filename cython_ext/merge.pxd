@@ -82,6 +82,7 @@ cdef struct Merged:
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t predicted_end_ns
+    int64_t counted_ns
 
 
 cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
@@ -140,7 +141,7 @@ cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
         watch.gate_waits = load64(&watch.slot.gate_waits)
 
 
-cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, Merged* merged) noexcept nogil:
+cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Merged* merged) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef uint32_t drained, undrained
     cdef int64_t since
@@ -149,6 +150,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, Merged* merged) no
     memset(merged, 0, sizeof(Merged))
     merged.want_since_ns = INT64_MAX
     merged.refill_ns = INT64_MAX
+    merged.counted_ns = at_ns
     while left:
         index = index_of(lowest(left))
         left &= left - 1
@@ -166,6 +168,8 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, Merged* merged) no
         if undrained and (not merged.limited or not epoch_reached(drained, merged.drained_epoch)):
             merged.limited = 1
             merged.drained_epoch = drained
+        if undrained:        # read before busy_ns, which may only be newer
+            merged.counted_ns = min(merged.counted_ns, loadi64(&slot.counted_ns))
         merged.drained_ns = max(merged.drained_ns, loadi64(&slot.drained_ns))
         merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
         merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
@@ -244,7 +248,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     cdef Merged merged
     follow_plan(wire, at_ns)
     hush_sleepers(wire)
-    merge_slots(wire, wire.held.epoch, &merged)
+    merge_slots(wire, wire.held.epoch, at_ns, &merged)
     if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)
         merged.want = not returned
@@ -261,6 +265,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         must_ring = 1
     entry.processes = merged.processes
     store64(&entry.busy_ns, wire.busy_ns)
+    storei64(&entry.counted_ns, merged.counted_ns)
     store64(&entry.launches, wire.launches)
     storei64(&entry.longest_kernel_ns, merged.longest_kernel_ns)
     storei64(&entry.predicted_end_ns, merged.predicted_end_ns)

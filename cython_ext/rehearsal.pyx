@@ -159,10 +159,11 @@ cdef class Voice:
 
     def say(self, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0, int64_t drained_ns=-1, busy_ns=0,
             int64_t longest_kernel_ns=0, bint ring=True):
-        """A report. An epoch of 0 leaves the word as it is; ``drained_ns`` −1 is now."""
+        """A report, with figures as of now. An epoch of 0 leaves the word as it is; ``drained_ns`` −1 is now."""
         cdef RelayEntry* entry = &self.relays.entries[self.key]
         store32(&entry.want, want)
         store64(&entry.busy_ns, busy_ns)
+        storei64(&entry.counted_ns, now_ns())
         storei64(&entry.longest_kernel_ns, longest_kernel_ns)
         storei64(&entry.drained_ns, now_ns() if drained_ns == -1 else drained_ns)
         if drained_epoch:

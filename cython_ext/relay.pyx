@@ -16,8 +16,8 @@ write first and look second (Dekker): the relay stores ``returned_epoch`` and th
 stores ``want`` and then reads ``returned_epoch``. At least one sees the other. If the relay finds a want it undoes the
 return before telling anybody, and wakes the page's sleepers, since one may just have taken the lease for lost.
 
-*Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU waits the relay looks
-at the plan itself every LOOK_WAITING_NS, and again when the lease ends: one that nobody used has drained then, and the
+*Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU wants the relay looks
+at the plan itself every LOOK_WANTED_NS, and again when the lease ends: one that nobody used has drained then, and the
 process that slept through it is taken to want no more until it speaks again (``hush_sleepers``).
 
 *Deaths.* Each admitted process has a watcher: a thread with a small stack, asleep on the lock word of ``Slot.alive``,
@@ -72,7 +72,7 @@ cdef extern from "vgpu_native.h" nogil:
 cdef enum:
     HANDOVER_BEFORE_NS = 50_000  # the drain at a lease's end is spun for, from so long before ...
     HANDOVER_AFTER_NS = 300_000  # ... until so long after
-    LOOK_WAITING_NS = 50_000_000     # the plan is looked at so often while a lease is waited for
+    LOOK_WANTED_NS = 50_000_000      # plan and figures are looked at so often while the vGPU wants
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
@@ -140,7 +140,7 @@ cdef void* wire_main(void* argument) noexcept nogil:
             ring_dispatcher(wire)
         undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
-        look_ns = LOOK_WAITING_NS if wire.want and not undrained else LOOK_NS
+        look_ns = LOOK_WANTED_NS if wire.want else LOOK_NS
         pthread_mutex_unlock(&wire.lock)
         at_ns = now_ns()
         if end_ns == FOREVER_NS or at_ns >= end_ns + HANDOVER_AFTER_NS:

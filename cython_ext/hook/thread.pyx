@@ -15,7 +15,7 @@ from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
-    backlog_busy_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy, window_adapt,
+    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy, window_adapt,
 )
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
@@ -58,6 +58,7 @@ cdef void count(Gate* gate) noexcept nogil:
         store64(&gate.slot.launches, launches)
         store64(&gate.slot.graph_launches, graphs)
     store64(&gate.slot.busy_ns, backlog_busy_ns(&gate.backlog))
+    storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
     storei64(&gate.slot.refill_ns, gate.backlog.refill_ns)
 
@@ -132,6 +133,7 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
         drained = vgpu_drained(gate, now, 1)
         storei64(&slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
+    count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
     if publish:
         publish_drained(gate, gate.over_epoch)
     if drained:

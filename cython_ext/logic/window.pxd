@@ -128,6 +128,13 @@ cdef inline uint64_t backlog_busy_ns(const Backlog* backlog) noexcept nogil:
     return backlog.busy_ns + <uint64_t>max(known_ns - backlog.since_ns, <int64_t>0)
 
 
+cdef inline int64_t backlog_counted_ns(const Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """Up to when ``backlog_busy_ns`` is known. For ``Slot.counted_ns``."""
+    if not backlog.busy:
+        return now_ns
+    return min(now_ns, max(backlog.seen_busy_ns, newest_submission_ns(backlog)))
+
+
 cdef inline int64_t backlog_longest_ns(const Backlog* backlog) noexcept nogil:
     """The longest prediction of the last second or two. For ``Slot.longest_kernel_ns``."""
     return max(backlog.longest_ns, backlog.longest_before_ns)

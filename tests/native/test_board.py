@@ -383,6 +383,19 @@ def test_idle_time_is_what_of_the_lease_was_not_busy() -> None:
     assert (drained.at_ns, drained.idle_ns) == (1000, 990 - 300)
 
 
+def test_what_the_books_do_not_know_yet_is_busy() -> None:
+    """A figure from 300, read at 20 ms: from 300 on the GPU may have been busy all the time."""
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True, busy_ns=10_000)
+    board.publish(0, 1, 10, 10**9, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 20_000_000, want=True, busy_ns=10_100, counted_ns=300)
+    board.report(0, 50_000_000, want=True, drained_epoch=1, drained_ns=1000, busy_ns=10_100, counted_ns=0)
+    idle = [event.idle_ns for event in board.events()[0] if event.kind in {EventKind.OBSERVED, EventKind.DRAINED}]
+    assert idle == [290 - 100, 0]
+
+
 @pytest.mark.parametrize(
     "asked", [{"epoch": 0}, {"epoch": 2**32}, {"start_ns": -1}, {"end_ns": 10}, {"go_by_ns": 2**63}]
 )
