@@ -15,7 +15,8 @@ from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
-    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy, window_adapt,
+    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy,
+    window_adapt,
 )
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,

@@ -31,6 +31,9 @@ cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
+    PART_NONE = 0                        # this lease tells nothing (any more) about refilling
+    PART_START = 1                       # the first REFILL_NS
+    PART_REST = 2                        # after it
     SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
@@ -80,11 +83,11 @@ cdef struct Backlog:
     int64_t drained_ns       # estimated instant of the last drain
     uint64_t busy_ns         # closed busy intervals
     uint64_t idle_ns         # closed idle gaps inside leases
-    int64_t refill_ns        # idle time at the start of the last lease: to the first launch, and while refilling
-    bint settling            # the first REFILL_NS of a lease: what its refilling cost is not known yet
-    int64_t settled_ns       # work retired since the lease's first submission
-    int64_t refill_from_ns
-    uint64_t refill_idle_ns  # idle_ns when the lease's first launch came
+    int64_t refill_ns        # idle time that the start of the last lease had more than the rest of leases has
+    int part                 # PART_* of the lease, which is being watched ...
+    int64_t part_from_ns     # ... from here on
+    int64_t part_work_ns     # ... work retired in it
+    double slack             # idle part of the time in the rest of leases: of a host that never keeps up
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
     int64_t longest_from_ns
@@ -152,6 +155,7 @@ cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nog
     """A lease has become usable, by its start or its GO. What still runs, runs on under it."""
     if not backlog.leased and not backlog.busy:
         backlog.since_ns = max(usable_ns, backlog.drained_ns)
+    learn_slack(backlog)
     backlog.leased = 1
     backlog.refilling = 1
     backlog.lease_ns = usable_ns
@@ -161,6 +165,7 @@ cdef inline void backlog_finish(Backlog* backlog, int64_t returned_ns) noexcept 
     """The lease is over: drained at its end, or returned early. What still runs is busy until seen to drain."""
     if backlog.leased and not backlog.busy:
         backlog.idle_ns += <uint64_t>max(returned_ns - backlog.since_ns, <int64_t>0)
+    learn_slack(backlog)
     backlog.leased = 0
     backlog.refilling = 0
 
@@ -193,14 +198,11 @@ cdef inline void backlog_submit(
         backlog.busy = 1
         backlog.since_ns = backlog.frontier_ns = backlog.end_ns = now_ns
         if backlog.refilling:
-            backlog.refill_from_ns = max(backlog.lease_ns, backlog.drained_ns)
-            backlog.refill_ns = max(now_ns - backlog.refill_from_ns, <int64_t>0)
-            backlog.settling = 1
-            backlog.settled_ns = 0
-            backlog.refill_idle_ns = backlog.idle_ns
+            watch_part(backlog, PART_START, max(backlog.lease_ns, backlog.drained_ns))
+            backlog.refill_ns = max(now_ns - backlog.part_from_ns, <int64_t>0)
     elif backlog.refilling:
         backlog.refill_ns = 0
-        backlog.settling = 0
+        backlog.part = PART_NONE
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
@@ -302,18 +304,34 @@ cdef inline int64_t stretch_end_ns(const Stretch* stretch, int64_t begin_ns) noe
     return max(min(begin_ns, PREDICTION_MAX_NS) + stretch.work_ns, stretch.tail_ns)
 
 
+cdef inline void watch_part(Backlog* backlog, int part, int64_t from_ns) noexcept nogil:
+    backlog.part = part
+    backlog.part_from_ns = from_ns
+    backlog.part_work_ns = 0
+
+
 cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept nogil:
-    """Up to the frontier the lease has run this stretch too; the rest of the time so far was the hand-over's price: the
-    GPU waited for a host that had lost its lead. The books do not hear of it: nobody saw the queue empty."""
-    cdef int64_t lasted_ns = backlog.frontier_ns - backlog.refill_from_ns
-    cdef int64_t idle_ns = <int64_t>(backlog.idle_ns - backlog.refill_idle_ns)       # seen, and not the hand-over's
+    """Up to the frontier the lease has run this stretch too; for the rest of the time so far the GPU waited for a host
+    that had lost its lead. Most of those gaps nobody sees, so the books do not hear of it."""
+    cdef int64_t lasted_ns = backlog.frontier_ns - backlog.part_from_ns
     if stretch.unknown:
-        backlog.settling = 0
+        backlog.part = PART_NONE
         return
-    backlog.settled_ns = min(backlog.settled_ns + stretch.work_ns, PREDICTION_MAX_NS)
-    if lasted_ns >= REFILL_NS:
-        backlog.settling = 0
-        backlog.refill_ns = max(backlog.refill_ns, lasted_ns - backlog.settled_ns - idle_ns)
+    backlog.part_work_ns = min(backlog.part_work_ns + stretch.work_ns, PREDICTION_MAX_NS)
+    if backlog.part == PART_START and lasted_ns >= REFILL_NS:
+        lasted_ns -= backlog.part_work_ns + <int64_t>(backlog.slack * <double>lasted_ns)
+        backlog.refill_ns = max(backlog.refill_ns, lasted_ns)
+        watch_part(backlog, PART_REST, backlog.frontier_ns)
+
+
+cdef inline void learn_slack(Backlog* backlog) noexcept nogil:
+    """The lease is over. A rest that was long enough for any host to regain its lead tells what it lacks always."""
+    cdef double lasted = <double>(backlog.frontier_ns - backlog.part_from_ns)
+    cdef double idle
+    if backlog.part == PART_REST and lasted >= <double>REFILL_NS:
+        idle = 1.0 - <double>backlog.part_work_ns / lasted
+        backlog.slack += (max(idle, 0.0) - backlog.slack) / 8
+    backlog.part = PART_NONE
 
 
 cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns) noexcept nogil:
@@ -324,7 +342,7 @@ cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns
     cdef uint32_t i
     learn_scale(backlog, stretch, max(backlog.frontier_ns, stretch.first_ns), low_ns, high_ns)
     backlog.frontier_ns = clip_ns(stretch_end_ns(stretch, backlog.frontier_ns), low_ns, high_ns)
-    if backlog.settling:
+    if backlog.part != PART_NONE:
         learn_refill(backlog, stretch)
     backlog.unknown -= stretch.unknown
     backlog.work_ns = 0

@@ -122,6 +122,15 @@ class Competition(ABC):
         """When ``Tick`` is due at the latest; None: only another event can change anything."""
 
     @property
+    @abstractmethod
+    def period_ns(self) -> int:
+        """One round of turns takes about so long, as things stand."""
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by another policy, from the next decision on."""
+        self.policy = policy
+
+    @property
     def next_epoch(self) -> int:
         """Above every epoch that was given out. A scheduler after this one has to begin here or later."""
         return self._next_epoch

@@ -73,6 +73,10 @@ class SpatialScheduler(Competition):
             if a.waiting and self._boundary_ns is None:
                 raise InvariantError(f"vGPU {a.key} waits though everybody fits")
 
+    @property
+    def period_ns(self) -> int:
+        return self.policy.round_ns
+
     # --- the guarantee clock
 
     def clock(self, now_ns: int) -> int:

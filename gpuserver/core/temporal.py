@@ -98,12 +98,9 @@ class TemporalScheduler(Competition):
     # --- quantities
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        others = [a for a in self._competitors() if a is not account]
-        if not others:
-            return False
-        weight = sum(a.guarantee for a in others)
-        clock = sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
-        return real(account.time_at(now_ns) - clock, account.guarantee) > self.policy.grace_ns
+        # By its lag, which counts for little beside others of a small guarantee: they catch up soon, and one of them
+        # that comes with idle credit is far behind in virtual time.
+        return -self._lag(account, self.clock(now_ns), now_ns) > self.policy.grace_ns
 
     def _quantum(self, account: Account, weight: int | None = None) -> int:
         """q. ``weight``: W where the caller has it already: adding it up for each of n vGPUs would cost n² sums."""
@@ -131,6 +128,14 @@ class TemporalScheduler(Competition):
     def _patience(self, account: Account) -> int:
         """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace."""
         return min(self.policy.grace_ns, max(self._quantum(account), 2 * account.longest_kernel_ns))
+
+    @property
+    def period_ns(self) -> int:
+        return self._period_ns
+
+    def adopt(self, policy: Policy) -> None:
+        super().adopt(policy)
+        self._period_ns = policy.period_ns
 
     # --- events
 

@@ -255,7 +255,7 @@ class Control:
             state="serving",
             mode="temporal" if server.mode is Mode.TEMPORAL else "spatial",
             mode_reason=server.mode_reason,
-            period_ns=server.policy.period_ns if server.mode is Mode.TEMPORAL else server.policy.round_ns,
+            period_ns=server.tokens.period_ns,
             sm_count=server.facts.sm_count,
             total_memory_bytes=server.facts.total_memory_bytes,
             used_memory_bytes=server.memory.latest.used_bytes,

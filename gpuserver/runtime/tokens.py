@@ -88,12 +88,17 @@ class TokenLoop:
 
     def set_policy(self, policy: Policy) -> None:
         """Effective with the next decision."""
-        self._scheduler.policy = policy
+        self._scheduler.adopt(policy)
 
     # --- readings
 
     def books(self) -> dict[VgpuKey, Book]:
         return self._scheduler.books()
+
+    @property
+    def period_ns(self) -> int:
+        """One round of turns, as it has been adapted to what hand-overs cost."""
+        return self._scheduler.period_ns
 
     @property
     def next_epoch(self) -> int:

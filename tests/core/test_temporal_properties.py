@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 
+from gpuserver.core.leases import Priority, Share
+from gpuserver.core.policy import PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
-from tests.core.model import Run, S
+from tests.core.model import MS, Run, S, Work
 from tests.core.populations import Population, temporal_populations
+
+SMALL_ONES_WITH_CREDIT = Population(
+    shares=tuple(Share(r, PPM, priority=Priority.LOW) for r in (400_000, 150_000, 30_000, 30_000))
+    + (Share(30_000, PPM, priority=Priority.NORMAL),),
+    works=tuple(Work(jitter=0.0, refill_ns=0, start_ns=start * MS) for start in (0, 391, 391))
+    + tuple(Work(jitter=0.0, refill_ns=0, burst=1, pause_ns=MS, start_ns=start * MS) for start in (386, 0)),
+    seed=0,
+)
+"""Who is far ahead, in virtual time, of one with 3 % and idle credit owes nobody anything: it is not to be barred."""
 
 
 def simulate(population: Population, seconds: int = 3) -> tuple[Run, oracle.Watch]:
@@ -26,6 +37,7 @@ def test_promises_hold_for_any_population(population: Population) -> None:
 
 
 @given(temporal_populations(priorities=True))
+@example(SMALL_ONES_WITH_CREDIT)
 def test_priority_takes_nobodys_guarantee(population: Population) -> None:
     run, watch = simulate(population)
     assert not watch.found
