@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py)
+NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-slow lint format bench mutation wheel clean
+.PHONY: help setup build demo test lint format bench mutation wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,8 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --group dev
-	$(BIN)/python -m pip install -qq --editable .
-	@touch $@ $(VENV)/.built
+	$(BIN)/python -m pip install -qq --no-build-isolation --editable .
+	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(NATIVE)
 	$(BIN)/python setup.py --quiet build_ext --inplace

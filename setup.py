@@ -11,8 +11,10 @@ Two kinds of artefact come out of ``cython_ext/``:
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,15 +24,9 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
-CFLAGS = [
-    "-O2",
-    "-g1",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-fdata-sections",
-    "-Wall",
-    "-Wno-unused-function",
-]
+# Cython writes its loops with a signed bound over unsigned counters, and keeps inline functions nobody calls.
+COMMON_CFLAGS = ["-O2", "-g1", "-Wno-sign-compare", "-Wno-unused-function"]
+CFLAGS = [*COMMON_CFLAGS, "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wall"]
 LDFLAGS = ["-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--no-undefined-version"]
 
 
@@ -55,29 +51,30 @@ LIBRARIES = [
 ]
 
 
+def newest(*patterns: str) -> float:
+    """When the native code was last changed, as far as it is in files that match ``patterns``; seconds."""
+    return max(file.stat().st_mtime for pattern in patterns for file in NATIVE.rglob(pattern))
+
+
 class BuildNative(build_ext):
-    """build_ext that also links the libraries, and lets generators run first."""
+    """build_ext that also links the libraries, on all cores. What is newer than all native code stays as it is."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
-        for generator in sorted(NATIVE.glob("generate_*.py")):
-            subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
         super().run()
         lib_root = Path("." if self.inplace else self.build_lib) / NATIVE / "lib"
+        changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
-            if library.sources:
-                self.link_library(library, lib_root / library.target)
+            target = lib_root / library.target
+            if self.force or not target.exists() or target.stat().st_mtime < changed_s:
+                self.link_library(library, target)
 
     def link_library(self, library: Library, target: Path) -> None:
-        objects = []
-        for source in library.sources:
-            c_file = Path(self.build_temp) / source.with_suffix(".c")
-            self.compile_pyx(source, c_file)
-            objects += self.compiler.compile(
-                [str(c_file)],
-                output_dir=self.build_temp,
-                include_dirs=[*self.compiler.include_dirs, str(NATIVE)],
-                extra_postargs=CFLAGS,
-            )
+        with ThreadPoolExecutor(self.parallel) as pool:
+            objects = list(pool.map(self.compile_pyx, library.sources))
         target.parent.mkdir(parents=True, exist_ok=True)
         script = NATIVE / library.folder / "exports.map"
         self.spawn(
@@ -96,17 +93,20 @@ class BuildNative(build_ext):
             ]
         )
 
-    def compile_pyx(self, source: Path, c_file: Path) -> None:
-        newest = max(p.stat().st_mtime for p in NATIVE.rglob("*.p[yx][xdi]"))
-        if c_file.exists() and c_file.stat().st_mtime > newest and not self.force:
-            return
-        c_file.parent.mkdir(parents=True, exist_ok=True)
-        directives = [arg for d in DIRECTIVES for arg in ("-X", d)]
-        self.spawn([sys.executable, "-m", "cython", "-3", *directives, "-o", str(c_file), str(source)])
+    def compile_pyx(self, source: Path) -> str:
+        """The object file of one source of a library."""
+        c_file = Path(self.build_temp) / source.with_suffix(".c")
+        if self.force or not c_file.exists() or c_file.stat().st_mtime < newest("*.pyx", "*.pxd"):
+            c_file.parent.mkdir(parents=True, exist_ok=True)
+            directives = [arg for d in DIRECTIVES for arg in ("-X", d)]
+            self.spawn([sys.executable, "-m", "cython", "-3", *directives, "-o", str(c_file), str(source)])
+        include_dirs = [*self.compiler.include_dirs, str(NATIVE)]
+        (compiled,) = self.compiler.compile([str(c_file)], self.build_temp, None, include_dirs, extra_postargs=CFLAGS)
+        return str(compiled)
 
     def get_outputs(self) -> list[str]:
         lib_root = Path(self.build_lib) / NATIVE / "lib"
-        return super().get_outputs() + [str(lib_root / lib.target) for lib in LIBRARIES if lib.sources]
+        return super().get_outputs() + [str(lib_root / library.target) for library in LIBRARIES]
 
 
 def extensions() -> list[Extension]:
@@ -116,7 +116,7 @@ def extensions() -> list[Extension]:
             f"cython_ext.{source.stem}",
             [str(source)],
             include_dirs=[str(NATIVE)],
-            extra_compile_args=["-O2", "-g1", "-Wno-unused-function"],
+            extra_compile_args=COMMON_CFLAGS,
             extra_link_args=["-lpthread"],
             depends=headers,
         )
@@ -125,20 +125,18 @@ def extensions() -> list[Extension]:
 
 
 def cythonized() -> list[Extension]:
-    sources = extensions()
-    if not sources:
-        return []
     from Cython.Build import cythonize
 
     directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
     # cythonize follows cimports only where it finds them on its path; a stale gate is worse than a slow build.
     stamp = Path("build/cython/.stamp")
-    newest = max(p.stat().st_mtime for p in NATIVE.rglob("*.p[yx][xd]"))
-    stale = not stamp.exists() or stamp.stat().st_mtime < newest
-    modules = list(cythonize(sources, compiler_directives=directives, build_dir="build/cython", force=stale))
+    stale = not stamp.exists() or stamp.stat().st_mtime < newest("*.pyx", "*.pxd")
+    modules = list(cythonize(extensions(), compiler_directives=directives, build_dir="build/cython", force=stale))
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.touch()
     return modules
 
 
+for generator in sorted(NATIVE.glob("generate_*.py")):
+    subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
 setup(ext_modules=cythonized(), cmdclass={"build_ext": BuildNative})
