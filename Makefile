@@ -16,13 +16,15 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --group dev
 	$(BIN)/python -m pip install -qq --no-build-isolation --editable .
-	@touch $@
+	@touch $@ $(VENV)/.built
 
-$(VENV)/.built: $(VENV)/.installed $(NATIVE)
+$(VENV)/.built: $(NATIVE)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-setup: $(VENV)/.built ## .venv with the project, its native code and the tools
+# The installation builds; only a make that begins after it sees that there is nothing left to do.
+setup: $(VENV)/.installed ## .venv with the project, its native code and the tools
+	@$(MAKE) --silent --no-print-directory $(VENV)/.built
 
 build: setup ## compile what changed in the native code
 
