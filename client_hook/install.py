@@ -28,7 +28,8 @@ from client_hook.errors import HookError
 MARK: Final = "# st-vgpu hook, see vgpuctl hook"
 _PROBE: Final = "/bin/true"
 _LOGIN_FILES: Final = (".bash_profile", ".bash_login", ".profile")
-_OTHER_FILES: Final = (".bashrc", ".zshenv", ".zshrc")
+_BASHRC: Final = ".bashrc"
+_OTHER_FILES: Final = (".zshenv", ".zshrc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,10 @@ class UserInstallation:
         return self.config / "environment.d/60-vgpu.conf"
 
     def start_up_files(self) -> list[Path]:
-        """The login file this user's shells read (``~/.profile`` if there is none), and the others that exist."""
+        """The login file this user's shells read (``~/.profile`` if there is none), ``~/.bashrc`` for what a terminal
+        opens, also where it does not exist yet, and the others that exist."""
         login = next((f for f in self._existing(*_LOGIN_FILES)), self.home / ".profile")
-        return [login, *self._existing(*_OTHER_FILES)]
+        return [login, self.home / _BASHRC, *self._existing(*_OTHER_FILES)]
 
     def _existing(self, *names: str) -> Iterator[Path]:
         return (self.home / name for name in names if (self.home / name).exists())
@@ -87,7 +89,7 @@ class UserInstallation:
 
     def uninstall(self) -> Installed | None:
         """Undoes ``install``; None if there was nothing. First what points at the library goes, then the library."""
-        candidates = [self.home / name for name in (*_LOGIN_FILES, *_OTHER_FILES)]
+        candidates = [self.home / name for name in (*_LOGIN_FILES, _BASHRC, *_OTHER_FILES)]
         with _explained(self.home):
             changed = [file for file in candidates if _replace_line(file, None)]
             changed += [file for file in (self.environment_file, self.snippet) if _unlink(file)]

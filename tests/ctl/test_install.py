@@ -47,6 +47,14 @@ def test_new_shells_preload_the_hook(user: UserInstallation, loadable: Path) -> 
     assert in_shell(user, "sh", "-l") == (str(done.library), "")
 
 
+def test_a_terminal_preloads_the_hook_where_there_was_no_bashrc(user: UserInstallation, loadable: Path) -> None:
+    (user.home / ".bashrc").unlink()
+    library = user.install(loadable).library
+    assert in_shell(user, "bash", "-i")[0] == str(library)
+    assert user.uninstall() is not None
+    assert tree(user.home) == {}
+
+
 def test_another_preload_is_kept_and_ours_comes_once(user: UserInstallation, loadable: Path) -> None:
     library = user.install(loadable).library
     assert in_shell(user, "sh", "-l", preload=str(loadable))[0] == f"{loadable}:{library}"
