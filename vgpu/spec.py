@@ -31,6 +31,8 @@ from vgpu.units import (
 
 SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
 LARGEST_MEMORY_BYTES: Final = 1 << 50
+SHORTEST_PERIOD_NS: Final = 5_000_000  # below, hand-overs eat what is shared
+LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while others have their turn
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
@@ -81,6 +83,14 @@ def _checked_duration(value: int) -> int:
     return value
 
 
+def checked_period(value: int) -> int:
+    """``value`` (nanoseconds) if one round of turns may take that long; ``ValueError`` if not."""
+    if not SHORTEST_PERIOD_NS <= value <= LONGEST_PERIOD_NS:
+        shortest, longest = format_duration(SHORTEST_PERIOD_NS), format_duration(LONGEST_PERIOD_NS)
+        raise ValueError(f"{format_duration(value)} is not between {shortest} and {longest}")
+    return value
+
+
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
@@ -92,6 +102,7 @@ def _checked_name(value: str) -> str:
 Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
 Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
 DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_duration)]
+PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_period)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 

@@ -60,7 +60,7 @@ def parse_percent(text: str) -> float:
 def check_percent(value: float, text: str | None = None) -> float:
     """``value`` if it is a percentage a share can have: 1 ≤ value ≤ 100."""
     shown = text if text is not None else f"{value:g}"
-    if 0 < value < 1:
+    if 0.01 <= value < 1:
         raise ValueError(f"{shown} is less than 1 percent: for the fraction {value:g} of a GPU write {value * 100:g}")
     if not 1 <= value <= 100:
         raise ValueError(f"{shown} is not between 1 and 100 percent")
@@ -80,6 +80,12 @@ def parse_fraction(text: str) -> Fraction:
     if part is None or not 0 < part <= 1:
         raise ValueError(f"{text!r} is not a part of a GPU: write 1/4, 0.25 or 25%")
     return part
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 process``, ``2 processes``, ``0 GPUs``."""
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
 
 
 def parse_duration_ns(text: str) -> int:

@@ -15,6 +15,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import Child, attach_request, knock
 from vgpu.errors import VgpuError
 from vgpu.protocol.messages import VgpuReading
+from vgpu.spec import VgpuChanges
 
 GIB = 1 << 30
 
@@ -92,6 +93,22 @@ def test_a_killed_server_comes_back_with_its_vgpus(node: SimulatedNode, pair: tu
     assert (after.name, after.broker_pid, after.processes) == ("first", before.broker_pid, 1)
     assert after.created_unix_s == before.created_unix_s
     with node.link() as link:
+        assert [gpu.restarts for gpu in link.gpus()] == [1]
+
+
+def test_a_vgpu_is_there_while_its_server_restarts(node: SimulatedNode) -> None:
+    """Listed all the time; and what changes it waits for the server, instead of saying that there is none."""
+    vgpu = node.create(sm_percent=30, memory_bytes="1G", name="kept")
+    with node.link() as link:
+
+        def gone() -> bool:
+            [seen] = link.list()
+            assert seen.vgpu_id == vgpu.vgpu_id
+            return seen.state == "restarting" and "its server ended" in seen.reason
+
+        os.kill(node.server_pid(), signal.SIGKILL)
+        eventually(gone, "the death being noticed")
+        assert link.set("kept", VgpuChanges(sm_percent=40.0)).spec.sm_percent == 40.0
         assert [gpu.restarts for gpu in link.gpus()] == [1]
 
 

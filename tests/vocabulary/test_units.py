@@ -46,9 +46,17 @@ def test_percentages(text: str, percent: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("0.3", "write 30"), ("0", "between 1 and 100"), ("101", "between"), ("-5", "not a percentage"), ("a", "write 30"),
-     ("nan", "not a percentage"), ("0.5%", "write 50")],
-)  # fmt: skip
+    [
+        ("0.3", "write 30"),
+        ("0.001", "between 1 and 100"),
+        ("0", "between 1 and 100"),
+        ("101", "between"),
+        ("-5", "not a percentage"),
+        ("a", "write 30"),
+        ("nan", "not a percentage"),
+        ("0.5%", "write 50"),
+    ],
+)
 def test_percentages_that_cannot_be(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_percent(text)

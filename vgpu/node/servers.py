@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import Hello
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream
 
@@ -34,18 +34,24 @@ STOP_S: Final = 8.0
 
 @dataclass(slots=True, eq=False)
 class ServerProcess:
-    """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure."""
+    """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure;
+    ``up``: while it serves (another event each time, so wait for the one that is here now); ``last``: what it said
+    when it was asked last."""
 
     index: int
     socket: Path
     log_path: Path
     pid: int = 0
-    serving: bool = False
     reason: str = "starting"
     restarts: int = 0
-    last_reading: GpuReading | None = None
+    last: Snapshot | None = None
+    up: trio.Event = field(default_factory=trio.Event)
     settled: trio.Event = field(default_factory=trio.Event)
     stopped: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def serving(self) -> bool:
+        return self.up.is_set()
 
 
 class Servers:
@@ -63,7 +69,9 @@ class Servers:
         while not self._stopping:
             started = trio.current_time()
             await self._live(server, follow)
-            server.serving, server.pid = False, 0
+            server.pid = 0
+            if server.serving:
+                server.up = trio.Event()
             server.settled.set()
             if self._stopping:
                 server.stopped.set()
@@ -109,7 +117,8 @@ class Servers:
             try:
                 if link is None:
                     link, _ = await self._greet(server.socket)
-                server.serving, server.reason = True, ""
+                server.reason = ""
+                server.up.set()
                 server.settled.set()
                 async with link:
                     await follow(link)
@@ -121,7 +130,7 @@ class Servers:
             await trio.sleep(0.01)
 
     def _spawn(self, server: ServerProcess) -> int:
-        argv = [sys.executable, "-m", "gpuserver", "--index", str(server.index), "--mode", self._mode]
+        argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", self._mode]
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)

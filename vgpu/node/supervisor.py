@@ -58,6 +58,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 2.0
 CHANGE_S: Final = 15.0
+RESTART_S: Final = 3.0
+"""A request waits that long for a server that is being restarted, which takes about half a second."""
 MOST_LINKS: Final = 1024
 MOST_LINKS_OF_ONE: Final = 64
 """One user's, other than root's and the node's own: who opens links without end must not take the others' room."""
@@ -208,6 +210,8 @@ class Node:
         self, index: int, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
     ) -> AnyModel:
         process = self._processes[index]
+        with trio.move_on_after(RESTART_S):
+            await process.up.wait()
         if not process.serving:
             raise VgpuError(
                 ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {process.reason}", "see: vgpuctl gpu ls"
@@ -217,38 +221,45 @@ class Node:
     # --- readings
 
     async def _look(self) -> Snapshot:
-        """All servers at once. Where one does not answer, its GPU's last reading, and why it is not current."""
-        found: dict[int, Snapshot] = {}
+        """All servers at once. Where one does not answer, its last readings, and why they are not current."""
+        snapshots: dict[int, Snapshot] = {}
 
         async def look(process: ServerProcess) -> None:
-            try:
-                found[process.index] = await self._forward(process.index, Look(), os.geteuid(), Snapshot, LOOK_S)
-            except VgpuError as error:
-                if process.serving:
-                    log.warning("no reading", gpu=process.index, reason=str(error))
+            snapshots[process.index] = await self._look_at(process)
 
         async with trio.open_nursery() as nursery:
             for process in self._processes:
                 nursery.start_soon(look, process)
-        gpus = [self._gpu(process, found.get(process.index)) for process in self._processes]
+        found = [snapshot for _, snapshot in sorted(snapshots.items())]
         return Snapshot(
             at_unix_s=time.time(),
-            gpus=tuple(gpu for gpu in gpus if gpu is not None),
-            vgpus=tuple(vgpu for _, snapshot in sorted(found.items()) for vgpu in snapshot.vgpus),
+            gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
+            vgpus=tuple(vgpu for snapshot in found for vgpu in snapshot.vgpus),
         )
 
-    def _gpu(self, process: ServerProcess, snapshot: Snapshot | None) -> GpuReading | None:
-        if snapshot is not None:
-            process.last_reading = snapshot.gpus[0].model_copy(update={"restarts": process.restarts})
-            return process.last_reading
-        state = "failed" if process.settled.is_set() and process.last_reading is None else "restarting"
+    async def _look_at(self, process: ServerProcess) -> Snapshot:
+        restarts = {"restarts": process.restarts}
+        if process.serving:
+            try:
+                now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, LOOK_S)
+                process.last = now.model_copy(
+                    update={"gpus": tuple(gpu.model_copy(update=restarts) for gpu in now.gpus)}
+                )
+                return process.last
+            except VgpuError as error:
+                log.warning("no reading", gpu=process.index, reason=str(error))
+        last = process.last
+        gpu = last.gpus[0] if last else _unknown_gpu(process.index, simulated=self._simulated)
         stale = {
-            "state": state,
-            "reason": process.reason,
-            "server_pid": process.pid or None,
-            "restarts": process.restarts,
+            "state": "restarting" if last or not process.settled.is_set() else "failed",
+            "reason": process.reason or "its server does not answer",
         }
-        return (process.last_reading or _unknown_gpu(process.index, simulated=self._simulated)).model_copy(update=stale)
+        server = restarts | {"server_pid": process.pid or None}
+        return Snapshot(
+            at_unix_s=time.time(),
+            gpus=(gpu.model_copy(update=stale | server),),
+            vgpus=tuple(vgpu.model_copy(update=stale) for vgpu in last.vgpus) if last else (),
+        )
 
     def _status(self, snapshot: Snapshot) -> NodeStatus:
         return NodeStatus(

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
-from vgpu.spec import DurationNs, VgpuChanges, VgpuSpec
+from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
@@ -82,7 +82,7 @@ class SetGpu(Request):
     op: Literal["set-gpu"] = "set-gpu"
     gpu: str
     mode: ModeChoice | None = None
-    period_ns: DurationNs | None = None
+    period_ns: PeriodNs | None = None
 
 
 class Status(Request):
@@ -138,7 +138,8 @@ class VgpuReading(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    state: Literal["starting", "idle", "waiting", "running", "removing", "failed"]  # starting: not yet admitting
+    # starting: not yet admitting; restarting: its GPU Server is, and the rest is what that said last
+    state: Literal["starting", "idle", "waiting", "running", "removing", "restarting", "failed"]
     reason: str = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
