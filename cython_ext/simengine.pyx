@@ -74,7 +74,8 @@ def create_gpus(folder, count, *, name="Simulated H200", memory_bytes=143_771 <<
     folder.mkdir(parents=True, exist_ok=True)
     answer = []
     for index in range(count):
-        uuid = uuids.uuid4()
+        # The same one whenever this folder is filled again, after a reboot for example: its vGPUs come back.
+        uuid = uuids.uuid5(uuids.NAMESPACE_URL, f"{folder.resolve().as_uri()}/gpu{index}")
         new = folder / f".gpu{index}.new"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
