@@ -233,7 +233,7 @@ def probe_driver(environment: Mapping[str, str] = os.environ) -> DriverFacts:
     clean = {name: value for name, value in environment.items() if name not in dropped}
     simulated = str(simulation_libraries())
     clean["LD_LIBRARY_PATH"] = ":".join(p for p in clean.get("LD_LIBRARY_PATH", "").split(":") if p and p != simulated)
-    command = [sys.executable, "-m", "client_hook.doctor"]
+    command = [sys.executable, "-P", "-m", "client_hook.doctor"]
     try:
         answer = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=20, check=False)
         told: dict[str, Any] = json.loads(answer.stdout)

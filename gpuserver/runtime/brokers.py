@@ -100,7 +100,7 @@ class Brokers:
         door = self._paths.broker_socket(vgpu.record.vgpu_id)
         argv = [
             sys.executable,
-            *("-m", "vgpu.broker"),
+            *("-P", "-m", "vgpu.broker"),
             *("--vgpu", vgpu.record.vgpu_id),
             *("--server", str(self._paths.server_socket(self._gpu_index))),
             *("--door", str(door)),

@@ -48,6 +48,7 @@ from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
 from vgpu.spec import VgpuSpec
+from vgpu.units import counted
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +122,11 @@ class Control:
         vgpu = self._known(vgpu_id)
         owner = vgpu.record.owner.uid
         if uid not in {0, owner}:
-            raise VgpuError(ErrorCode.NOT_YOURS, f"{vgpu_id} belongs to uid {owner}, and you are uid {uid}")
+            raise VgpuError(
+                ErrorCode.NOT_YOURS,
+                f"{vgpu_id} belongs to uid {owner}, and you are uid {uid}",
+                "vgpuctl create makes one of your own",
+            )
         return vgpu
 
     # --- changes
@@ -168,7 +173,7 @@ class Control:
             pids = ", ".join(str(process.pid) for process in processes[:5]) + (" …" if len(processes) > 5 else "")
             raise VgpuError(
                 ErrorCode.IN_USE,
-                f"{vgpu_id} has {len(processes)} running process{'es' if len(processes) > 1 else ''} ({pids})",
+                f"{vgpu_id} has {counted(len(processes), 'running process')} ({pids})",
                 f"end them, or: vgpuctl rm -f {vgpu_id}",
             )
         last = self._reading(vgpu)
@@ -179,7 +184,9 @@ class Control:
         server = self._server
         if uid not in {0, os.geteuid()}:
             raise VgpuError(
-                ErrorCode.NOT_YOURS, f"only root or the node's own user may change a GPU, and you are uid {uid}"
+                ErrorCode.NOT_YOURS,
+                f"only root or the node's own user may change a GPU, and you are uid {uid}",
+                "sudo vgpuctl gpu set",
             )
         if change.period_ns is not None:
             server.set_period(change.period_ns)

@@ -14,6 +14,7 @@ import pytest
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
 from vgpu.ctl.exits import FOR_ERROR, Exit
 from vgpu.ctl.main import run
+from vgpu.ctl.node import did_not_start
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
 
@@ -230,7 +231,44 @@ def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(asked, SetGpu)
     assert (asked.gpu, asked.mode, asked.period_ns) == ("0", "temporal", 40_000_000)
     assert run(["gpu", "set", "0"]) == Exit.USAGE
-    assert run(["gpu", "set", "0", "--quantum", "40"]) == Exit.USAGE
+    for bad in ("40", "1ns", "10h"):
+        assert run(["gpu", "set", "0", "--quantum", bad]) == Exit.USAGE
+    assert "10h is not between 5ms and 1s" in capsys.readouterr().err
+    assert len(node.asked) == 1
+
+
+@pytest.mark.parametrize("group", [[], ["gpu"], ["hook"]])
+def test_a_group_alone_tells_what_it_holds(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(group) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_bad_choices_are_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls", "-o", "xml"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "'xml' is not one of 'table', 'json'" in said
+    assert "Value error" not in said
+
+
+def test_version_is_an_option_too(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("vgpuctl ")
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        ("vgpuctl: no GPU here\n  → vgpuctl serve --simulate 1\n", "no GPU here", "vgpuctl serve --simulate 1"),
+        ("Traceback:\n  +---\n  | ValueError: boom\n  +-----\n", "ValueError: boom", "vgpuctl doctor, or less"),
+        ("", "it said nothing", "vgpuctl doctor, or less"),
+    ],
+)
+def test_why_a_node_did_not_start(tmp_path: Path, said: str, message: str, hint: str) -> None:
+    log = tmp_path / "node.log"
+    log.write_text(said)
+    error = did_not_start(log)
+    assert error.message == f"the node did not start: {message}"
+    assert error.hint.startswith(hint)
 
 
 def test_rm_removes_what_it_can_and_exits_with_the_worst(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:

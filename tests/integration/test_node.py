@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration import process
 from tests.integration.node import SimulatedNode, eventually
+from vgpu.ctl.exits import Exit
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -236,8 +237,9 @@ def test_only_one_node_serves_a_directory(node: SimulatedNode) -> None:
         timeout=60,
         check=False,
     )
-    assert second.returncode == 1
-    assert "a node runs already" in second.stderr
+    assert second.returncode == Exit.REFUSED
+    assert second.stderr.startswith("vgpuctl: a node runs already in ")
+    assert "\n  → stop it: vgpuctl stop" in second.stderr
 
 
 def test_directories_let_in_whom_they_should(node: SimulatedNode) -> None:

@@ -26,7 +26,7 @@ def demo(
     ] = False,
     form: OutputOption = Output.TABLE,
 ) -> int:
-    """Two vGPUs of 30 and 70 %, measured by the work they finish. Exits with 1 if a share is missed by 3 points."""
+    """Two vGPUs of 30 and 70 %, measured by the work they finish. Exits with 1 if one misses by over 3 points."""
     from vgpu.ctl import output
     from vgpu.demo.run import Plan
     from vgpu.demo.view import shown

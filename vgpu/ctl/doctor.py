@@ -38,9 +38,10 @@ def doctor(form: OutputOption = Output.TABLE) -> int:
 
 def _node_findings() -> Iterator[Finding]:
     from client_hook.doctor import Finding, Verdict
-    from vgpu.ctl.node import software_version
+    from vgpu.ctl.node import gpus_of, software_version
     from vgpu.errors import VgpuError
     from vgpu.node.link import ControlLink
+    from vgpu.units import counted
 
     try:
         with ControlLink(timeout_s=3) as node:
@@ -48,8 +49,7 @@ def _node_findings() -> Iterator[Finding]:
     except VgpuError as error:
         yield Finding("node", Verdict.NOTE, error.message, error.hint)
         return
-    kind = "simulated GPU(s)" if status.simulated else "GPU(s)"
-    yield Finding("node", Verdict.OK, f"running, pid {status.pid}, {len(status.gpus)} {kind}, {status.vgpus} vGPU(s)")
+    yield Finding("node", Verdict.OK, f"running, pid {status.pid}, {gpus_of(status)}, {counted(status.vgpus, 'vGPU')}")
     if status.software != software_version():
         found = f"the node runs {status.software}, vgpuctl is {software_version()}"
         yield Finding("version", Verdict.NOTE, found, "vgpuctl stop && vgpuctl serve --detach")

@@ -7,9 +7,14 @@ from typing import Annotated
 
 import typer
 
+from vgpu.ctl import options
 from vgpu.ctl.options import Mode, Output, OutputOption
 
-gpu_app = typer.Typer(help="The GPUs of this node, and how they are shared.")
+gpu_app = typer.Typer(
+    invoke_without_command=True,
+    callback=options.tells_what_it_holds,
+    help="The GPUs of this node, and how they are shared.",
+)
 
 
 @gpu_app.command("ls")
@@ -44,12 +49,13 @@ def set_(
     from vgpu.ctl import output, tables
     from vgpu.errors import ErrorCode, VgpuError
     from vgpu.node.link import ControlLink
+    from vgpu.spec import checked_period
     from vgpu.units import parse_duration_ns
 
     if mode is None and quantum is None:
         raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
     try:
-        period_ns = parse_duration_ns(quantum) if quantum else None
+        period_ns = None if quantum is None else checked_period(parse_duration_ns(quantum))
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--quantum: {error}") from error
     with ControlLink() as node:

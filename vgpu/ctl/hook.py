@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vgpu.ctl import options
 from vgpu.ctl.options import Output, OutputOption
 
 if TYPE_CHECKING:
     from client_hook.install import Installed, UserInstallation
 
-hook_app = typer.Typer(help="The library that is preloaded into CUDA programs.")
+hook_app = typer.Typer(
+    invoke_without_command=True,
+    callback=options.tells_what_it_holds,
+    help="The library that is preloaded into CUDA programs.",
+)
 
 SystemOption = Annotated[
     bool, typer.Option("--system", help="For every process of this machine (/etc/ld.so.preload); needs root.")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import demo, doctor, gpus, hook, node, programs, vgpus
+from vgpu.ctl import demo, doctor, gpus, hook, node, options, programs, vgpus
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.errors import VgpuError
 
@@ -24,6 +25,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def everywhere(
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Same as the command version.")] = False
+) -> None:
+    if version:
+        node.version()
+        raise typer.Exit
+    options.tells_what_it_holds(ctx)
+
+
 for module in (vgpus, programs, node, gpus, hook, doctor, demo):
     module.register(app)
 
@@ -35,10 +48,10 @@ def run(arguments: Sequence[str]) -> int:
     """Executes one command line. Returns the exit code; errors are told on stderr, never raised."""
     launches = bool(arguments) and arguments[0] in programs.LAUNCHING
     try:
-        result = app(list(arguments) or ["--help"], prog_name="vgpuctl", standalone_mode=False)
+        result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
     except _UsageError as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "vgpuctl")
-        message = error.format_message()  # type: ignore[attr-defined]
+        message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
         say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help", command)
         return Exit.LAUNCH if launches else Exit.USAGE
     except typer.Abort:

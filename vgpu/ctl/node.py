@@ -33,12 +33,14 @@ def software_version() -> str:
 
 def node_command(simulate: int, mode: Mode) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones)."""
-    return [sys.executable, "-m", "vgpu.node", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]
+    simulated = ["--simulate", str(simulate)] if simulate else []
+    # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
+    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated]
 
 
 def serve(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
-    simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=64)] = 0,
+    simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=16)] = 0,
     mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.TEMPORAL,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
@@ -58,7 +60,7 @@ def serve(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     status = wait_until_serving(process, log)
-    print(f"node {process.pid} serves {_described(status)}; log: {log}")
+    print(f"node {process.pid} serves {gpus_of(status)}; log: {log}")
 
 
 def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_socket: Path | None = None) -> NodeStatus:
@@ -70,9 +72,7 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
     deadline = time.monotonic() + START_UP_S
     while True:
         if process.poll() is not None:
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", f"vgpuctl doctor, or less {log}"
-            )
+            raise did_not_start(log)
         try:
             with ControlLink(control_socket) as node:
                 if node.welcome.pid == process.pid:
@@ -86,10 +86,14 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
         time.sleep(0.02)
 
 
-def last_line(log: Path) -> str:
-    """What a process that ended said last, without the frame that Python draws around a group of exceptions."""
+def did_not_start(log: Path) -> VgpuError:
+    """The error of a node that ended before it answered: what it said last on ``log``, and its hint if it had one."""
+    # Python draws a frame of these around a group of exceptions.
     lines = [line.strip(" +-|") for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")
+    said = [line for line in lines if line] or ["it said nothing"]
+    hint = said.pop().removeprefix("→ ") if said[-1].startswith("→ ") else f"vgpuctl doctor, or less {log}"
+    reason = said[-1]
+    return VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {reason.removeprefix('vgpuctl: ')}", hint)
 
 
 def stop() -> None:
@@ -130,13 +134,13 @@ def status(form: OutputOption = Output.TABLE) -> None:
         output.print_json(told)
         return
     from vgpu.ctl import tables
-    from vgpu.units import format_duration
+    from vgpu.units import counted, format_duration
 
     up = format_duration(tables.whole_seconds_ns(told.uptime_ns / 1e9))
     output.print_facts(
         {
             "node": f"pid {told.pid}, st-vgpu {told.software}, up {up}",
-            "serves": f"{_described(told)}, {told.vgpus} vGPU(s), {told.processes} process(es)",
+            "serves": f"{gpus_of(told)}, {counted(told.vgpus, 'vGPU')}, {counted(told.processes, 'process')}",
             "sockets": told.runtime_dir,
             "state": told.state_dir,
         }
@@ -145,9 +149,11 @@ def status(form: OutputOption = Output.TABLE) -> None:
     output.print_table(tables.GPUS, map(tables.gpu_row, told.gpus))
 
 
-def _described(status: NodeStatus) -> str:
-    count = len(status.gpus)
-    return f"{count} {'simulated ' if status.simulated else ''}GPU{'' if count == 1 else 's'}"
+def gpus_of(status: NodeStatus) -> str:
+    """Its GPUs in words: ``4 simulated GPUs``."""
+    from vgpu.units import counted
+
+    return counted(len(status.gpus), "simulated GPU" if status.simulated else "GPU")
 
 
 def version(form: OutputOption = Output.TABLE) -> None:

@@ -71,6 +71,12 @@ LossOption = Annotated[
 ]
 
 
+def tells_what_it_holds(ctx: typer.Context) -> None:
+    """The callback of a group of commands: alone, it prints its help."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A vGPU as described by options: ``spec``, and the GPU it should be on (``auto``, an index or a UUID)."""

@@ -178,7 +178,7 @@ def set_(
 
 
 def rm(
-    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU...", help="Ids, unambiguous prefixes, or names.")],
+    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU", help="Ids, unambiguous prefixes, or names.")],
     force: Annotated[
         bool, typer.Option("-f", "--force", help="Even with programs in it; their next call fails.")
     ] = False,

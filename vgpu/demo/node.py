@@ -14,7 +14,7 @@ from typing import IO, Final
 
 import trio
 
-from vgpu.ctl.node import START_UP_S, last_line, node_command
+from vgpu.ctl.node import START_UP_S, did_not_start, node_command
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
@@ -91,8 +91,8 @@ async def _answering(control_socket: Path, process: trio.Process, log: Path) -> 
                 if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
                     raise
             await trio.sleep(0.05)
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {last_line(log)}", "vgpuctl doctor")
-    raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s: {last_line(log)}")
+        raise did_not_start(log)
+    raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s", "vgpuctl doctor")
 
 
 def _greet(control_socket: Path) -> None:

@@ -49,7 +49,7 @@ class Workload:
 
     def command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "vgpu.workload", "--mode", "compute", "-o", "json"),
+            *(sys.executable, "-P", "-m", "vgpu.workload", "--mode", "compute", "-o", "json"),
             *("--seconds", str(self.seconds), "--start-at-ns", str(self.start_at_ns), "--bytes", str(self.hold_bytes)),
         ]
 

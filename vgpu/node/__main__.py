@@ -7,12 +7,13 @@ import fcntl
 import os
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import structlog
 import trio
 
 from client_hook.environment import simulation_libraries
+from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, gpu_count
@@ -20,6 +21,8 @@ from vgpu.node.supervisor import Node, prepare
 from vgpu.paths import NodePaths
 
 log = structlog.get_logger(__name__)
+
+MOST_SIMULATED: Final = 16
 
 
 def main() -> None:
@@ -34,8 +37,7 @@ def main() -> None:
     try:
         run(paths, arguments.mode, arguments.simulate)
     except VgpuError as error:
-        print(f"vgpuctl serve: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(report(error))
 
 
 def run(paths: NodePaths, mode: str, simulate: int) -> None:
@@ -68,6 +70,8 @@ def simulated_gpus(folder: Path, count: int) -> int:
     """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them."""
     from cython_ext.simengine import create_gpus
 
+    if not 1 <= count <= MOST_SIMULATED:
+        raise VgpuError(ErrorCode.INVALID, f"{count} simulated GPUs: ask for 1 to {MOST_SIMULATED}")
     if len(list(folder.glob("gpu*"))) != count:
         create_gpus(folder, count)
     return count
