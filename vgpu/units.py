@@ -84,7 +84,7 @@ def parse_fraction(text: str) -> Fraction:
 
 def counted(number: int, thing: str) -> str:
     """``1 process``, ``2 processes``, ``0 GPUs``."""
-    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    plural = f"{thing}es" if thing.endswith(("s", "ch")) else f"{thing}s"
     return f"{number} {thing if number == 1 else plural}"
 
 

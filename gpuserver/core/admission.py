@@ -23,6 +23,7 @@ from gpuserver.core.policy import PPM
 
 CARD_MPERCENT = 100_000
 PACKING_LIMIT = 0.95
+_LEAST_MPERCENT = 1000  # less of the SMs than one percent nobody can ask for
 _TOLERANCE = 1e-7
 _PRICE_UNITS = 10**12
 
@@ -133,11 +134,14 @@ def admit(
     guarantee = largest_guarantee(shares, new.share)
     width = max(0, CARD_MPERCENT - sum(s.sm_mpercent for s in shares))
     ratio = packing_ratio(mode, [*shares, new.share])
-    reason = (
-        f"the guarantees together need {ratio:.2f} s of every second; beside the others, "
-        f"{_percent(new.share.sm_mpercent, CARD_MPERCENT)} of the SMs fit for {_percent(guarantee, PPM)} of the time, "
-        f"or {_percent(width, CARD_MPERCENT)} of the SMs all the time"
-    )
+    offers = []
+    if guarantee:
+        asked = _percent(new.share.sm_mpercent, CARD_MPERCENT)
+        offers.append(f"{asked} of the SMs for {_percent(guarantee, PPM)} of the time")
+    if width >= _LEAST_MPERCENT:
+        offers.append(f"{_percent(width, CARD_MPERCENT)} of the SMs all the time")
+    reason = f"the guarantees together need {ratio:.2f} s of every second; beside the others there is room for "
+    reason += ", or ".join(offers) or "nothing"
     if not guarantee:
         equal = PACKING_LIMIT / packing_ratio(mode, [replace(s, guarantee_ppm=PPM) for s in [*shares, new.share]])
         reason += f"; with the same quota for all of them, {int(100 * equal)}% each would fit"

@@ -106,6 +106,10 @@ def test_a_refusal_says_what_would_fit() -> None:
     refusal = admit(Mode.SPATIAL, 0, [Demand(share(50, 51))], Demand(share(60, 51)))
     assert refusal is not None
     assert refusal.largest_guarantee_ppm == 450_000
+    assert "room for 51% of the SMs for 45% of the time, or 49% of the SMs all the time" in refusal.reason
+    refusal = admit(Mode.SPATIAL, 0, spatial_demands((100, 30.303), (100, 69.696)), Demand(share(100, 5)))
+    assert refusal is not None
+    assert "room for nothing; with the same quota" in refusal.reason
 
 
 @given(populations, st.integers(1, 100))

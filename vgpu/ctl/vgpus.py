@@ -92,10 +92,12 @@ def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 
 def _print_detail(detail: VgpuDetail) -> None:
-    from vgpu.units import format_bytes, format_duration
+    from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
-    width = f", on {vgpu.sm_percent_granted:g} % of the SMs" if vgpu.sm_percent_granted < 100 else ""
+    part = tables.percent(vgpu.sm_percent_granted / 100)
+    refused, last = counted(vgpu.memory_refusals, "allocation"), format_bytes(vgpu.memory_refused_bytes)
+    width = f", on {part} of the SMs" if vgpu.sm_percent_granted < 100 else ""
     busy = format_duration(tables.rounded_ns(vgpu.busy_ns))
     output.print_facts(
         {
@@ -105,12 +107,10 @@ def _print_detail(detail: VgpuDetail) -> None:
             "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
             "priority": vgpu.spec.priority,
             "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
-            "in all": f"{vgpu.tokens} tokens, {busy} of GPU time, {vgpu.launches} launches",
+            "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
             "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
             f"peak {format_bytes(vgpu.memory_peak_bytes)}",
-            "refused": f"{vgpu.memory_refusals} allocations, the last of {format_bytes(vgpu.memory_refused_bytes)}"
-            if vgpu.memory_refusals
-            else "no allocation",
+            "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
             "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
         }
     )
