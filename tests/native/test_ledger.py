@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext import nativelogic as native
+from cython_ext import nativememory as native
 from tests.native.tracing import killed_after_instructions
 
 SLOT_DEAD, SLOT_FREE, SLOT_ACTIVE = 3, 0, 2

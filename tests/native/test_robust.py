@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from cython_ext import nativelogic as native
+from cython_ext import nativememory as native
 
 FOREVER = 60 * 10**9  # bounds a failing test, never reached by a passing one
 

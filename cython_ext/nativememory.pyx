@@ -1,0 +1,269 @@
+"""Ledger, robust words, lock and allocation table of ``cython_ext/logic`` for Python: ``nativelogic`` says how."""
+
+import os
+from typing import NamedTuple
+
+from libc.signal cimport SIGSTOP
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
+from posix.signal cimport kill
+from posix.unistd cimport getpid
+
+from cython_ext.layout cimport ActivityPage, Slot
+from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
+from cython_ext.logic cimport alloctable, ledger, lock, robust
+from cython_ext.native cimport load32, load64, now_ns, store32, store64
+
+MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
+LEDGER_OK, LEDGER_REFUSED, LEDGER_BROKEN = ledger.LEDGER_OK, ledger.LEDGER_REFUSED, ledger.LEDGER_BROKEN
+ROBUST_LOCKED, ROBUST_OWNER_DIED, ROBUST_TIMEOUT = robust.ROBUST_LOCKED, robust.ROBUST_OWNER_DIED, robust.ROBUST_TIMEOUT
+ROBUST_FREE = robust.ROBUST_FREE
+ACTIVITY_BYTES = sizeof(ActivityPage)
+SLOT_BYTES = sizeof(Slot)
+SLOT_OFFSET = <size_t>&(<ActivityPage*>NULL).slots[0]
+LEDGER_OFFSET = <size_t>&(<ActivityPage*>NULL).ledger
+
+
+def forget_thread():
+    """The child of a fork has another TID than the thread that made it."""
+    robust.robust_forget()
+
+
+os.register_at_fork(after_in_child=forget_thread)
+
+
+class SlotWords(NamedTuple):
+    state: int
+    reserved_bytes: int
+    committed_bytes: tuple
+    intent_kind: int
+    peak_bytes: int
+    refusals: int
+    refused_bytes: int
+
+
+# --- ledger
+
+cdef enum:
+    OP_RESERVE
+    OP_COMMIT
+    OP_CANCEL
+    OP_RELEASE
+    OP_REAP
+    OP_CHECK
+
+LEDGER_OPERATIONS = {
+    "reserve": OP_RESERVE, "commit": OP_COMMIT, "cancel": OP_CANCEL, "release": OP_RELEASE, "reap": OP_REAP,
+    "check": OP_CHECK,
+}
+
+
+cdef int ledger_operation(
+    int operation, ActivityPage* page, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes
+) noexcept nogil:
+    cdef uint64_t freed_bytes
+    if operation == OP_RESERVE:
+        return ledger.ledger_reserve(page, slot, kind, size_bytes, limit_bytes)
+    if operation == OP_COMMIT:
+        return ledger.ledger_commit(page, slot, kind, size_bytes)
+    if operation == OP_CANCEL:
+        return ledger.ledger_cancel(page, slot, kind, size_bytes)
+    if operation == OP_RELEASE:
+        return ledger.ledger_release(page, slot, kind, size_bytes)
+    if operation == OP_REAP:
+        return ledger.ledger_reap(page, slot, &freed_bytes)
+    return ledger.ledger_check(page)
+
+
+cdef class Activity:
+    """An ActivityPage in a writable buffer of at least ACTIVITY_BYTES."""
+
+    cdef uint8_t[::1] memory
+    cdef ActivityPage* page
+
+    def __cinit__(self, uint8_t[::1] memory not None):
+        if memory.shape[0] < <Py_ssize_t>sizeof(ActivityPage):
+            raise ValueError(f"an activity page takes {sizeof(ActivityPage)} bytes, the buffer has {memory.shape[0]}")
+        self.memory = memory
+        self.page = <ActivityPage*>&memory[0]
+
+    def init(self):
+        memset(self.page, 0, sizeof(ActivityPage))
+        ledger.ledger_init(self.page)
+
+    def reserve(self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes):
+        cdef int result
+        with nogil:
+            result = ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes)
+        return result
+
+    def commit(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
+        cdef int result
+        with nogil:
+            result = ledger.ledger_commit(self.page, slot, kind, size_bytes)
+        return result
+
+    def cancel(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
+        cdef int result
+        with nogil:
+            result = ledger.ledger_cancel(self.page, slot, kind, size_bytes)
+        return result
+
+    def release(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
+        cdef int result
+        with nogil:
+            result = ledger.ledger_release(self.page, slot, kind, size_bytes)
+        return result
+
+    def reap(self, uint32_t slot):
+        """(LEDGER_*, freed bytes)."""
+        cdef uint64_t freed_bytes
+        cdef int result
+        with nogil:
+            result = ledger.ledger_reap(self.page, slot, &freed_bytes)
+        return result, freed_bytes
+
+    def check(self):
+        cdef int result
+        with nogil:
+            result = ledger.ledger_check(self.page)
+        return result
+
+    def stepped(self, str operation, uint32_t slot=0, uint32_t kind=0, uint64_t size_bytes=0, uint64_t limit_bytes=0):
+        """Stop this process by SIGSTOP, do one operation, stop again: a tracer steps through what lies between."""
+        cdef int chosen = LEDGER_OPERATIONS[operation]
+        cdef int result
+        robust.robust_thread()                       # the two system calls of a thread's first use come before
+        with nogil:
+            kill(getpid(), SIGSTOP)
+            result = ledger_operation(chosen, self.page, slot, kind, size_bytes, limit_bytes)
+            kill(getpid(), SIGSTOP)
+        return result
+
+    def churn(self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes):
+        """Reserve, commit, release for ever: somebody kills this process."""
+        with nogil:
+            while True:
+                if ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes) == ledger.LEDGER_OK:
+                    ledger.ledger_commit(self.page, slot, kind, size_bytes)
+                    ledger.ledger_release(self.page, slot, kind, size_bytes)
+
+    def lock(self, int64_t timeout_ns):
+        """Take the ledger's lock, as an operation does: ROBUST_*."""
+        cdef int result
+        with nogil:
+            result = robust.robust_lock(ledger.ledger_word(self.page), now_ns() + timeout_ns)
+        return result
+
+    def unlock(self):
+        robust.robust_unlock(ledger.ledger_word(self.page))
+
+    def hold_alive(self, uint32_t slot):
+        """Hold ``alive`` of the slot until this thread dies: ROBUST_*."""
+        return robust.robust_hold(self.alive_word(slot))
+
+    def drop_alive(self, uint32_t slot):
+        robust.robust_drop(self.alive_word(slot))
+
+    def watch_alive(self, uint32_t slot, int64_t timeout_ns):
+        cdef uint32_t* word = self.alive_word(slot)
+        cdef int result
+        with nogil:
+            result = robust.robust_watch(word, now_ns() + timeout_ns)
+        return result
+
+    cdef uint32_t* alive_word(self, uint32_t slot) except NULL:
+        if slot >= _MAX_PROCESSES:
+            raise IndexError(slot)
+        return <uint32_t*>&self.page.slots[slot].alive
+
+    def set_state(self, uint32_t slot, uint32_t state):
+        if slot >= _MAX_PROCESSES:
+            raise IndexError(slot)
+        store32(&self.page.slots[slot].state, state)
+
+    def slot(self, uint32_t slot):
+        cdef Slot* words
+        if slot >= _MAX_PROCESSES:
+            raise IndexError(slot)
+        words = &self.page.slots[slot]
+        return SlotWords(
+            load32(&words.state), load64(&words.reserved_bytes),
+            tuple([load64(&words.committed_bytes[kind]) for kind in range(_MEMORY_KINDS)]),
+            load64(&words.intent_kind), words.peak_bytes, words.refusals, words.refused_bytes,
+        )
+
+    @property
+    def charged_bytes(self):
+        return load64(&self.page.charged_bytes)
+
+    @charged_bytes.setter
+    def charged_bytes(self, uint64_t value):
+        store64(&self.page.charged_bytes, value)
+
+    @property
+    def sum_bytes(self):
+        """Σ over the slots, read without the lock."""
+        return ledger.ledger_sum(self.page)
+
+
+# --- lock and allocation table
+
+cdef class Lock:
+    cdef uint32_t word
+
+    def add_under(self, uint64_t[::1] counter not None, int times):
+        """Take, add one without atomics, release; ``times`` times, without the GIL."""
+        cdef int _i
+        with nogil:
+            for _i in range(times):
+                lock.lock_acquire(&self.word)
+                counter[0] += 1
+                lock.lock_release(&self.word)
+
+    def try_acquire(self):
+        return bool(lock.lock_try(&self.word))
+
+    def release(self):
+        lock.lock_release(&self.word)
+
+    def reset(self):
+        lock.lock_reset(&self.word)
+
+
+cdef class Allocations:
+    cdef alloctable.AllocTable table
+
+    def __dealloc__(self):
+        alloctable.alloc_clear(&self.table)
+
+    def __len__(self):
+        return self.table.count
+
+    @property
+    def capacity(self):
+        return self.table.capacity
+
+    def insert(self, uint64_t address, uint64_t size_bytes, uint32_t kind=0, uint64_t aux=0):
+        cdef alloctable.Block block
+        memset(&block, 0, sizeof(block))
+        block.address, block.bytes, block.kind, block.aux = address, size_bytes, kind, aux
+        return bool(alloctable.alloc_insert(&self.table, &block))
+
+    def find(self, uint64_t address):
+        """(bytes, kind, aux) or None."""
+        cdef alloctable.Block* block = alloctable.alloc_find(&self.table, address)
+        return None if block == NULL else (block.bytes, block.kind, block.aux)
+
+    def remove(self, uint64_t address):
+        cdef alloctable.Block block
+        if not alloctable.alloc_remove(&self.table, address, &block):
+            return None
+        return block.bytes, block.kind, block.aux
+
+    def longest_probe(self):
+        cdef uint64_t longest = 0, i
+        for i in range(self.table.capacity):
+            if self.table.blocks[i].address:
+                longest = max(longest, alloctable.probe_length(&self.table, i))
+        return longest
