@@ -223,7 +223,9 @@ cdef extern:
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
     int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint discard) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
-    # track.pyx; without it
+    bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
+    void vgpu_leave_all_behind(Gate* gate) noexcept nogil
+    # endings.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil
     void vgpu_capture_begins() noexcept nogil
     void vgpu_capture_began(void* stream) noexcept nogil

@@ -3,13 +3,12 @@ drained.
 
 Rules that every call here keeps:
 
-* it runs with the thread's capture mode RELAXED: in the default mode, an event query of any thread kills a capture of
-  another;
+* it runs with the thread's capture mode RELAXED (relaxed.pxd);
 * while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
   markers set before;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one;
-* handles that die (streams, contexts) are dropped before the driver drops them.
+* handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -18,34 +17,23 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuEventCreate, real_cuEventDestroy_v2, real_cuEventElapsedTime,
-    real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamIsCapturing, real_cuStreamQuery,
-    real_cuThreadExchangeStreamCaptureMode,
+    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuEventCreate, real_cuEventElapsedTime, real_cuEventQuery,
+    real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
-    CAPTURE_RELAXED, CAPTURES, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    EVENTS, LEFT_BEHIND, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State,
-    Stream, Thread, attached, state, vgpu_log, vgpu_memory_of_context_died, vgpu_thread,
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND, SAMPLES,
+    STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State, Stream, Thread, state, vgpu_log,
+    vgpu_thread,
 )
-from cython_ext.logic.durations cimport LaunchKey, durations_forget, durations_learn
+from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.logic.durations cimport LaunchKey, durations_learn
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
-from cython_ext.native cimport add32, fence, load32, store32
+from cython_ext.native cimport fence, load32, store32
 
 cdef enum:
     LEGACY_HANDLE = 1
     OWN_HANDLE = 2
-
-
-cdef inline int relax() noexcept nogil:
-    """Before driver calls of ours: the thread's capture mode, for ``restore``."""
-    cdef int mode = CAPTURE_RELAXED
-    real_cuThreadExchangeStreamCaptureMode(&mode)
-    return mode
-
-
-cdef inline void restore(int mode) noexcept nogil:
-    real_cuThreadExchangeStreamCaptureMode(&mode)
 
 
 cdef inline void* current_context() noexcept nogil:
@@ -231,7 +219,7 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
 
 # --- untracked work that must be remembered by events, because its streams may soon not be asked any more
 
-cdef bint leave_behind(Gate* gate, Stream* stream) noexcept nogil:
+cdef public bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil:
     """An event behind the stream's work stands for it from now on."""
     cdef int event
     if gate.left_count == LEFT_BEHIND or stream.context != current_context():
@@ -259,7 +247,7 @@ cdef bint some_dirty(const Gate* gate) noexcept nogil:
     return 0
 
 
-cdef void leave_all_behind(Gate* gate) noexcept nogil:
+cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
     """A stream that gets work after this is told of anew (a new round). Nothing, if somebody is submitting just now."""
     cdef Stream* stream
     cdef uint32_t i
@@ -272,7 +260,7 @@ cdef void leave_all_behind(Gate* gate) noexcept nogil:
     for i in range(gate.stream_count):
         stream = &gate.streams[i]
         if stream.dirty:
-            stream.dirty = not leave_behind(gate, stream)
+            stream.dirty = not vgpu_leave_behind(gate, stream)
     restore(mode)
 
 
@@ -369,151 +357,3 @@ cdef void forget_markers(Gate* gate) noexcept nogil:
     cdef uint32_t i
     for i in range(gate.backlog.count):
         give_event(gate, <int>gate.backlog.marked[(gate.backlog.head + i) % 128].tag)
-
-
-# --- captures (the caller holds no lock)
-
-cdef public bint vgpu_capturing(void* handle) noexcept nogil:
-    """Whether a launch into this stream (normalised) would be captured, not run."""
-    cdef int status = 0
-    if load32(&state().captures) == 0:
-        return 0
-    return real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0
-
-
-cdef public void vgpu_capture_begins() noexcept nogil:
-    """A capture is about to begin: mark what may not be marked any more until it ends."""
-    cdef uint32_t i
-    if not attached():
-        return
-    for i in range(state().gate_count):
-        lock_acquire(&state().gates[i].lock)
-        if state().gates[i].untracked:
-            leave_all_behind(&state().gates[i])
-        else:
-            vgpu_mark(&state().gates[i])
-        lock_release(&state().gates[i].lock)
-    lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
-    state().captures += 1
-    lock_release(&state().captures_lock)
-
-
-cdef public void vgpu_capture_began(void* handle) noexcept nogil:
-    """The driver's answer to vgpu_capture_begins; NULL: it refused."""
-    cdef State* all = state()
-    cdef int i
-    if not attached():
-        return
-    lock_acquire(&all.captures_lock)
-    if handle == NULL:
-        all.captures -= all.captures > 0
-    else:
-        for i in range(CAPTURES):
-            if all.capturing[i] == NULL:
-                all.capturing[i] = handle
-                break
-    lock_release(&all.captures_lock)
-
-
-cdef void drop_capture(void* handle) noexcept nogil:
-    cdef State* all = state()
-    cdef int i
-    lock_acquire(&all.captures_lock)
-    for i in range(CAPTURES):
-        if all.capturing[i] == handle:
-            all.capturing[i] = NULL
-            all.captures -= all.captures > 0
-            break
-    lock_release(&all.captures_lock)
-
-
-cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
-    """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
-    cdef int status = 0
-    if not attached() or load32(&state().captures) == 0:
-        return
-    if real_cuStreamIsCapturing(handle, &status) != CUDA_SUCCESS or status == 0:
-        drop_capture(handle)
-
-
-# --- handles that die (the caller holds no lock)
-
-cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
-    """Before cuStreamDestroy: its work goes on, under a marker."""
-    cdef Gate* gate
-    cdef Stream* stream
-    cdef uint32_t g, i
-    cdef int mode
-    if not attached():
-        return
-    for g in range(state().gate_count):
-        gate = &state().gates[g]
-        lock_acquire(&gate.lock)
-        for i in range(gate.stream_count):
-            stream = &gate.streams[i]
-            if stream.handle != handle:
-                continue
-            mode = relax()
-            if gate.untracked and stream.dirty:
-                leave_behind(gate, stream)
-            restore(mode)
-            if gate.marked_stream == <int>i:
-                vgpu_mark(gate)
-            memset(stream, 0, sizeof(Stream))
-        lock_release(&gate.lock)
-    drop_capture(handle)     # a stream that is destroyed captures no more
-
-
-cdef public void vgpu_context_dies(void* context) noexcept nogil:
-    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked
-    meanwhile."""
-    cdef Gate* gate
-    cdef Event* event
-    cdef uint32_t g, i
-    cdef int mode
-    if not attached():
-        return
-    add32(&state().dying, 1)
-    for g in range(state().gate_count):
-        gate = &state().gates[g]
-        lock_acquire(&gate.lock)
-        mode = relax()
-        for i in range(EVENTS):
-            event = &gate.events[i]
-            if event.handle != NULL and event.context == context:
-                real_cuEventDestroy_v2(event.handle)
-                event.handle = NULL
-                event.context = NULL
-        restore(mode)
-        lock_release(&gate.lock)
-
-
-cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
-    """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
-    cdef Gate* gate
-    cdef uint32_t g, i
-    if not attached():
-        return
-    for g in range(state().gate_count):
-        gate = &state().gates[g]
-        lock_acquire(&gate.lock)
-        for i in range(gate.stream_count):
-            if dead and gate.streams[i].context == context:
-                memset(&gate.streams[i], 0, sizeof(Stream))
-        if dead:
-            durations_forget(&gate.durations, 0)
-        lock_release(&gate.lock)
-    add32(&state().dying, <uint32_t>-1)
-    if dead:
-        vgpu_memory_of_context_died(context)
-
-
-cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
-    """A graph died (or, 0: a module): the handles of its kernels will mean something else."""
-    cdef uint32_t g
-    if not attached():
-        return
-    for g in range(state().gate_count):
-        lock_acquire(&state().gates[g].lock)
-        durations_forget(&state().gates[g].durations, handle)
-        lock_release(&state().gates[g].lock)

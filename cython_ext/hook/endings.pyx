@@ -1,0 +1,164 @@
+"""When what the hook keeps track of (track.pyx) may not be asked any more, or is no more: captures begin and end,
+streams, contexts, graphs and modules die. The caller holds no lock.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.hook.generated.driver cimport real_cuEventDestroy_v2, real_cuStreamIsCapturing
+from cython_ext.hook.hook cimport (
+    CAPTURES, CUDA_SUCCESS, EVENTS, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
+    vgpu_leave_behind, vgpu_mark, vgpu_memory_of_context_died,
+)
+from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.logic.durations cimport durations_forget
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport add32, load32
+
+
+# --- captures
+
+cdef public bint vgpu_capturing(void* handle) noexcept nogil:
+    """Whether a launch into this stream (normalised) would be captured, not run."""
+    cdef int status = 0
+    if load32(&state().captures) == 0:
+        return 0
+    return real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0
+
+
+cdef public void vgpu_capture_begins() noexcept nogil:
+    """A capture is about to begin: mark what may not be marked any more until it ends."""
+    cdef uint32_t i
+    if not attached():
+        return
+    for i in range(state().gate_count):
+        lock_acquire(&state().gates[i].lock)
+        if state().gates[i].untracked:
+            vgpu_leave_all_behind(&state().gates[i])
+        else:
+            vgpu_mark(&state().gates[i])
+        lock_release(&state().gates[i].lock)
+    lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
+    state().captures += 1
+    lock_release(&state().captures_lock)
+
+
+cdef public void vgpu_capture_began(void* handle) noexcept nogil:
+    """The driver's answer to vgpu_capture_begins; NULL: it refused."""
+    cdef State* all = state()
+    cdef int i
+    if not attached():
+        return
+    lock_acquire(&all.captures_lock)
+    if handle == NULL:
+        all.captures -= all.captures > 0
+    else:
+        for i in range(CAPTURES):
+            if all.capturing[i] == NULL:
+                all.capturing[i] = handle
+                break
+    lock_release(&all.captures_lock)
+
+
+cdef void drop_capture(void* handle) noexcept nogil:
+    cdef State* all = state()
+    cdef int i
+    lock_acquire(&all.captures_lock)
+    for i in range(CAPTURES):
+        if all.capturing[i] == handle:
+            all.capturing[i] = NULL
+            all.captures -= all.captures > 0
+            break
+    lock_release(&all.captures_lock)
+
+
+cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
+    """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
+    cdef int status = 0
+    if not attached() or load32(&state().captures) == 0:
+        return
+    if real_cuStreamIsCapturing(handle, &status) != CUDA_SUCCESS or status == 0:
+        drop_capture(handle)
+
+
+# --- handles that die
+
+cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
+    """Before cuStreamDestroy: its work goes on, under a marker."""
+    cdef Gate* gate
+    cdef Stream* stream
+    cdef uint32_t g, i
+    cdef int mode
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        for i in range(gate.stream_count):
+            stream = &gate.streams[i]
+            if stream.handle != handle:
+                continue
+            mode = relax()
+            if gate.untracked and stream.dirty:
+                vgpu_leave_behind(gate, stream)
+            restore(mode)
+            if gate.marked_stream == <int>i:
+                vgpu_mark(gate)
+            memset(stream, 0, sizeof(Stream))
+        lock_release(&gate.lock)
+    drop_capture(handle)     # a stream that is destroyed captures no more
+
+
+cdef public void vgpu_context_dies(void* context) noexcept nogil:
+    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked
+    meanwhile."""
+    cdef Gate* gate
+    cdef Event* event
+    cdef uint32_t g, i
+    cdef int mode
+    if not attached():
+        return
+    add32(&state().dying, 1)
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        mode = relax()
+        for i in range(EVENTS):
+            event = &gate.events[i]
+            if event.handle != NULL and event.context == context:
+                real_cuEventDestroy_v2(event.handle)
+                event.handle = NULL
+                event.context = NULL
+        restore(mode)
+        lock_release(&gate.lock)
+
+
+cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
+    """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
+    cdef Gate* gate
+    cdef uint32_t g, i
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        gate = &state().gates[g]
+        lock_acquire(&gate.lock)
+        for i in range(gate.stream_count):
+            if dead and gate.streams[i].context == context:
+                memset(&gate.streams[i], 0, sizeof(Stream))
+        if dead:
+            durations_forget(&gate.durations, 0)
+        lock_release(&gate.lock)
+    add32(&state().dying, <uint32_t>-1)
+    if dead:
+        vgpu_memory_of_context_died(context)
+
+
+cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
+    """A graph died (or, 0: a module): the handles of its kernels will mean something else."""
+    cdef uint32_t g
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        lock_acquire(&state().gates[g].lock)
+        durations_forget(&state().gates[g].durations, handle)
+        lock_release(&state().gates[g].lock)
