@@ -17,7 +17,8 @@ import structlog
 import trio
 from pydantic import ValidationError
 
-from cython_ext.pages import PageError, RelayPage
+from cython_ext.page import PageError
+from cython_ext.pages import RelayPage
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.identity import Process

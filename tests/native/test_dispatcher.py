@@ -15,7 +15,8 @@ from threading import Thread
 import pytest
 
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import GrantsPage, PageError, RelayPage
+from cython_ext.page import PageError
+from cython_ext.pages import GrantsPage, RelayPage
 from cython_ext.readings import EventKind, GrantsFlag
 from cython_ext.rehearsal import Voice
 from tests.native.stage import MS, Listener, eventually, grants, readable

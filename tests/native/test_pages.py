@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext.pages import ActivityPage, GrantsPage, PageError, RelayPage, SlotsFull
+from cython_ext.page import PageError
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage, SlotsFull
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
 
 GIB = 2**30

@@ -15,7 +15,8 @@ from threading import Thread
 import pytest
 
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import ActivityPage, GrantsPage, PageError, RelayPage
+from cython_ext.page import PageError
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import EventKind, SlotState
 from cython_ext.rehearsal import Process
 from cython_ext.relay import Relay

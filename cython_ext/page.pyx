@@ -1,0 +1,166 @@
+"""A shared page: made, sealed, mapped, handed out, closed. What stands in one is the matter of ``pages.pyx``.
+
+Theory of operation
+-------------------
+A page is a memfd. Its maker maps it writable, seals it, and hands out descriptors; who has mapped a page may close the
+descriptor at once. SHRINK is sealed on every page: a mapping of a file that another process can truncate dies of SIGBUS
+at its next access. The grants page is also sealed with F_SEAL_FUTURE_WRITE, so that its maker's mapping stays the only
+writable one for ever: a read-only descriptor by itself could be reopened for writing through /proc.
+
+A page that a native thread works on is pinned; closing it then is refused instead of pulling the mapping away.
+"""
+
+import fcntl
+import os
+
+from libc.errno cimport errno
+from libc.stdint cimport uint64_t
+
+from cython_ext cimport layout, native
+
+
+cdef extern from "sys/mman.h" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int descriptor, long offset)
+    int munmap(void* address, size_t length)
+    const int PROT_READ, PROT_WRITE, MAP_SHARED
+    void* MAP_FAILED
+
+# linux/fcntl.h and linux/memfd.h; Python names only some of them.
+cdef int F_ADD_SEALS = 1033
+cdef int F_GET_SEALS = 1034
+cdef int MFD_NOEXEC_SEAL = 8
+
+
+class PageError(ValueError):
+    """A descriptor does not lead to a page of this kind, or the page cannot be used as asked."""
+
+
+cdef int make_memfd(str name, size_t size) except -1:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        descriptor = os.memfd_create(name, flags | MFD_NOEXEC_SEAL)
+    except OSError:  # before Linux 6.3
+        descriptor = os.memfd_create(name, flags)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+cdef size_t whole_pages(size_t size) noexcept:
+    cdef size_t page = 4096
+    return (size + page - 1) // page * page
+
+
+cdef class Page:
+    """A shared page: a mapping, and a descriptor for as long as it is kept. Not made directly."""
+
+    def __cinit__(self):
+        self.base = NULL
+        self.descriptor = -1
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.mapped_bytes)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    cdef int map_descriptor(self, int descriptor, size_t size, bint writable) except -1:
+        cdef size_t length = whole_pages(size)
+        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
+        cdef void* base = mmap(NULL, length, protection, MAP_SHARED, descriptor, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, f"cannot map a {type(self).__name__}: {os.strerror(errno)}")
+        self.base = base
+        self.mapped_bytes = length
+        self.writable = writable
+        return 0
+
+    cdef int make(self, str name, size_t size, uint64_t magic, int more_seals) except -1:
+        self.descriptor = make_memfd(name, whole_pages(size))
+        self.map_descriptor(self.descriptor, size, True)
+        cdef layout.PageHeader* header = <layout.PageHeader*>self.base
+        header.size = size
+        header.version = layout.LAYOUT_VERSION
+        header.min_version = layout.LAYOUT_MIN_VERSION
+        native.store64(&header.magic, magic)
+        fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | more_seals)
+        return 0
+
+    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable) except -1:
+        """Map what another process made. The descriptor stays the caller's."""
+        name = type(self).__name__
+        try:
+            seals = fcntl.fcntl(descriptor, F_GET_SEALS)
+        except OSError as error:
+            raise PageError(f"descriptor {descriptor} is not a memfd, so it cannot be a {name}: {error}") from None
+        if not seals & F_SEAL_SHRINK:
+            raise PageError(f"the {name} at descriptor {descriptor} is not sealed against shrinking: no maker of ours")
+        found = os.fstat(descriptor).st_size
+        if found < <object>size:
+            raise PageError(f"the {name} at descriptor {descriptor} has {found} bytes, not {size}: another version?")
+        self.map_descriptor(descriptor, size, writable)
+        cdef layout.PageHeader* header = <layout.PageHeader*>self.base
+        if header.magic != magic or header.size < size:
+            raise PageError(f"descriptor {descriptor} leads to some other page than a {name}")
+        if header.min_version > layout.LAYOUT_VERSION:
+            raise PageError(
+                f"the {name} needs layout version {header.min_version}, this program knows {layout.LAYOUT_VERSION}:"
+                " update it"
+            )
+        return 0
+
+    cdef int pin(self) except -1:
+        self.check_open()
+        self.pins += 1
+        return 0
+
+    cdef int unpin(self) except -1:
+        self.pins -= 1
+        return 0
+
+    cdef int check_open(self) except -1:
+        if self.base == NULL:
+            raise PageError(f"this {type(self).__name__} is closed")
+        return 0
+
+    cdef int check_writable(self) except -1:
+        self.check_open()
+        if not self.writable:
+            raise PageError(f"this {type(self).__name__} is mapped read-only: only its maker writes it")
+        return 0
+
+    def fileno(self):
+        """The descriptor to hand out. Raises ``PageError`` once it was closed, or where it was never ours."""
+        if self.descriptor < 0:
+            raise PageError(f"this {type(self).__name__} keeps no descriptor")
+        return self.descriptor
+
+    def close_descriptor(self):
+        """Close the descriptor and keep the mapping. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self):
+        """Unmap, and close the descriptor. Idempotent. Raises ``PageError`` while a native thread uses the page."""
+        if self.pins:
+            raise PageError(f"this {type(self).__name__} is in use by a native thread: stop that first")
+        if self.base != NULL:
+            munmap(self.base, self.mapped_bytes)
+            self.base = NULL
+        self.close_descriptor()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    @property
+    def closed(self):
+        return self.base == NULL
+
+    @property
+    def version(self):
+        """Layout version of the page's maker."""
+        self.check_open()
+        return (<layout.PageHeader*>self.base).version
