@@ -86,12 +86,14 @@ class Attached:
         return self.grants.generation != self.activity.generation
 
     def take_turn(self) -> None:
-        """Work for as long as the next lease lasts. Back without one after 100 ms."""
+        """Work for as long as the next lease lasts. Back without one after 100 ms, and then, as a gate does at every
+        look, says again what it wants: who slept through a lease is taken to want no more."""
         if self.stale:
             self.attach()
             self.process.want()
         epoch, _ = self.process.wait_lease(100_000_000)
         if not epoch:
+            self.process.want()
             return
         self._say(epoch=epoch)
         self.process.submit(epoch)
