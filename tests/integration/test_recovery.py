@@ -110,6 +110,11 @@ def test_a_vgpu_is_there_while_its_server_restarts(node: SimulatedNode) -> None:
         eventually(gone, "the death being noticed")
         assert link.set("kept", VgpuChanges(sm_percent=40.0)).spec.sm_percent == 40.0
         assert [gpu.restarts for gpu in link.gpus()] == [1]
+        # One that the node has not heard of before its server dies is found all the same.
+        server = node.server_pid()
+        new = node.create(sm_percent=10, memory_bytes="1G")
+        os.kill(server, signal.SIGKILL)
+        assert link.remove(new.vgpu_id).vgpu_id == new.vgpu_id
 
 
 def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:

@@ -58,6 +58,7 @@ log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 2.0
 CHANGE_S: Final = 15.0
+LOOK_AGAIN_S: Final = 0.05
 RESTART_S: Final = 3.0
 """A request waits that long for a server that is being restarted, which takes about half a second."""
 MOST_LINKS: Final = 1024
@@ -188,7 +189,22 @@ class Node:
                 )
 
     async def _find(self, reference: str) -> VgpuReading:
-        return find_vgpu(reference, (await self._look()).vgpus)
+        """The vGPU meant. While a server restarts, what it said last may lack vGPUs: it is waited for."""
+        deadline = trio.current_time() + RESTART_S
+        while True:
+            snapshot = await self._look()
+            away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
+            try:
+                vgpu = find_vgpu(reference, snapshot.vgpus)
+                if vgpu.gpu_index not in away:
+                    return vgpu
+            except VgpuError as error:
+                if error.code is not ErrorCode.NOT_FOUND or not away:
+                    raise
+            if trio.current_time() > deadline:
+                index, reason = next(iter(away.items()))
+                raise _not_served(index, reason)
+            await trio.sleep(LOOK_AGAIN_S)
 
     async def _list_processes(self, reference: str, uid: int) -> ProcessList:
         if reference:
@@ -213,9 +229,7 @@ class Node:
         with trio.move_on_after(RESTART_S):
             await process.up.wait()
         if not process.serving:
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {process.reason}", "see: vgpuctl gpu ls"
-            )
+            raise _not_served(index, process.reason)
         return await ask(process.socket, Forward(uid=uid, request=request), model, limit_s)
 
     # --- readings
@@ -306,6 +320,10 @@ class Node:
                         yield Notice(id=watch.id, event=event)
         finally:
             self._watchers.discard(sending)
+
+
+def _not_served(index: int, reason: str) -> VgpuError:
+    return VgpuError(ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {reason}", "see: vgpuctl gpu ls")
 
 
 def _only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
