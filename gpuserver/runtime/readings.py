@@ -154,6 +154,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         command=slot.command,
         alive=slot.state is not SlotState.DEAD,
         wants=slot.want,
+        has_work=slot.undrained,
         memory_bytes=bounded(slot.charged_bytes),
         memory_by_kind_bytes=dict(zip(_KINDS, slot.committed_bytes, strict=False)),
         memory_implicit_bytes=implicit_bytes,

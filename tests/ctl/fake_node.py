@@ -147,6 +147,7 @@ def process_reading(**changes: Any) -> dict[str, Any]:
         "command": "python train.py --epochs 90 --batch-size 64 --data /datasets/imagenet",
         "alive": True,
         "wants": True,
+        "has_work": False,
         "memory_bytes": 1 << 30,
         "memory_by_kind_bytes": {"device": 1 << 30},
         "memory_implicit_bytes": 500 << 20,

@@ -110,6 +110,20 @@ def test_a_wrong_option_is_refused_with_the_reason_before_the_node_is_asked(
     assert node.asked == []
 
 
+def test_what_is_promised_and_what_a_process_does(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    spatial = dump(vgpu_reading(mode="spatial", sm_percent_granted=30.303, guarantee_ratio=1.0, limit_ratio=1.0))
+    node.answers["list"] = lambda _: {"vgpus": [spatial, spatial | {"guarantee_ratio": 0.4, "limit_ratio": 0.6}]}
+    assert run(["ls"]) == 0
+    said = capsys.readouterr().out
+    assert "30.3 % SMs  " in said
+    assert "30.3 % SMs × 40–60 %" in said
+    kinds = ({"has_work": True}, {}, {"wants": False}, {"alive": False})
+    node.answers["processes"] = lambda _: {"processes": [process_reading(**kind) for kind in kinds]}
+    assert run(["ps"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[3] for row in rows] == ["running", "waiting", "idle", "died"]
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 

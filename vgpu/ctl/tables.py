@@ -73,7 +73,7 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
         vgpu.name or "",
         gpu_label(vgpu.gpu_index, vgpu.simulated),
         Cell("at limit", "yellow") if vgpu.throttled else state(vgpu.state),
-        share(vgpu.guarantee_ratio, vgpu.limit_ratio),
+        promised(vgpu),
         percent(vgpu.busy_ratio),
         used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
@@ -90,7 +90,7 @@ def process_row(process: ProcessReading) -> Row:
         str(process.pid),
         process.vgpu_id,
         str(process.gpu_index),
-        state("waiting" if process.wants else "idle") if process.alive else state("died"),
+        state(_doing(process)),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
         str(process.launches + process.graph_launches),
@@ -125,6 +125,14 @@ def gpu_label(index: int, simulated: bool) -> str:
     return f"{index} (sim)" if simulated else str(index)
 
 
+def _doing(process: ProcessReading) -> str:
+    if not process.alive:
+        return "died"
+    if process.has_work:
+        return "running"
+    return "waiting" if process.wants else "idle"
+
+
 def state(word: str) -> Cell:
     return Cell(word, _STYLES.get(word, ""))
 
@@ -139,6 +147,15 @@ def share(guarantee_ratio: float, limit_ratio: float) -> str:
     if abs(guarantee_ratio - limit_ratio) < 0.0005:
         return percent(guarantee_ratio)
     return f"{round(guarantee_ratio * 100, 1):g}–{round(limit_ratio * 100, 1):g} %"
+
+
+def promised(vgpu: VgpuReading) -> str:
+    """``30 %`` of the time; in spatial mode ``30.3 % SMs``, and of what time if not of all."""
+    of_time = share(vgpu.guarantee_ratio, vgpu.limit_ratio)
+    if vgpu.mode == "temporal":
+        return of_time
+    sms = f"{percent(vgpu.sm_percent_granted / 100)} SMs"
+    return sms if of_time == "100 %" else f"{sms} × {of_time}"
 
 
 def used_of(used_bytes: int, limit_bytes: int) -> str:

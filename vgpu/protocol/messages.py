@@ -186,6 +186,7 @@ class ProcessReading(Reading):
     command: str
     alive: bool  # False: died, its memory not yet released by the driver
     wants: bool
+    has_work: bool  # submitted, and not yet seen to be drained
     memory_bytes: int  # committed + reserved
     memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, other
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive

@@ -12,6 +12,8 @@ cdef const char* text_of(int code, bint described) noexcept nogil:
         return b"out of memory" if described else b"CUDA_ERROR_OUT_OF_MEMORY"
     if code == 3:
         return b"initialization error" if described else b"CUDA_ERROR_NOT_INITIALIZED"
+    if code == 46:
+        return b"device is busy or unavailable" if described else b"CUDA_ERROR_DEVICE_UNAVAILABLE"
     if code == 100:
         return b"no CUDA-capable device is detected" if described else b"CUDA_ERROR_NO_DEVICE"
     if code == 101:
