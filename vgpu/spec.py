@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -17,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from vgpu.choices import OnServerLoss, PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.units import (
     MIB,
@@ -34,22 +34,6 @@ LARGEST_MEMORY_BYTES: Final = 1 << 50
 SHORTEST_PERIOD_NS: Final = 5_000_000  # below, hand-overs eat what is shared
 LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while others have their turn
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
-
-
-class PriorityName(StrEnum):
-    """Order among vGPUs that are entitled to run; it adds nothing to a share."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-
-
-class OnServerLoss(StrEnum):
-    """What a gate does once the GPU Server has been silent for the grace period."""
-
-    BLOCK = "block"
-    ERROR = "error"
-    RUN = "run"
 
 
 def _percent(value: Any) -> Any:

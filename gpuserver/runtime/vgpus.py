@@ -12,9 +12,9 @@ from cython_ext.readings import GrantsFlag, PageMode, SlotReading, SlotState
 from gpuserver.core.leases import Mode
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
+from vgpu.choices import OnServerLoss
 from vgpu.identity import Process
 from vgpu.protocol.stream import MessageStream
-from vgpu.spec import OnServerLoss
 
 NO_PROCESS = Process(0, 0)
 _LOSS_FLAGS = {

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import REQUESTS, Create
-from vgpu.spec import PriorityName, VgpuChanges, VgpuSpec
+from vgpu.spec import VgpuChanges, VgpuSpec
 
 GIB = 1 << 30
 

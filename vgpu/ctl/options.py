@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
+from vgpu.choices import OnServerLoss, PriorityName
+
 if TYPE_CHECKING:
     from vgpu.spec import VgpuSpec
 
@@ -28,18 +30,6 @@ class Created(StrEnum):
     ID = "id"
     ENV = "env"
     JSON = "json"
-
-
-class Priority(StrEnum):
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-
-
-class OnServerLoss(StrEnum):
-    BLOCK = "block"
-    ERROR = "error"
-    RUN = "run"
 
 
 class Mode(StrEnum):
@@ -61,7 +51,7 @@ QuotaRequest = Annotated[
 QuotaLimit = Annotated[str | None, typer.Option(metavar="PERCENT", help="Largest part of the time; else 100.")]
 BURST = "May use what is idle beyond its share."
 OVERCOMMIT = "Admit it even if shares no longer fit; they become weights."
-PriorityOption = Annotated[Priority | None, typer.Option(help="Who goes first among the entitled; else normal.")]
+PriorityOption = Annotated[PriorityName | None, typer.Option(help="Who goes first among the entitled; else normal.")]
 Fraction = Annotated[str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")]
 ShareGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]

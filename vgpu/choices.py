@@ -1,0 +1,21 @@
+"""What a specification chooses from; without pydantic, whose import the options of vgpuctl would have to wait for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class PriorityName(StrEnum):
+    """Order among vGPUs that are entitled to run; it adds nothing to a share."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class OnServerLoss(StrEnum):
+    """What a gate does once the GPU Server has been silent for the grace period."""
+
+    BLOCK = "block"
+    ERROR = "error"
+    RUN = "run"
