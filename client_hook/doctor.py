@@ -39,6 +39,8 @@ _F_SEAL_FUTURE_WRITE: Final = 0x10  # fcntl.h; the fcntl module does not name it
 
 
 class Verdict(StrEnum):
+    """What a check came to."""
+
     OK = "ok"
     NOTE = "note"  # works, but something to know
     MISSING = "missing"  # has to be put right first

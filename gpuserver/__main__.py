@@ -73,6 +73,7 @@ def go_first() -> None:
 
 
 def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
+    """This GPU's own MPS daemon, not started yet."""
     base = settings.paths.gpu_dir(settings.index)
     if settings.simulated:
         return SimulatedMpsDaemon(MpsDirectories(base / "mps", base / "mps-log"))

@@ -15,11 +15,15 @@ VgpuKey = int
 
 
 class Mode(StrEnum):
+    """One vGPU at a time on the whole card, or as many as their SMs fit on it."""
+
     TEMPORAL = "temporal"
     SPATIAL = "spatial"
 
 
 class Priority(IntEnum):
+    """Who goes first among vGPUs that are entitled to run."""
+
     LOW = 0
     NORMAL = 1
     HIGH = 2

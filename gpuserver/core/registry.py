@@ -154,9 +154,6 @@ class Registry:
         """vGPUs whose time is up."""
         return [r for r in self if r.expires_unix_ns is not None and r.expires_unix_ns <= now_unix_ns]
 
-    def next_expiry_unix_ns(self) -> int | None:
-        return min((r.expires_unix_ns for r in self if r.expires_unix_ns is not None), default=None)
-
     # --- decisions
 
     def _free_key(self) -> VgpuKey:
@@ -248,6 +245,7 @@ def settled(mode: Mode, records: dict[str, VgpuRecord]) -> dict[str, VgpuRecord]
 
 
 def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:
+    """The shares with every guarantee multiplied by ``factor_ppm`` / 10⁶, and none of it zero."""
     return {i: replace(s, guarantee_ppm=max(1, s.guarantee_ppm * factor_ppm // PPM)) for i, s in shares.items()}
 
 

@@ -68,6 +68,7 @@ class Place:
 
 
 def no_standing(record: VgpuRecord) -> Standing:
+    """Of a vGPU that the scheduler does not know (yet, or any more)."""
     share = record.share
     return Standing(
         vgpu=record.key,
@@ -89,6 +90,7 @@ def no_standing(record: VgpuRecord) -> Standing:
 
 
 def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> VgpuReading:
+    """What the node tells of one vGPU: its record, its place in the schedule, and what its processes claim."""
     record, slots = vgpu.record, vgpu.slots
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
@@ -146,6 +148,7 @@ def _state(vgpu: Vgpu, standing: Standing) -> Literal["starting", "idle", "waiti
 
 
 def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_bytes: int) -> ProcessReading:
+    """What the node tells of one process. ``implicit_bytes``: by NVML, beyond what ``slot`` says."""
     return ProcessReading(
         vgpu_id=vgpu.record.vgpu_id,
         gpu_index=gpu_index,

@@ -9,7 +9,6 @@ import trio
 
 from cython_ext.pages import ActivityPage, GrantsPage
 from cython_ext.readings import GrantsFlag, PageMode, SlotReading, SlotState
-from gpuserver.core.leases import Mode
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
 from vgpu.choices import OnServerLoss
@@ -132,14 +131,12 @@ def bounded(total: int) -> int:
 
 
 def page_mode(record: VgpuRecord) -> PageMode:
+    """Its mode as the grants page says it; a vGPU with a partition is a spatial one."""
     return PageMode.TEMPORAL if record.partition is None else PageMode.SPATIAL
 
 
-def mode_of(record: VgpuRecord) -> Mode:
-    return Mode.TEMPORAL if record.partition is None else Mode.SPATIAL
-
-
 def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: int) -> GrantsPage:
+    """A grants page without leases. ``grace_ns``: how long a gate waits for a silent server."""
     return GrantsPage.create(
         vgpu_id=record.vgpu_id,
         gpu_uuid=facts.uuid,

@@ -27,6 +27,8 @@ CLOCK_SKEW_NS = 30_000_000_000  # no visitor waits this long; a larger differenc
 
 
 class SlotState(StrEnum):
+    """Of a slot that is not free: its process lives, or has died and the driver may still show it."""
+
     HELD = "held"
     DEAD = "dead"
 

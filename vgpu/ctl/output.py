@@ -73,6 +73,7 @@ def _padded(cell: Cell, width: int, right: bool) -> Cell:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    """The table on stdout: cut to a terminal's width, whole and without styles anywhere else."""
     if not sys.stdout.isatty():
         for line in laid_out(columns, rows, None):
             print(GAP.join(cell.text for cell in line).rstrip())

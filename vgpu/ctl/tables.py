@@ -67,6 +67,7 @@ _STYLES: Final = {
 
 
 def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
+    """A row of ``VGPUS``."""
     now = time.time() if now_unix_s is None else now_unix_s
     return (
         vgpu.vgpu_id,
@@ -86,6 +87,7 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
 
 
 def process_row(process: ProcessReading) -> Row:
+    """A row of ``PROCESSES``."""
     return (
         str(process.pid),
         process.vgpu_id,
@@ -102,6 +104,7 @@ def process_row(process: ProcessReading) -> Row:
 
 
 def gpu_row(gpu: GpuReading) -> Row:
+    """A row of ``GPUS``."""
     return (
         gpu_label(gpu.index, gpu.simulated),
         gpu.name,
