@@ -53,6 +53,7 @@ mutation: setup ## mutation testing of the decision cores (takes long)
 	$(BIN)/mutmut results
 
 wheel: setup ## a wheel under dist/
+	rm -rf build/lib*  # what was deleted since the last wheel must not come back
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean: ## remove what was built, keep .venv

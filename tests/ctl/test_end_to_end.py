@@ -237,7 +237,7 @@ def test_doctor_sees_the_node(node: Node) -> None:
     findings = json.loads(node.shell("vgpuctl doctor -o json").stdout)["findings"]
     [found] = [finding for finding in findings if finding["check"] == "node"]
     assert found["verdict"] == "ok"
-    assert "2 simulated GPU(s)" in found["found"]
+    assert "2 simulated GPUs" in found["found"]
 
 
 # --- the demonstration ----------------------------------------------------------------------------------------------
