@@ -37,6 +37,12 @@ except CannotStart as error:
     print(error.message, file=sys.stderr)
     sys.exit(error.exit_code)
 """
+HEARS = """
+import signal
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+"""
+"""Under nohup, or in the background of a script, a shell starts everything with these ignored."""
 BOTH = pytest.mark.parametrize("launcher", [SUPERVISE, REPLACE], ids=["run", "exec"])
 
 
@@ -47,7 +53,7 @@ def launch(launcher: str, *argv: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def session(launcher: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """A launcher in a session of its own, of which nothing is left after a test that failed."""
-    command, pipe = [sys.executable, "-c", launcher, *argv], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", HEARS + launcher, *argv], subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
             yield process
