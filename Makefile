@@ -39,7 +39,7 @@ lint: setup ## ruff, mypy --strict, import contracts, cython-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cython-lint cython_ext
+	PATH="$(abspath $(BIN)):$$PATH" cython-lint cython_ext  # it calls pycodestyle by name
 
 format: setup ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
