@@ -205,6 +205,16 @@ def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
         assert len(link.list()) == 3
 
 
+def test_after_an_orderly_stop_the_last_process_takes_the_broker_along(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="1G")
+    child = node.attach(vgpu.vgpu_id)
+    node.supervisor.terminate()
+    assert node.supervisor.wait(30) == 0
+    assert Path(f"/proc/{vgpu.broker_pid}").exists()
+    child.kill()
+    eventually(lambda: not Path(f"/proc/{vgpu.broker_pid}").exists(), "the end of the broker")
+
+
 def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     """Killed at any point of its turn, again and again: the other one always goes on."""
     vgpu, children = pair

@@ -81,7 +81,7 @@ class Broker:
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
-        self._deaths_due = trio.Event()
+        self._stopped = False
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -129,13 +129,19 @@ class Broker:
                     await self._gone(slot, Process(pid, started))
                 case Stop(removed=removed):
                     self._admissions.removed = removed
-                    if removed or not self._admissions.alive:
-                        self._nursery.cancel_scope.cancel()
+                    self._stopped = True
+                    self._leave_if_alone()
+
+    def _leave_if_alone(self) -> None:
+        """After an orderly stop there is no server to wait for: the last process takes the broker along."""
+        if self._stopped and (self._admissions.removed or not self._admissions.alive):
+            self._nursery.cancel_scope.cancel()
 
     async def _adopt(self, vgpu: Adopt, descriptors: list[int], link: MessageStream) -> None:
         """Take the vGPU's description, and its pages where a server hands them over."""
         if descriptors:
             self._map(vgpu, descriptors)
+        self._stopped = False
         first, self._vgpu = self._vgpu is None, vgpu
         if first:
             listener = listen(self._door, **_door_permissions(vgpu))
@@ -285,6 +291,7 @@ class Broker:
             assert self._pages is not None
             self._pages.relay.mark_dead(slot)
             await self._tell(_died(slot, process))
+            self._leave_if_alone()
 
 
 def _door_permissions(vgpu: Adopt) -> dict[str, int]:
