@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -74,19 +74,20 @@ class Brokers:
         self._describe = describe
         self._find = find
         self._books = books
+        self._stopping = False
 
     # --- processes
 
     async def keep(self, vgpu: Vgpu) -> None:
-        """See to it that the vGPU has a broker until it is removed; then ``left`` is set."""
+        """See to it that the vGPU has a broker until it is removed or the server stops; then ``left`` is set."""
         pause = 0.0
-        while not vgpu.removed.is_set():
+        while not vgpu.removed.is_set() and not self._stopping:
             started = trio.current_time()
             if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
                 self._start(vgpu)
             await self._until_gone(vgpu)
             vgpu.broker = NO_PROCESS
-            if not vgpu.removed.is_set():
+            if not vgpu.removed.is_set() and not self._stopping:
                 pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.05)
                 text = f"the broker of {vgpu.record.vgpu_id} ended, another starts"
                 self._books.happened("broker-restarted", vgpu, text)
@@ -222,6 +223,12 @@ class Brokers:
     async def changed(self, vgpu: Vgpu) -> None:
         """Its description is another: other mode, owner's group, partition."""
         await self.tell(vgpu, self._describe(vgpu))
+
+    async def stop(self, vgpus: Iterable[Vgpu]) -> None:
+        """The server ends: none is started any more, and each leaves that has no processes to stay for."""
+        self._stopping = True
+        for vgpu in vgpus:
+            await self.dismiss(vgpu, removed=False)
 
     async def dismiss(self, vgpu: Vgpu, *, removed: bool) -> None:
         """``removed``: the broker leaves at once. Else it leaves unless processes are attached, and stays for them."""

@@ -156,8 +156,7 @@ class GpuServer:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 with trio.move_on_after(_SHUTDOWN_S, shield=True):
-                    for vgpu in self.vgpus.values():
-                        await self.brokers.dismiss(vgpu, removed=False)
+                    await self.brokers.stop(tuple(self.vgpus.values()))
                     await self.remember()
                 log.info("stopped", gpu=self.facts.uuid)
                 self.nursery.cancel_scope.cancel()
