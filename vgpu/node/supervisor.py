@@ -314,10 +314,12 @@ class Node:
                 if watch.snapshots and trio.current_time() >= due:
                     yield Notice(id=watch.id, snapshot=_only(wanted, await self._look()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
+                event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
                     event = await receiving.receive()
-                    if not wanted or event.vgpu_id in wanted:
-                        yield Notice(id=watch.id, event=event)
+                # Outside of the scope, whose end would cancel whoever is sending what was yielded.
+                if event is not None and (not wanted or event.vgpu_id in wanted):
+                    yield Notice(id=watch.id, event=event)
         finally:
             self._watchers.discard(sending)
 
