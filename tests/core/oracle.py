@@ -108,8 +108,11 @@ def fairness(run: Run) -> list[str]:
 
 
 def waits(run: Run) -> list[str]:
-    """4: how long an uncapped vGPU waits for its GO. Its own last turn, which it pays for first, was at most a token and
-    a quarter, or an open-ended lease that was cut when somebody came: it ends where its queue may."""
+    """4: how long an uncapped vGPU waits for its GO.
+
+    Its own last turn, which it pays for first, was at most a token and a quarter, or an open-ended lease that was cut
+    when somebody came: that ends where its queue may.
+    """
     period_ns = longest_period(run)
     found = []
     weight = sum(s.guarantee_ppm for s in run.shares.values())

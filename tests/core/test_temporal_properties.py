@@ -12,10 +12,14 @@ from tests.core.model import MS, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 
 SMALL_ONES_WITH_CREDIT = Population(
-    shares=tuple(Share(r, PPM, priority=Priority.LOW) for r in (400_000, 150_000, 30_000, 30_000))
-    + (Share(30_000, PPM, priority=Priority.NORMAL),),
-    works=tuple(Work(jitter=0.0, refill_ns=0, start_ns=start * MS) for start in (0, 391, 391))
-    + tuple(Work(jitter=0.0, refill_ns=0, burst=1, pause_ns=MS, start_ns=start * MS) for start in (386, 0)),
+    shares=(
+        *(Share(r, PPM, priority=Priority.LOW) for r in (400_000, 150_000, 30_000, 30_000)),
+        Share(30_000, PPM, priority=Priority.NORMAL),
+    ),
+    works=(
+        *(Work(jitter=0.0, refill_ns=0, start_ns=start * MS) for start in (0, 391, 391)),
+        *(Work(jitter=0.0, refill_ns=0, burst=1, pause_ns=MS, start_ns=start * MS) for start in (386, 0)),
+    ),
     seed=0,
 )
 """Who is far ahead, in virtual time, of one with 3 % and idle credit owes nobody anything: it is not to be barred."""
