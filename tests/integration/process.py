@@ -114,7 +114,8 @@ class Child:
         self.epochs: list[int] = []
         self.replies: list[dict[str, Any]] = []
         self._attached = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         assert self._attached.wait(30), "the process did not attach"
 
     @property
@@ -134,6 +135,7 @@ class Child:
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()
+        self._listener.join()
         for pipe in (self.popen.stdin, self.popen.stdout):
             if pipe is not None:
                 pipe.close()
