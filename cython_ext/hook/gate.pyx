@@ -55,6 +55,9 @@ cdef enum:
     MARK_LAUNCHES = 64       # a marker at least that often ...
     MARK_PARTS = 4           # ... and after a quarter of the window of predicted work
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
+    ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
+    DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
+    QUEUED_NS = 20_000       # behind so much work a timed launch is timed alone, not with its host
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
@@ -303,7 +306,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint turn = gate.marked_stream != index
-    cdef bint unknown = known.estimate_ns < 0
+    cdef bint unknown = known.estimate_ns < 0, queued
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
         turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
         or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
@@ -324,8 +327,10 @@ cdef void tracked(
         stream.overlapping = OVERLAPS_AGAIN
     elif stream.overlapping:
         stream.overlapping -= 1
-    # the event at a sample's end, too, would keep the next launch from overlapping with this one
-    if should_sample(known) and (unknown or stream.overlapping == 0):
+    # The event at a sample's end, too, would keep the next launch from overlapping with this one. And where the queue
+    # is empty, the time until the host has launched would be counted as the kernel's.
+    queued = backlog_ns(&gate.backlog, now) >= QUEUED_NS
+    if should_sample(known) and (unknown or (queued and stream.overlapping == 0)):
         launch.sample = vgpu_sample_begin(gate, key, index, first or gate.backlog.discard)
     backlog_submit(&gate.backlog, now, known.estimate_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
@@ -347,7 +352,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
     cdef Plan plan
     cdef uint32_t change, open_epoch
     cdef int64_t now
-    cdef bint counted = 0
+    cdef bint counted = 0, empty
     cdef int error = CUDA_SUCCESS
     launch.kind = PASS_PLAIN
     launch.sample = -1
@@ -380,10 +385,11 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
             if load32(&gate.grants.open_epoch) == open_epoch:
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
             continue
-        if gate.backlog.busy and now >= gate.asked_ns + ASK_NS:
+        empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
+        if gate.backlog.busy and now >= gate.asked_ns + (ASK_EMPTY_NS if empty else ASK_NS):
             gate.asked_ns = now
             vgpu_collect(gate, now)
-            if not gate.untracked and now >= backlog_end_ns(&gate.backlog):
+            if not gate.untracked and backlog_ns(&gate.backlog, now) < DOUBTED_NS:
                 vgpu_drained(gate, now, 0)
         known = durations_find(&gate.durations, key) if counted else NULL
         if known == NULL:

@@ -101,14 +101,16 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     if load32(&slot.last_epoch) == epoch:
         if overrun > 0:
             store64(&slot.overrun_ns, slot.overrun_ns + <uint64_t>overrun)
-        # half of a kernel may hang over by the rule of the gate; what is beyond that was mispredicted
-        tolerated = OVERRUN_TARGET_NS + backlog_longest_ns(&gate.backlog) / 2
+        # Half of a kernel may hang over by the rule of the gate; what is beyond that was mispredicted. Nobody loses by
+        # it, it is paid for; a queue too short to hide the host costs more than a late hand-over now and then.
+        tolerated = max(<int64_t>OVERRUN_TARGET_NS, gate.grants.window_ns / 2) + backlog_longest_ns(&gate.backlog) / 2
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
     vgpu_log(b"refill ns, scale ppm", gate.backlog.refill_ns, <int64_t>(1e6 * gate.backlog.scale))
+    vgpu_log(b"window ns, busy ns", gate.window_ns, <int64_t>gate.backlog.busy_ns)
 
 
 cdef void end_lease(Gate* gate, int64_t now) noexcept nogil:

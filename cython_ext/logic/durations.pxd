@@ -1,9 +1,10 @@
 """Learned durations: how long a launch will take, by what is launched and how wide.
 
 An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full
-set gives up the entry that was launched longest ago. One key can hide durations a thousand times apart (the K of a
-GEMM), so an entry keeps its last eight samples and predicts the second largest of them: a decayed p87 that one
-outlier does not move.
+set gives up the entry that was launched longest ago. An entry keeps its last eight samples and predicts the mean of
+them without the largest, which an outlier (a host that was preempted between two events) cannot move. A mean, because
+predictions are summed: one key may stand for layers of different lengths, and a high quantile of each makes a queue
+look full that is not, and a gap look busy.
 
 The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph
 destroyed, and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample
@@ -123,7 +124,8 @@ cdef inline void durations_learn(
 ) noexcept nogil:
     """``key`` took ``sample_ns`` on the GPU. Dropped if the key is gone, or anything was forgotten since the launch."""
     cdef Duration* entry
-    cdef float largest = 0, second = 0, sample
+    cdef float largest = 0, sample
+    cdef double total = 0
     cdef uint32_t i, kept
     if generation != table.generation or sample_ns < 0 or sample_ns > <int64_t>DURATION_MAX_SECONDS * 1_000_000_000:
         return
@@ -137,12 +139,9 @@ cdef inline void durations_learn(
     kept = min(entry.learned, <uint32_t>DURATION_SAMPLES)
     for i in range(kept):
         sample = entry.samples_ns[i]
-        if sample > largest:
-            second = largest
-            largest = sample
-        elif sample > second:
-            second = sample
-    entry.estimate_ns = <int64_t>(largest if kept < 3 else second)
+        total += sample
+        largest = max(largest, sample)
+    entry.estimate_ns = <int64_t>(largest if kept < 3 else (total - largest) / (kept - 1))
 
 
 cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:

@@ -79,7 +79,7 @@ def test_no_marker_before_a_launch_that_overlaps_with_its_predecessor(
     pairs = [(a, b) for a, b in itertools.pairwise(seen) if b[0].lower() == "p"]
     assert len(pairs) == 1333
     assert [a for a, _ in pairs if a[0] == "R"] == []
-    assert sum(c[0] == "R" for c in seen) > 10  # before the others there are markers
+    assert any(c[0] == "R" for c in seen)  # before the others there are markers
 
 
 def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: Path, tmp_path: Path) -> None:
