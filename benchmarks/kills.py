@@ -6,7 +6,8 @@ A victim with N GiB resident on the host, and a forked child that outlives it, w
 in a 10 % one. It is killed mid-kernel, every other time while it also allocates and frees memory in a loop. Printed,
 in ms, median and worst:
 
-lease    from the kill to the sibling's next lease, which waits for the dead one's (the sibling's hook log says when)
+lease    from the kill to the sibling's next lease, which waits for the dead one's (the sibling's hook log says when);
+         not counted where the sibling held a lease when the other was killed: then none had to come back
 driver   from the kill until the driver shows the victim no more (NVML; on a simulated GPU: until the process is gone)
 memory   from then until the vGPU's memory is given back (the GPU Server's event)
 
@@ -94,12 +95,19 @@ class Returned(threading.Thread):
                     self.at[int(notice.event.fields["pid"])] = notice.event.at_unix_s
 
 
+def leases(log: Path) -> list[tuple[int, str]]:
+    """The moments at which the sibling's leases began and had drained, in order."""
+    said = (line.split() for line in log.read_text().splitlines())
+    return [(int(words[0]), words[1]) for words in said if words[1:3] in (["lease", "begins"], ["drained", "epoch,"])]
+
+
 def begins_after(log: Path, at_ns: int) -> int | None:
-    for line in log.read_text().splitlines():
-        words = line.split()
-        if words[1:3] == ["lease", "begins"] and int(words[0]) > at_ns:
-            return int(words[0])
-    return None
+    return next((at for at, what in leases(log) if what == "lease" and at > at_ns), None)
+
+
+def held_at(log: Path, at_ns: int) -> bool:
+    before = [what for at, what in leases(log) if at <= at_ns]
+    return bool(before) and before[-1] == "lease"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60, every_s: float = 0.001) -> None:
@@ -112,7 +120,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60, every_s: float 
 
 def one_kill(
     node: Node, returned: Returned, shown: Callable[[int], bool], log: Path, gib: int, churn: bool
-) -> tuple[float, float, float]:
+) -> tuple[float | None, float, float]:
     victim = subprocess.Popen(
         [*node.vgpuctl, "exec", "victim", "--", sys.executable, "-c", VICTIM, str(gib), str(int(churn))],
         env=node.environment,
@@ -136,7 +144,8 @@ def one_kill(
     subprocess.run(["pkill", "-KILL", "-f", "ballast = bytearray"], check=False)  # the forked child
     victim.stdout.close()
     victim.wait()
-    return (began_ns - killed_ns) / 1e6, (gone_s - killed_s) * 1e3, max(0.0, (returned.at[pid] - gone_s) * 1e3)
+    back_ms = None if held_at(log, killed_ns) else (began_ns - killed_ns) / 1e6
+    return back_ms, (gone_s - killed_s) * 1e3, max(0.0, (returned.at[pid] - gone_s) * 1e3)
 
 
 def main() -> None:
@@ -151,7 +160,7 @@ def main() -> None:
         log = node.directory / "sibling.log"
         node.run("create", "--sm", "90", "--mem", MEMORY, "--name", "victim")
         sibling = subprocess.Popen(
-            [*node.vgpuctl, "run", "--sm", "10", "--mem", MEMORY, "--name", "sibling", "--", *WORKLOAD],
+            [*node.vgpuctl, "run", "--sm", "10", "--burst", "--mem", MEMORY, "--name", "sibling", "--", *WORKLOAD],
             env={**node.environment, "VGPU_HOOK_LOG": str(log)},
             stdout=subprocess.DEVNULL,
         )
@@ -160,8 +169,10 @@ def main() -> None:
         print(f"{'GiB resident':>12}{'kills':>7}{names}")
         for gib in args.gib:
             rounds = [one_kill(node, returned, shown, log, gib, bool(i & 1)) for i in range(args.rounds)]
-            columns = list(zip(*rounds, strict=True))
-            cells = "".join(f"{statistics.median(c):13.2f}{max(c):9.2f}" for c in columns)
+            columns = [[v for v in column if v is not None] for column in zip(*rounds, strict=True)]
+            cells = "".join(
+                f"{statistics.median(c):13.2f}{max(c):9.2f}" if c else f"{'-':>13}{'-':>9}" for c in columns
+            )
             print(f"{gib:12}{len(rounds):7}{cells}", flush=True)
         print("sibling:", "goes on" if sibling.poll() is None else f"ended with {sibling.returncode}")
         sibling.terminate()
