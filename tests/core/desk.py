@@ -1,0 +1,97 @@
+"""A scheduler driven by hand: one event after the other, at the milliseconds that a test names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuserver.core.leases import (
+    Added,
+    Changed,
+    Command,
+    Drained,
+    Event,
+    Idle,
+    Lease,
+    Observed,
+    Publish,
+    Removed,
+    Share,
+    Tick,
+    Wants,
+    Went,
+    Withdraw,
+)
+from gpuserver.core.scheduler import Scheduler, Standing
+
+MS = 1_000_000
+
+
+class Desk:
+    """vGPUs 0, 1, … have ``shares``. Each call tells one event at ``at_ms``, checks the books, returns the commands."""
+
+    def __init__(self, scheduler: Scheduler, *shares: Share) -> None:
+        self.scheduler = scheduler
+        for key, share in enumerate(shares):
+            scheduler.handle(Added(key, share), 0)
+
+    def tell(self, event: Event, at_ms: float) -> list[Command]:
+        commands = self.scheduler.handle(event, round(at_ms * MS))
+        self.scheduler.check()
+        return commands
+
+    def wants(self, key: int, at_ms: float) -> list[Command]:
+        return self.tell(Wants(key), at_ms)
+
+    def idle(self, key: int, at_ms: float) -> list[Command]:
+        return self.tell(Idle(key), at_ms)
+
+    def went(self, key: int, epoch: int, at_ms: float) -> list[Command]:
+        return self.tell(Went(key, epoch, round(at_ms * MS)), at_ms)
+
+    def runs(self, key: int, at_ms: float) -> Lease:
+        """``key`` wants a token, is given one at once, and gets GO."""
+        (lease,) = leases(self.wants(key, at_ms))
+        assert lease.vgpu == key
+        self.went(key, lease.epoch, at_ms)
+        return lease
+
+    def drained(
+        self, key: int, epoch: int, at_ms: float, *, wants: bool = True, idle_ms: float = 0, **learned: int
+    ) -> list[Command]:
+        at_ns, idle_ns = round(at_ms * MS), round(idle_ms * MS)
+        return self.tell(Drained(key, epoch, at_ns, idle_ns, wants, **learned), at_ms)
+
+    def observed(self, key: int, epoch: int, at_ms: float, **what: Any) -> list[Command]:
+        return self.tell(Observed(key, epoch, **{"idle_ns": 0, **what}), at_ms)
+
+    def changed(self, key: int, share: Share, at_ms: float) -> list[Command]:
+        return self.tell(Changed(key, share), at_ms)
+
+    def removed(self, key: int, at_ms: float) -> list[Command]:
+        return self.tell(Removed(key), at_ms)
+
+    def tick(self, at_ms: float) -> list[Command]:
+        return self.tell(Tick(), at_ms)
+
+    @property
+    def due_ms(self) -> float | None:
+        due = self.scheduler.next_deadline_ns()
+        return None if due is None else due / MS
+
+    def standing(self, key: int, at_ms: float) -> Standing:
+        return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
+
+
+def leases(commands: list[Command]) -> list[Lease]:
+    """What is published, the last word on each lease only."""
+    said = {c.lease.epoch: c.lease for c in commands if isinstance(c, Publish)}
+    return list(said.values())
+
+
+def spans(commands: list[Command]) -> list[tuple[int, int, float, float | None]]:
+    """(vGPU, epoch, start, end) of ``leases``, in milliseconds."""
+    return [(x.vgpu, x.epoch, x.start_ns / MS, None if x.end_ns is None else x.end_ns / MS) for x in leases(commands)]
+
+
+def withdrawn(commands: list[Command]) -> list[tuple[int, int]]:
+    return [(c.vgpu, c.epoch) for c in commands if isinstance(c, Withdraw)]

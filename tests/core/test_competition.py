@@ -1,0 +1,336 @@
+"""What both modes share, told by hand: who competes, what the books say at each moment, which reports are believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuserver.core.account import Account, Hold
+from gpuserver.core.competition import Competition, InvariantError, Standing
+from gpuserver.core.leases import Added, Book, Drained, Lease, Mode, Priority, Share, Wants, Went
+from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core.desk import MS, Desk, leases, spans, withdrawn
+
+HALF = Share(PPM // 2)
+CAPPED = Share(PPM // 2, PPM // 2)
+BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])
+
+
+def test_a_mode_has_its_scheduler() -> None:
+    temporal, spatial = (make_scheduler(mode, first_epoch=70) for mode in (Mode.TEMPORAL, Mode.SPATIAL))
+    assert isinstance(temporal, TemporalScheduler)
+    assert isinstance(spatial, SpatialScheduler)
+    for scheduler in (temporal, spatial):
+        assert scheduler.next_epoch == 70
+        assert Desk(scheduler, HALF).runs(0, 1).epoch == 70
+        assert scheduler.next_epoch == 71
+
+
+@BOTH
+def test_books_show_a_running_lease_up_to_the_last_event(kind: type[Competition]) -> None:
+    desk = Desk(kind(), CAPPED)
+    assert desk.runs(0, 0).end_ns == 40 * MS  # its bucket: twice P·l
+    desk.observed(0, 1, 10, idle_ns=2 * MS)
+    assert desk.scheduler.books() == {
+        0: Book(lag_ns=0, bucket_ns=37 * MS, held_ns=10 * MS, busy_ns=8 * MS, overuse_ns=0, tokens=0)
+    }
+    desk.observed(0, 1, 12, idle_ns=1 * MS)  # a gap that was seen stays seen
+    (lease,) = leases(desk.drained(0, 1, 44, idle_ms=4))
+    desk.went(0, lease.epoch, 50)
+    desk.tick(53)
+    (book,) = desk.scheduler.books().values()
+    assert replace(book, lag_ns=0) == Book(
+        lag_ns=0,
+        bucket_ns=(40 * 2 + 53 - 2 * 43) * MS // 2,
+        held_ns=47 * MS,
+        busy_ns=43 * MS,
+        overuse_ns=4 * MS,
+        tokens=1,
+    )
+    assert all(isinstance(number, int) for number in (book.bucket_ns, book.lag_ns))
+
+
+@BOTH
+def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]) -> None:
+    desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH))
+    desk.runs(0, 5)
+    desk.observed(0, 1, 6, idle_ns=MS)
+    expected = Standing(
+        vgpu=0,
+        guarantee_ppm=PPM // 2,
+        limit_ppm=PPM // 2,
+        priority=Priority.NORMAL,
+        wants=True,
+        holds=True,
+        throttled=False,
+        barred=False,
+        waiting_since_ns=5 * MS,
+        lag_ns=0,
+        bucket_ns=(40 + 5 - 9) * MS,
+        held_ns=10 * MS,
+        busy_ns=9 * MS,
+        overuse_ns=0,
+        tokens=0,
+    )
+    assert desk.scheduler.snapshot(15 * MS)[0] == expected
+    assert desk.scheduler.snapshot(15 * MS)[0] == expected
+    other = desk.standing(1, 15)
+    assert (other.wants, other.holds, other.waiting_since_ns, other.priority) == (False, False, None, Priority.HIGH)
+    desk.drained(0, 1, 60, wants=True)
+    throttled = desk.standing(0, 70)
+    assert (throttled.throttled, throttled.holds, throttled.waiting_since_ns) == (True, False, 60 * MS)
+    assert (throttled.held_ns, throttled.busy_ns, throttled.overuse_ns, throttled.tokens) == (
+        55 * MS, 54 * MS, 15 * MS, 1,
+    )  # fmt: skip
+    assert throttled.bucket_ns == (2 * 40 + 65 - 2 * 54) * MS // 2  # full when it woke, at 5 ms
+
+
+def owed(lag_ms: int) -> Book:
+    return Book(lag_ns=lag_ms * MS, bucket_ns=10**9, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+
+
+@pytest.mark.parametrize(("lag_ms", "asleep", "awake"), [(60, 20, 60), (-60, -60, -60), (7, 7, 20)])
+def test_what_a_journal_says_is_owed_is_credited_once(lag_ms: int, asleep: int, awake: int) -> None:
+    """Asleep, a vGPU is owed no more than the idle credit; what the journal says counts in full at its first waking."""
+    desk = Desk(TemporalScheduler(), HALF)
+    desk.tell(Added(1, HALF, owed(lag_ms)), 0)
+    assert desk.scheduler.books()[1].lag_ns == asleep * MS
+    desk.runs(0, 0)
+    desk.tick(25)
+    desk.wants(1, 25)  # V is vGPU 0's, 25 ms further
+    waiting = desk.scheduler.books()
+    apart = waiting[1].lag_ns - waiting[0].lag_ns
+    assert apart == pytest.approx(max(awake, lag_ms + 25 if lag_ms < 0 else awake) * MS, abs=2)
+
+
+def test_a_restored_bucket_is_never_fuller_than_a_new_one() -> None:
+    desk = Desk(TemporalScheduler())
+    for key, bucket_ms in enumerate((10, 900, -30)):
+        desk.tell(Added(key, CAPPED, replace(owed(0), bucket_ns=bucket_ms * MS, held_ns=5, busy_ns=4, tokens=3)), 0)
+    assert [b.bucket_ns for b in desk.scheduler.books().values()] == [10 * MS, 40 * MS, -30 * MS]
+    assert desk.scheduler.books()[0].held_ns == 5
+    assert desk.wants(2, 0) == []
+    assert desk.due_ms == 100  # −30 ms and a line of 20 ms, refilled by half
+
+
+def test_a_bucket_saves_up_for_a_wait_and_less_asleep() -> None:
+    desk = Desk(SpatialScheduler(), CAPPED, Share(PPM, sm_mpercent=100_000))
+    desk.tick(900)
+    assert desk.scheduler.books()[0].bucket_ns == 40 * MS
+    desk.runs(1, 900)
+    desk.wants(0, 901)
+    desk.tick(2000)
+    assert desk.scheduler.books()[0].bucket_ns == 100 * MS  # 200 ms of its limit
+    desk.tell(Added(2, Share(10_000, 10_000)), 2000)
+    assert desk.scheduler.books()[2].bucket_ns == 10 * MS  # never less than two shortest tokens
+
+
+@pytest.mark.parametrize("awake", [True, False])
+def test_a_change_of_share_keeps_what_is_owed(awake: bool) -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    if awake:
+        assert spans(desk.wants(1, 10))[-1] == (1, 2, 22.2, 42.2)
+    before = desk.standing(1, 12).lag_ns
+    commands = desk.changed(1, Share(PPM // 4), 12)
+    clock = desk.standing(0, 12).lag_ns
+    assert desk.standing(1, 12).lag_ns - (0 if awake else before) == pytest.approx(-clock if awake else 0, abs=2)
+    if awake:  # a third of the period, from the next token on
+        assert leases(commands)[-1].epoch == 2
+        assert leases(commands)[-1].end_ns == pytest.approx(22.2 * MS + 40 * MS / 3, abs=2)
+
+
+def test_a_holder_pays_for_the_past_under_its_old_share() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 10)
+    desk.drained(0, 1, 22.2)
+    desk.went(1, 2, 22.2)
+    before = desk.standing(1, 32).lag_ns
+    desk.tick(32)
+    desk.changed(1, Share(PPM // 10), 32)
+    # Lag to the others is kept; over the new weights it is 5/6 of the distance instead of a half.
+    assert desk.standing(1, 32).lag_ns == pytest.approx(2 * before * 5 // 6, rel=1e-6)
+    assert desk.standing(1, 42).held_ns == 20 * MS - round(0.2 * MS)
+
+
+def test_without_its_limit_a_throttled_vgpu_comes_back_at_once() -> None:
+    desk = Desk(TemporalScheduler(), CAPPED)
+    desk.runs(0, 0)
+    desk.drained(0, 1, 60)
+    assert desk.standing(0, 60).throttled
+    assert desk.due_ms == 80
+    assert desk.changed(0, Share(450_000, 450_000), 61) == []
+    assert desk.standing(0, 61).throttled
+    assert [x.end_ns for x in leases(desk.changed(0, HALF, 62))] == [None]
+    assert not desk.standing(0, 62).throttled
+
+
+def test_throttling_forgives_and_takes_nothing() -> None:
+    desk = Desk(TemporalScheduler(), CAPPED, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 30)
+    desk.drained(0, 1, 80)
+    before = desk.standing(0, 80)
+    assert before.throttled
+    desk.went(1, 2, 80)
+    assert desk.standing(0, 85).lag_ns == before.lag_ns
+    desk.idle(0, 85)
+    after = desk.standing(0, 85)
+    assert (after.throttled, after.waiting_since_ns) == (False, None)
+    assert after.lag_ns == pytest.approx(before.lag_ns, abs=2)
+    desk.tick(90)
+    assert desk.standing(0, 90).lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)  # the others go on
+
+
+@BOTH
+def test_whoever_is_removed_leaves_nothing_behind(kind: type[Competition]) -> None:
+    wide = Share(PPM // 3, sm_mpercent=60_000)
+    desk = Desk(kind(), wide, wide, wide)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.wants(2, 1)
+    commands = desk.removed(0, 4)
+    assert {x.vgpu for x in leases(commands)} <= {1, 2}
+    assert list(desk.scheduler.books()) == [1, 2]
+    going = [x for x in leases(commands) if x.start_ns <= 4 * MS]
+    assert [x.vgpu for x in going] == [1] or kind is TemporalScheduler
+    desk.removed(1, 5)
+    desk.removed(2, 6)
+    assert desk.scheduler.books() == {}
+    assert desk.due_ms is None
+    with pytest.raises(KeyError, match="vGPU 0"):
+        desk.wants(0, 7)
+    desk.tell(Added(0, wide), 8)
+    assert [x.end_ns for x in leases(desk.wants(0, 8))] == [None]
+
+
+def test_a_successor_pays_for_itself_once_a_stuck_holder_is_removed() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 10)
+    desk.went(1, 2, 122.2)  # GO after the bounded wait
+    assert desk.standing(0, 125).barred
+    assert desk.standing(1, 125).held_ns == 0
+    desk.removed(0, 130)
+    assert desk.standing(1, 135).held_ns == 5 * MS
+
+
+@BOTH
+def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[Competition]) -> None:
+    desk = Desk(kind(), HALF, HALF)
+    desk.runs(0, 0)
+    commands = desk.wants(1, 1)
+    assert desk.wants(1, 2) == []
+    assert desk.standing(1, 2).waiting_since_ns == 1 * MS
+    published = [x.epoch for x in leases(commands) if x.vgpu == 1]
+    commands = desk.idle(1, 3)
+    assert withdrawn(commands) == [(1, e) for e in published]
+    standing = desk.standing(1, 3)
+    assert (standing.wants, standing.holds, standing.waiting_since_ns) == (False, False, None)
+    assert desk.idle(1, 4) == []
+    assert desk.standing(0, 4).lag_ns == 0  # alone again
+
+
+@BOTH
+def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) -> None:
+    desk = Desk(kind(), *[replace(HALF, sm_mpercent=70_000)] * 3)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.tick(15)
+    assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
+    desk.went(1, 2, 16.05)
+    assert desk.standing(1, 17).holds
+    desk.wants(2, 17)
+    desk.drained(0, 1, 18, wants=False)
+    desk.drained(1, 2, 18.05, wants=False)
+    standing = desk.standing(1, 20)
+    assert (standing.held_ns, standing.tokens, standing.holds) == (2 * MS, 1, False)
+    desk.went(1, 2, 21)  # over
+    assert not desk.standing(1, 21).holds
+
+
+@BOTH
+def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition]) -> None:
+    desk = Desk(kind(), HALF, HALF)
+    desk.runs(0, 0)
+    before = desk.scheduler.books()
+    desk.tell(Went(0, 1, 0), 0)  # twice
+    desk.tell(Went(0, 9, 0), 0)  # never published
+    desk.tell(Went(1, 0, 0), 0)  # from before this scheduler
+    desk.tell(Drained(0, 7, 0, 0, wants=False), 0)
+    desk.tell(Drained(1, 1, 0, 0, wants=False), 0)
+    desk.observed(1, 1, 0, idle_ns=5)
+    assert desk.scheduler.books() == before
+    assert [desk.standing(k, 0).holds for k in (0, 1)] == [True, False]
+    assert desk.standing(0, 0).wants
+    desk.drained(0, 1, 5)
+    assert desk.standing(0, 5).tokens == 1
+    desk.went(0, 1, 6)  # over
+    assert desk.standing(0, 6).held_ns == 5 * MS
+
+
+@BOTH
+def test_time_never_runs_backwards(kind: type[Competition]) -> None:
+    desk = Desk(kind(), CAPPED)
+    desk.runs(0, 100)
+    desk.tick(110)
+    books = desk.scheduler.books()
+    desk.scheduler.handle(Wants(0), 50 * MS)
+    assert desk.scheduler.books() == books
+    desk.tell(Drained(0, 1, 999 * MS, 0, wants=True), 120)  # a drain from the future happened now
+    assert desk.standing(0, 120).held_ns == 20 * MS
+
+
+def waiting_account() -> Account:
+    return Account(0, 0, CAPPED, wants=True, competing=True)
+
+
+def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) -> Hold:
+    return Hold(Lease(vgpu, epoch, start, end), 100_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kept_lag_ns": 0}, "competes though"),
+        ({"barred": True}, "competes though"),
+        ({"competing": False}, "nobody counts it"),
+        ({"kept_lag_ns": 0, "competing": False, "share": HALF}, "without a limit"),
+        ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
+        ({"holds": {2: hold(1)}}, "in the wrong account"),
+        ({"holds": {1: hold(1, vgpu=4)}}, "in the wrong account"),
+        ({"holds": {5: hold(5)}}, "in the wrong account"),
+        ({"holds": {1: hold(1, start=11)}}, "ends before it starts"),
+    ],
+)
+@BOTH
+def test_contradictions_in_the_books_are_found(
+    kind: type[Competition], changes: dict[str, object], complaint: str
+) -> None:
+    scheduler = kind(first_epoch=5)
+    account = waiting_account()
+    for name, value in changes.items():
+        setattr(account, name, value)
+    scheduler._accounts[0] = account
+    with pytest.raises(InvariantError, match=f"(vGPU 0|lease .*) .*{complaint}|{complaint}"):
+        Competition.check(scheduler)
+
+
+@BOTH
+def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> None:
+    scheduler = kind(first_epoch=5)
+    states: list[dict[str, object]] = [
+        {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
+        {"wants": False, "competing": False}, {"holds": {4: hold(4, end=0)}}, {"holds": {4: hold(4, end=None)}},
+    ]  # fmt: skip
+    for changes in states:
+        account = waiting_account()
+        for name, value in changes.items():
+            setattr(account, name, value)
+        scheduler._accounts[0] = account
+        Competition.check(scheduler)
