@@ -1,0 +1,272 @@
+"""What the spatial scheduler says in named situations: rounds of 10 ms, planned 5 ms ahead.
+
+Times are milliseconds. A lease reads (vGPU, epoch, start, end); where two vGPUs of 60 % compete, the first boundary is
+at 20 ms: what is left of the first round is shorter than a window.
+"""
+
+from __future__ import annotations
+
+from gpuserver.core.leases import Added, Lease, Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.spatial import SpatialScheduler
+from tests.core.desk import MS, Desk, leases, spans, withdrawn
+
+
+def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
+    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
+
+
+def desk(*shares: Share) -> Desk:
+    return Desk(SpatialScheduler(), *shares)
+
+
+def two_of_sixty() -> Desk:
+    """vGPU 0 holds, vGPU 1 waits for its first round."""
+    pair = desk(share(0.45, 60), share(0.45, 60))
+    pair.runs(0, 0)
+    assert spans(pair.wants(1, 3)) == [(0, 1, 0, 20)]
+    return pair
+
+
+def test_where_all_fit_leases_are_plain() -> None:
+    alone = desk(share(0.45, 60))
+    assert leases(alone.wants(0, 3)) == [
+        Lease(0, 1, 3 * MS, None, go_by_ns=3 * MS, early=True, window_ns=DEFAULT_POLICY.window_ns)
+    ]
+    assert alone.due_ms is None
+
+
+def test_two_that_do_not_fit_take_turns() -> None:
+    pair = two_of_sixty()
+    assert pair.due_ms == 15
+    assert leases(pair.tick(15)) == [
+        Lease(1, 2, 20 * MS, 30 * MS, after=((0, 1),), go_by_ns=30 * MS, early=False, window_ns=12 * MS)
+    ]
+    assert pair.due_ms == 20
+    assert pair.tick(20) == []
+    assert pair.due_ms == 25
+    pair.drained(0, 1, 20.2)
+    pair.went(1, 2, 20.25)
+    # vGPU 0 has had 20.2 ms: vGPU 1 goes on, with no hand-over, until it has had more; then it is vGPU 0's turn.
+    assert spans(pair.tick(25)) == [(1, 2, 20.25, 40)]
+    assert pair.tick(30) == []
+    assert pair.due_ms == 35
+    assert spans(pair.tick(35)) == [(1, 2, 20.25, 50)]
+    pair.tick(40)
+    assert spans(pair.tick(45)) == [(0, 3, 50, 60)]
+
+
+def test_a_round_that_is_nearly_over_is_not_begun_with() -> None:
+    for at, boundary in ((0, 20), (7.7, 20), (7.9, 20), (9.99, 20), (10, 30)):
+        pair = desk(share(0.45, 60), share(0.45, 60))
+        pair.runs(0, at)
+        assert spans(pair.wants(1, at)) == [(0, 1, at, boundary)]
+
+
+def test_whoever_may_run_again_alone_gets_its_end_taken_away() -> None:
+    pair = two_of_sixty()
+    pair.tick(15)
+    commands = pair.idle(1, 16)
+    assert withdrawn(commands) == [(1, 2)]
+    assert spans(commands) == [(0, 1, 0, None)]
+    assert pair.due_ms is None
+
+
+def test_an_early_return_lets_the_other_start_at_once() -> None:
+    pair = two_of_sixty()
+    assert leases(pair.drained(0, 1, 8, wants=False)) == [
+        Lease(1, 2, 8 * MS, None, go_by_ns=8 * MS, early=True, window_ns=12 * MS)
+    ]
+    pair = two_of_sixty()
+    pair.tick(15)
+    # Published for the boundary already: brought forward, and it waits for nobody any more.
+    assert leases(pair.drained(0, 1, 17, wants=False)) == [
+        Lease(1, 2, 17 * MS, None, go_by_ns=17 * MS, early=True, window_ns=12 * MS)
+    ]
+
+
+def test_free_sms_are_filled_until_the_boundary() -> None:
+    three = desk(share(0.4, 60), share(0.4, 60), share(0.3, 40), share(0.3, 40))
+    three.runs(0, 0)
+    three.wants(1, 0)
+    assert leases(three.wants(2, 4)) == [Lease(2, 2, 4 * MS, 20 * MS, go_by_ns=4 * MS, early=True, window_ns=12 * MS)]
+    assert three.wants(3, 5) == []  # no SMs are left
+    three.drained(2, 2, 6, wants=False)
+    assert three.standing(3, 6).holds  # an early return is filled at once
+
+
+def test_less_than_two_milliseconds_of_a_round_are_not_filled() -> None:
+    for at, start in ((18, 18), (18.001, 20)):
+        three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
+        three.runs(0, 0)
+        three.wants(1, 1)
+        assert [s[2:] for s in spans(three.wants(2, at)) if s[0] == 2] == [(start, 30)]
+
+
+def test_a_kernel_that_does_not_fit_the_rest_of_a_round_does_not_fill_it() -> None:
+    for at, fits in ((14, True), (14.001, False)):
+        three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
+        three.runs(2, 0)
+        three.drained(2, 1, 1, wants=False, longest_kernel_ns=6 * MS)
+        three.runs(0, 1)
+        three.wants(1, 2)
+        assert bool(leases(three.wants(2, at))) is fits
+
+
+def test_whoever_drains_late_keeps_its_sms_and_gets_no_round() -> None:
+    for drains_ms, late in ((20.5, False), (20.501, True)):
+        pair = two_of_sixty()
+        pair.observed(0, 1, 14, drains_by_ns=round(drains_ms * MS))
+        assert bool(leases(pair.tick(15))) is not late
+
+
+def test_beside_one_that_drains_late_the_rest_of_the_card_is_packed() -> None:
+    three = desk(share(0.3, 60), share(0.3, 40), share(0.3, 40))
+    three.runs(0, 0)
+    three.runs(1, 1)
+    assert sorted(spans(three.wants(2, 1))) == [(0, 1, 0, 20), (1, 2, 1, 20)]
+    three.observed(0, 1, 14, longest_kernel_ns=30 * MS, drains_by_ns=40 * MS)
+    assert spans(three.tick(15)) == [(2, 3, 20, 30)]  # 40 of the 40 % that are left: who has had less
+    assert leases(three.tick(16)) == []
+
+
+def test_one_that_never_drains_is_passed_by() -> None:
+    pair = two_of_sixty()
+    pair.tick(15)
+    pair.tick(20)
+    assert withdrawn(pair.tick(25)) == [(1, 2)]  # vGPU 0 is late for the next round too
+    assert pair.due_ms == 30
+    assert not pair.standing(0, 30).barred
+    # It was waited for as long as a round; then it holds no SMs against others any more.
+    assert spans(pair.tick(30)) == [(1, 3, 30, None)]
+    assert pair.standing(0, 30).barred
+    pair.went(1, 3, 30)
+    pair.drained(0, 1, 75)
+    standing = pair.standing(0, 75)
+    assert (standing.overuse_ns, standing.held_ns) == (55 * MS, 75 * MS)
+
+
+def test_known_long_kernels_are_waited_for_twice_their_length_and_no_longer_than_the_grace() -> None:
+    for kernel_ms, patience in ((4, 10), (30, 60), (90, 100)):
+        pair = two_of_sixty()
+        pair.observed(0, 1, 4, longest_kernel_ns=kernel_ms * MS)
+        assert leases(pair.tick(15))[0].go_by_ns == (20 + patience) * MS
+
+
+def test_a_go_in_spite_of_a_holder_bars_the_holder() -> None:
+    pair = two_of_sixty()
+    pair.tick(15)
+    pair.tick(20)
+    pair.went(1, 2, 30)
+    assert pair.standing(0, 30).barred
+    assert pair.standing(1, 35).held_ns == 0  # the overlap is vGPU 0's
+    pair.drained(0, 1, 36)
+    assert pair.standing(1, 37).held_ns == 1 * MS
+    assert pair.standing(0, 37).held_ns == 36 * MS
+
+
+def test_one_that_begins_late_still_ends_at_the_boundary() -> None:
+    pair = two_of_sixty()
+    pair.tick(15)
+    pair.drained(0, 1, 24)
+    assert spans(pair.went(1, 2, 24.1))[0] == (1, 2, 24.1, 30)
+    pair = two_of_sixty()
+    pair.tick(15)
+    pair.drained(0, 1, 20.4)
+    assert pair.went(1, 2, 20.5) == []  # half a millisecond does not matter
+
+
+def crowd(priority: Priority, sm_percent: int) -> Desk:
+    """vGPU 0 (60 %) and vGPU 1 (40 %, low) hold the card; vGPU 2 is of another class."""
+    three = desk(share(0.3, 60), share(0.3, 40, priority=Priority.LOW), share(0.2, sm_percent, priority=priority))
+    three.runs(0, 0)
+    three.runs(1, 1)
+    return three
+
+
+def test_a_high_one_takes_back_what_it_needs_from_the_lowest_class_first() -> None:
+    three = crowd(Priority.HIGH, 40)
+    commands = three.wants(2, 2)
+    assert [x.window_ns for x in leases(commands)] == [250_000, 250_000, 12 * MS]
+    assert spans(commands) == [(0, 1, 0, 20), (1, 2, 1, 2.45), (2, 3, 2.45, 20)]
+    granted = leases(commands)[-1]
+    assert (granted.after, granted.go_by_ns, granted.early) == (((1, 2),), round(12.45 * MS), True)
+    three = crowd(Priority.HIGH, 50)
+    commands = three.wants(2, 2)
+    assert spans(commands) == [(0, 1, 0, 2.45), (1, 2, 1, 2.45), (2, 3, 2.45, 20)]
+    assert leases(commands)[-1].after == ((1, 2), (0, 1))
+
+
+def test_a_normal_one_takes_nothing_back() -> None:
+    three = crowd(Priority.NORMAL, 40)
+    assert spans(three.wants(2, 2)) == [(0, 1, 0, 20), (1, 2, 1, 20)]
+
+
+def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
+    for at, revoked in ((19.25, True), (19.5, False)):
+        three = crowd(Priority.HIGH, 40)
+        three.tell(Added(3, share(0.2, 40)), 2)
+        three.wants(3, 2)
+        said = [s for s in spans(three.wants(2, at)) if s[0] == 2]
+        assert said == ([(2, 3, at + 0.45, 30)] if revoked else [])
+
+
+def test_a_high_one_that_is_ahead_of_its_guarantee_waits_like_anybody() -> None:
+    three = crowd(Priority.HIGH, 40)
+    three.wants(2, 2)
+    three.drained(1, 2, 2.4)
+    three.went(2, 3, 2.45)
+    three.drained(2, 3, 20)  # 17.5 ms at a guarantee of a fifth
+    commands = three.tick(22)
+    assert not [x for x in leases(commands) if x.vgpu == 2 and x.start_ns == 22 * MS]
+
+
+def test_a_limit_ends_a_lease_although_all_fit() -> None:
+    alone = desk(share(0.5, 30, 0.5))
+    assert alone.runs(0, 0).end_ns == 40 * MS
+    assert alone.due_ms == 38
+    assert alone.tick(37) == []
+    assert spans(alone.tick(38)) == [(0, 1, 0, 60)]  # at 40 ms, 20 ms are left
+    assert alone.due_ms == 58
+    assert alone.tick(58) == []  # at 60 ms, 10: below the line
+    assert alone.drained(0, 1, 60) == []
+    assert alone.due_ms == 80
+    assert spans(alone.tick(80)) == [(0, 2, 80, 100)]
+
+
+def test_a_limit_ends_a_lease_before_the_boundary() -> None:
+    three = desk(share(0.1, 40, 0.05), share(0.5, 60), share(0.5, 60))
+    three.runs(1, 0)
+    three.wants(2, 0)
+    assert spans(three.wants(0, 1)) == [(0, 2, 1, 11)]  # a bucket of twice 5 ms
+    three.went(0, 2, 1)
+    three.drained(0, 2, 11)
+    assert three.standing(0, 11).throttled
+    assert spans(three.tick(15)) == [(2, 3, 20, 30)]
+
+
+def test_a_new_limit_gives_an_open_ended_lease_an_end() -> None:
+    alone = desk(share(0.5, 30))
+    alone.runs(0, 0)
+    assert spans(alone.changed(0, share(0.5, 30, 0.5), 10)) == [(0, 1, 0, 90)]  # its bucket of 80 ms
+    assert spans(alone.changed(0, share(0.5, 30), 12)) == [(0, 1, 0, None)]
+
+
+def test_a_wider_share_counts_from_the_next_lease() -> None:
+    pair = desk(share(0.3, 30), share(0.3, 60))
+    pair.runs(0, 0)
+    pair.runs(1, 0)
+    commands = pair.changed(0, share(0.3, 50), 1)
+    assert spans(commands) == [(0, 1, 0, 20), (1, 2, 0, 20)]  # 110 % do not fit any more: rounds begin
+
+
+def test_the_clock_waits_for_nobody_who_is_hard_to_place() -> None:
+    """All behind: V stays within 400 ms of the mean; all ahead: it is the least of them."""
+    pair = desk(share(0.2, 60), share(0.2, 60))
+    pair.runs(0, 0)
+    pair.tick(100)
+    pair.wants(1, 100)  # wakes owed the idle credit, not 100 ms
+    assert pair.standing(1, 100).lag_ns == 20 * MS
+    pair.tick(115)
+    pair.drained(0, 1, 120)
+    assert pair.standing(1, 120).lag_ns > pair.standing(0, 120).lag_ns
