@@ -1,5 +1,5 @@
-"""Hypothesis profiles: dev while typing, ci for every push, nightly for depth, mutation for ``make mutation`` (always the
-same examples, and none made smaller: a mutant is killed by any). HYPOTHESIS_PROFILE chooses."""
+"""Hypothesis profiles: dev while typing, ci for every push, nightly for depth, mutation for ``make mutation`` (the same
+examples each time, and none made smaller: any of them kills a mutant). HYPOTHESIS_PROFILE chooses."""
 
 from __future__ import annotations
 

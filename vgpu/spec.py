@@ -209,7 +209,7 @@ _OPTION: Final = {
 def explain(error: ValidationError) -> str:
     """Every complaint of pydantic on one line, each under the option or field a person knows."""
     complaints = []
-    for problem in error.errors(include_url=False, include_context=False):
+    for problem in error.errors():
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
         reason = problem["msg"].removeprefix("Value error, ")
         complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)

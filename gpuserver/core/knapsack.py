@@ -18,8 +18,8 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
     (Horowitz, Sahni 1974; the bound is Dantzig's). SM shares come in few sizes, so few pairs survive: 64 vGPUs take
     well under a millisecond.
     """
-    items = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and 0 < w <= capacity]
-    items.sort(key=lambda i: (-values[i] / weights[i], i))
+    worthy = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
+    items = sorted((i for i in worthy if weights[i] > 0), key=lambda i: (-values[i] / weights[i], i))
     states: list[State] = [(0, 0, ())]
     best = _greedy(items, weights, values, capacity)
     for position, item in enumerate(items):
@@ -32,8 +32,8 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
         if following is not None:
             density_value, density_weight = values[following], weights[following]
             states = [s for s in states if (best - s[1]) * density_weight <= (capacity - s[0]) * density_value]
-    weightless = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w == 0]
-    return sorted([*weightless, *max(states, key=lambda s: (s[1], -s[0]))[2]])
+    heaviest = states[-1]  # and so the most valuable
+    return sorted([i for i in worthy if weights[i] == 0] + [*heaviest[2]])
 
 
 def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> int:

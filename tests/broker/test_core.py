@@ -45,10 +45,22 @@ def attach(**changes: Any) -> Attach:
         (peer(uid=1001, groups=frozenset({5})), -1, False),
         (peer(uid=1001, groups=frozenset({5, 6})), 6, True),
         (peer(uid=1001, groups=frozenset({5})), 6, False),
+        (peer(uid=1001, groups=frozenset({0})), 0, True),
     ],
 )
 def test_owner_root_and_the_shared_group(who: Peer, share_gid: int, welcome: bool) -> None:
     assert may_attach(who, VGPU.model_copy(update={"share_gid": share_gid})) is welcome
+
+
+SAID = {
+    "version": "the hook speaks version {version}, vgpu-00000001 speaks 1; "
+    "install the hook of the node's release: vgpuctl hook install",
+    "not-yours": "vgpu-00000001 belongs to uid 1000, this process runs as uid 5; "
+    "create one of your own: vgpuctl create",
+    "mode": "this process has a time namespace of its own, so leases cannot be compared with its clock; "
+    "start the container without one",
+    "unavailable": "process 7 ended while it attached",
+}
 
 
 @pytest.mark.parametrize(
@@ -68,11 +80,19 @@ def test_refusals(request_: Attach, who: Peer, code: str) -> None:
     refused = admissions.knock(request_, who, VGPU, NOW)
     assert isinstance(refused, Refused)
     assert refused.code == code
+    assert refused.error == SAID[code].format(version=request_.version)
     assert len(admissions) == 0
+
+
+@pytest.mark.parametrize("skew_ns", [30 * 10**9, -30 * 10**9, -NOW])
+def test_a_visitor_may_have_waited(skew_ns: int) -> None:
+    """For as long as 30 s; a hook that does not tell its time (0) is not asked."""
+    assert Admissions().knock(attach(now_ns=NOW + skew_ns), peer(), VGPU, NOW) == Admission(0, known=False)
 
 
 def test_nobody_comes_into_a_vgpu_that_is_removed() -> None:
     admissions = Admissions()
+    assert admissions.removed is False
     admissions.removed = True
     refused = admissions.knock(attach(), peer(), VGPU, NOW)
     assert isinstance(refused, Refused)
@@ -98,11 +118,18 @@ def test_a_slot_belongs_to_who_holds_it() -> None:
 def test_the_living_cannot_be_buried() -> None:
     admissions = Admissions()
     admissions.knock(attach(), peer(1), VGPU, NOW)
-    with pytest.raises(IllegalMove):
+    with pytest.raises(IllegalMove, match="slot 0: process 1 was called gone before"):
         admissions.gone(0, Process(1, 100))
-    with pytest.raises(IllegalMove):
+    with pytest.raises(IllegalMove, match="slot 0 is held already"):
         admissions.adopt(0, Process(2, 200), dead=False)
     assert admissions.process_in(0) == Process(1, 100)
+    assert admissions.process_in(1) is None
+
+
+def test_a_slot_beyond_the_page_is_not_given() -> None:
+    admissions = Admissions(capacity=2)
+    assert admissions.knock(attach(slot=2), peer(1), VGPU, NOW) == Admission(0, known=False)
+    assert admissions.knock(attach(slot=-1), peer(2), VGPU, NOW) == Admission(1, known=False)
 
 
 class Slots(RuleBasedStateMachine):

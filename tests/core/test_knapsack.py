@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import chain, combinations
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuserver.core.knapsack import best_set
@@ -13,6 +14,10 @@ items = st.lists(st.tuples(st.integers(0, 60), st.integers(-5, 100)), max_size=9
 
 
 @given(items, st.integers(0, 120))
+@example([(1, 5), (1, 1), (2, 0), (0, 0), (0, 1), (0, -1)], 2)
+@example([(60, 1)], 60)
+@example([(60, 100), (50, 90), (50, 90)], 100)
+@example([(0, 7)], 0)
 def test_best_set_is_the_best_of_all_sets(pairs: list[tuple[int, int]], capacity: int) -> None:
     weights = [w for w, _ in pairs]
     values = [v for _, v in pairs]
@@ -31,3 +36,12 @@ def test_with_positive_values_nobody_who_fits_is_left_out(pairs: list[tuple[int,
     chosen = best_set(weights, [abs(v) + 1 for _, v in pairs], capacity)
     left = capacity - sum(weights[i] for i in chosen)
     assert all(weights[i] > left for i in range(len(pairs)) if i not in chosen)
+
+
+def test_every_weight_has_its_value() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        best_set([1, 2], [1], 3)
+
+
+def test_nothing_fits_less_than_nothing() -> None:
+    assert best_set([0, 1], [1, 1], -1) == []

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpu.errors import ErrorCode
 from vgpu.protocol.codec import MAX_HOOK_BYTES, Decoder, ProtocolError, encode
 
 scalars = (
@@ -85,6 +86,7 @@ def test_the_length_is_judged_before_the_body_arrives(length: int) -> None:
         msgpack.packb([1]),
         msgpack.packb("op"),
         msgpack.packb({1: 2}),
+        msgpack.packb({"a": {1: 2}}),
         b"\x91" * 900,
         b"\x81\xa1",
         b"\x81\xa2\xff\xff\x01",
@@ -93,8 +95,27 @@ def test_the_length_is_judged_before_the_body_arrives(length: int) -> None:
 def test_frames_that_are_no_message(body: bytes) -> None:
     decoder = Decoder()
     decoder.feed(struct.pack("<I", len(body)) + body)
-    with pytest.raises(ProtocolError, match="the peer"):
+    with pytest.raises(ProtocolError, match="the peer") as refused:
         decoder.next()
+    assert refused.value.code is ErrorCode.PROTOCOL
+
+
+def test_a_message_that_is_no_map_is_called_what_it_is() -> None:
+    decoder = Decoder()
+    decoder.feed(b"\x02\x00\x00\x00" + msgpack.packb([1]))
+    with pytest.raises(ProtocolError, match="a msgpack list where a map"):
+        decoder.next()
+
+
+def test_a_message_may_be_as_large_as_the_link_takes() -> None:
+    message = {"a": "x" * 10}
+    size = len(encode(message)) - 4
+    assert encode(message, size) == encode(message)
+    decoder = Decoder(max_bytes=size)
+    decoder.feed(encode(message))
+    assert decoder.next() == message
+    with pytest.raises(ValueError, match=f"message of {size} bytes exceeds the link's {size - 1}"):
+        encode(message, size - 1)
 
 
 def test_a_message_too_large_for_the_link_is_our_own_fault() -> None:

@@ -35,6 +35,13 @@ def test_text_as_typed() -> None:
     assert (spec.sm_percent, spec.memory_bytes, spec.ttl_ns) == (30.0, 8 * GIB, 8 * 3600 * 10**9)
     assert spec.compute_ratio == 0.3
     assert spec.quota_request_ratio == 1.0
+    assert VgpuSpec.parse(sm_percent="30 %", fraction="25%").compute_ratio == 0.3
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    for memory in (64 << 20, 1 << 50):
+        assert VgpuSpec(sm_percent=30, memory_bytes=memory).memory_bytes == memory
+    assert VgpuSpec(sm_percent=30, ttl_ns=1).ttl_ns == 1
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_text_as_typed() -> None:
         ({"sm_percent": float("nan")}, "--sm"),
         ({"sm_percent": "101"}, "between 1 and 100"),
         ({"sm_percent": 30, "memory_bytes": "8Q"}, "--mem: '8Q' is not a size"),
-        ({"sm_percent": 30, "memory_bytes": "1M"}, "--mem: 1 MiB does not hold a CUDA context"),
+        ({"sm_percent": 30, "memory_bytes": "1M"}, "--mem: 1 MiB does not hold a CUDA context: the least is 64 MiB"),
         ({"sm_percent": 30, "memory_bytes": 1 << 60}, "more than any GPU"),
         ({"sm_percent": 30, "quota_request_percent": 50, "quota_limit_percent": 40}, "--quota-request 50 is more than"),
         ({"sm_percent": 30, "priority": "urgent"}, "--priority"),
@@ -56,6 +63,8 @@ def test_text_as_typed() -> None:
         ({"sm_percent": 30, "name": "a" * 64}, "at most 63"),
         ({"sm_percent": 30, "ttl_ns": "10"}, "--ttl: '10' is not a duration"),
         ({"sm_percent": 30, "ttl_ns": "0s"}, "--ttl: 0 is no time"),
+        ({"sm_percent": 30, "ttl_ns": -5}, "--ttl: -5ns is no time"),
+        ({"sm_percent": 0, "name": "-"}, "percent; --name: '-' is not"),
         ({"fraction": "5/4"}, "--fraction"),
         ({"fraction": "1/1000"}, "less than 1 percent"),
         ({"sm_percent": 30, "turbo": True}, "turbo"),
@@ -69,6 +78,11 @@ def test_what_is_refused_and_why(fields: dict[str, Any], reason: str) -> None:
     assert "\n" not in refused.value.message
 
 
+def test_a_refusal_to_the_letter() -> None:
+    with pytest.raises(VgpuError, match=r"^how much compute is missing: give --sm 30 \(percent\), or --fraction 1/4$"):
+        VgpuSpec.parse()
+
+
 def test_a_fraction_means_compute_and_memory_and_gives_way_to_what_is_explicit() -> None:
     quarter = VgpuSpec.parse(fraction="1/4")
     assert (quarter.compute_ratio, quarter.memory_on(100 * GIB)) == (0.25, 25 * GIB)
@@ -77,6 +91,7 @@ def test_a_fraction_means_compute_and_memory_and_gives_way_to_what_is_explicit()
     larger = VgpuSpec.parse(fraction="1/4", memory_bytes="40G")
     assert (larger.compute_ratio, larger.memory_on(100 * GIB)) == (0.25, 40 * GIB)
     assert VgpuSpec.parse(sm_percent=30).memory_on(100 * GIB) == 30 * GIB
+    assert isinstance(wider.memory_on(100 * GIB), int)
 
 
 @given(st.integers(1, 64), st.integers(1 << 30, 1 << 40))
@@ -106,3 +121,6 @@ def test_changes_replace_what_they_name_and_are_checked_together() -> None:
     )
     with pytest.raises(VgpuError, match="--quota-request 90"):
         VgpuChanges.parse(quota_request_percent=90).applied_to(spec)
+    with pytest.raises(VgpuError, match=r"^--mem: 1 MiB does not") as refused:
+        VgpuChanges.parse(memory_bytes="1M")
+    assert refused.value.code is ErrorCode.INVALID

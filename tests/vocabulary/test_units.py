@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.units import format_bytes, format_duration, parse_bytes, parse_duration_ns, parse_fraction, parse_percent
+from vgpu.units import (
+    GIB,
+    MIB,
+    TIB,
+    check_percent,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_duration_ns,
+    parse_fraction,
+    parse_percent,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,18 @@ def test_what_is_no_size(text: str) -> None:
 @given(st.integers(0, 2**50))
 def test_a_formatted_size_is_within_half_a_percent(size: int) -> None:
     assert abs(parse_bytes(format_bytes(size)) - size) <= size * 0.005 + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (512 * MIB, "512 MiB"), (3 * GIB // 2, "1.5 GiB"),
+        (1000 * MIB, "1000 MiB"), (999 * GIB, "999 GiB"), (1000 * GIB, "1000 GiB"), (1023 * GIB, "1023 GiB"),
+        (5 * TIB // 2, "2.5 TiB"), (2000 * TIB, "2000 TiB"), (-2048, "-2 KiB"),
+    ],
+)  # fmt: skip
+def test_sizes_as_shown(size: int, text: str) -> None:
+    assert format_bytes(size) == text
 
 
 @given(st.integers(0, 2**60), st.sampled_from(["", "K", "MiB", "G", "TB"]))
@@ -60,6 +83,15 @@ def test_percentages(text: str, percent: float) -> None:
 def test_percentages_that_cannot_be(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_percent(text)
+
+
+def test_a_refused_percentage_is_shown_as_it_was_typed() -> None:
+    with pytest.raises(ValueError, match=r"^0\.50% is less than 1 percent: for the fraction 0\.5 of a GPU write 50$"):
+        parse_percent("0.50%")
+    with pytest.raises(ValueError, match=r"^0\.5 is less than 1 percent"):
+        check_percent(0.5)
+    with pytest.raises(ValueError, match=r"^150\.0 is not between 1 and 100 percent$"):
+        check_percent(150, "150.0")
 
 
 @pytest.mark.parametrize(
@@ -95,3 +127,14 @@ def test_a_formatted_duration_loses_only_its_small_units(ns: int) -> None:
     shown = parse_duration_ns(format_duration(ns))
     assert shown <= ns
     assert ns - shown <= max(1, ns // 24)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0s"), (1, "1ns"), (1500, "1µs500ns"), (10**7, "10ms"), (90 * 10**9, "1m30s"), (5400 * 10**9, "1h30m"),
+        (183_845 * 10**9, "2d3h"), (-5400 * 10**9, "-1h30m"),
+    ],
+)  # fmt: skip
+def test_durations_as_shown(ns: int, text: str) -> None:
+    assert format_duration(ns) == text
