@@ -37,6 +37,7 @@ def renamed(commands: list[tuple[int, Command]], name: dict[int, int]) -> list[t
     return [(at, command(c)) for at, c in commands]
 
 
+@pytest.mark.simulation
 @given(temporal_populations(priorities=True))
 def test_names_and_repetition_change_nothing(population: Population) -> None:
     """12: the same events give the same commands; other names give the same commands under other names."""
@@ -48,6 +49,7 @@ def test_names_and_repetition_change_nothing(population: Population) -> None:
     assert log_of(population, shares, others) == renamed(first, dict(zip(keys, others, strict=True)))
 
 
+@pytest.mark.simulation
 @given(temporal_populations(), st.sampled_from([2, 4]))
 def test_only_the_ratio_of_guarantees_matters(population: Population, factor: int) -> None:
     """12: all guarantees times k, nobody capped, changes nothing but the rounding of a nanosecond."""
@@ -68,6 +70,7 @@ def test_a_lease_in_pieces_costs_what_it_costs_in_one(guarantee: int, pieces: li
     assert split.time == whole.time
 
 
+@pytest.mark.simulation
 @given(temporal_populations())
 def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None:
     """1: −(1.25 q̂ + ô + C) ≤ lag ≤ q̂ + ô + C, for whoever competes."""
@@ -88,6 +91,7 @@ def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None
         assert -bound <= lag <= bound, key
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("kernel_ns", [MS, 30 * MS, 100 * MS])
 @pytest.mark.parametrize("limit", [0.1, 0.3, 0.7])
 def test_a_limit_is_neither_exceeded_nor_withheld(limit: float, kernel_ns: int) -> None:
@@ -104,6 +108,7 @@ def test_alone_and_unlimited_one_lease_lasts_for_ever() -> None:
     assert run.busy_ns(0, 1 * S, 3 * S) >= 2 * S - 2 * MS  # the last kernel is still running
 
 
+@pytest.mark.simulation
 def test_nobody_owes_a_throttled_vgpu_what_its_limit_withholds() -> None:
     """Beside a small guarantee that takes the rest its lag must not grow, or it drags V away from who comes next."""
     shares = [Share(295_180, 295_180), Share(36_144), Share(186_746), Share(349_397)]
@@ -124,6 +129,7 @@ def test_nobody_owes_a_throttled_vgpu_what_its_limit_withholds() -> None:
     assert not oracle.fairness(run)
 
 
+@pytest.mark.simulation
 def test_a_stopped_holder_gives_way_and_pays() -> None:
     run = simulate([HALF, HALF], [Work(stop_ns=1 * S, resume_ns=2 * S), Work()], 4)
     assert run.busy_ns(1, 1200 * MS, 2 * S) > 0.99 * 800 * MS
@@ -134,6 +140,7 @@ def test_a_stopped_holder_gives_way_and_pays() -> None:
     assert not oracle.one_holder(run) or books[0].held_ns > books[0].busy_ns
 
 
+@pytest.mark.simulation
 def test_a_process_stopped_for_ever_does_not_starve_newcomers() -> None:
     run = simulate([Share(PPM // 4)] * 3, [Work(stop_ns=1 * S), Work(), Work(start_ns=4 * S)], 6)
     for key in (1, 2):
@@ -213,6 +220,7 @@ def test_debts_survive_a_restart() -> None:
     assert ahead == pytest.approx(60 * MS, abs=22 * MS)  # a quantum is 20 ms, and the second ends within one
 
 
+@pytest.mark.simulation
 def test_a_new_share_counts_from_the_next_token() -> None:
     run = Run(TemporalScheduler(), [HALF, HALF], [Work(), Work()])
     run.run(2 * S)
@@ -232,6 +240,7 @@ def test_an_unknown_vgpu_is_an_error_that_changes_nothing() -> None:
         scheduler.handle(Added(3, HALF), 0)
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize(("refill_us", "period_ms"), [(100, 40), (400, 57.1), (1000, 142.8)])
 def test_the_period_grows_with_the_cost_of_a_hand_over(refill_us: int, period_ms: float) -> None:
     run = simulate([Share(3 * PPM // 10), Share(7 * PPM // 10)], [Work(refill_ns=refill_us * US)] * 2, 6)

@@ -1,0 +1,251 @@
+"""What the temporal scheduler says after each event, in named situations.
+
+Times are milliseconds. A lease reads (vGPU, epoch, start, end). The period is 40 ms, a decision takes 0.2 ms to have
+effect, the window is 12 ms: a holder that must end does so 12.2 ms after somebody else came.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserver.core.account import Account, Hold
+from gpuserver.core.competition import InvariantError
+from gpuserver.core.leases import Drained, Lease, Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core.desk import MS, Desk, leases, spans, withdrawn
+
+HALF = Share(PPM // 2)
+QUARTER = Share(PPM // 4)
+CAPPED = Share(PPM // 2, PPM // 2)
+HIGH = Share(PPM // 4, priority=Priority.HIGH)
+LOW = Share(PPM // 4, priority=Priority.LOW)
+
+
+def desk(*shares: Share) -> Desk:
+    return Desk(TemporalScheduler(), *shares)
+
+
+def period_ms(of: Desk) -> float:
+    assert isinstance(of.scheduler, TemporalScheduler)
+    return of.scheduler._period_ns / MS
+
+
+def pair() -> Desk:
+    """vGPU 0 holds from 0 on; vGPU 1 came at 10 and has the next lease, from 22.2 on."""
+    two = desk(HALF, HALF)
+    two.runs(0, 0)
+    commands = two.wants(1, 10)
+    assert spans(commands) == [(0, 1, 0, 22.2), (1, 2, 22.2, 42.2)]
+    return two
+
+
+def test_alone_a_lease_has_no_end() -> None:
+    one = desk(HALF)
+    assert leases(one.wants(0, 3)) == [
+        Lease(0, 1, 3 * MS, None, go_by_ns=3 * MS, early=True, window_ns=DEFAULT_POLICY.window_ns)
+    ]
+    assert one.due_ms is None
+
+
+def test_the_next_lease_waits_for_the_holder_a_token_long_and_twice_a_known_kernel() -> None:
+    for kernel_ms, patience in ((0, 20), (8, 20), (30, 60), (90, 100)):
+        two = desk(HALF, HALF)
+        two.runs(0, 0)
+        two.observed(0, 1, 1, longest_kernel_ns=kernel_ms * MS)
+        following = leases(two.wants(1, 10))[-1]
+        assert following.after == ((0, 1),)
+        assert following.go_by_ns == round((22.2 + patience) * MS)
+        assert following.early
+
+
+def test_two_take_turns() -> None:
+    two = pair()
+    assert two.due_ms is None
+    assert two.drained(0, 1, 22.3) == []
+    # vGPU 0's 2.3 ms above its token of 20 ms come off its next one.
+    assert spans(two.went(1, 2, 22.3)) == [(0, 3, 42.3, 60)]
+    two.drained(1, 2, 42.4)
+    assert spans(two.went(0, 3, 42.4)) == [(1, 4, 60.1, 80)]
+    # An early return: GO is on its way, so the rest follows at once.
+    assert two.drained(0, 3, 50, wants=False) == []
+    assert spans(two.went(1, 4, 50.1)) == [(1, 4, 50.1, None)]
+
+
+@pytest.mark.parametrize(("handover_us", "end"), [(2000, 7), (900, 6.5), (100, 2.95)])
+def test_an_open_ended_lease_stays_for_five_hand_overs(handover_us: int, end: float) -> None:
+    """Which only matters where the window is short: below a higher class."""
+    three = desk(LOW, LOW, HIGH)
+    three.runs(0, 0)
+    (lease,) = leases(three.drained(0, 1, 2, handover_cost_ns=handover_us * 1000))
+    three.went(0, lease.epoch, 2)
+    assert spans(three.wants(1, 2.5))[0] == (0, 2, 2, end)
+
+
+def test_who_gives_up_is_forgotten_and_who_comes_next_waits_for_what_may_have_crossed() -> None:
+    two = pair()
+    commands = two.idle(1, 11)
+    assert withdrawn(commands) == [(1, 2)]
+    assert spans(commands) == [(0, 1, 0, None)]
+    following = leases(two.wants(1, 11.5))[-1]
+    assert following.after == ((0, 1), (1, 2))
+    assert following.go_by_ns == round(43.7 * MS)
+    assert withdrawn(two.idle(1, 11.6)) == [(1, 3)]
+    assert leases(two.wants(1, 14))[-1].after == ((0, 1),)  # 2 ms later nothing can have crossed any more
+
+
+def test_a_higher_class_ends_the_lease_as_soon_as_possible() -> None:
+    three = desk(LOW, HALF, HIGH)
+    assert three.runs(0, 0).window_ns == DEFAULT_POLICY.window_low_ns
+    assert spans(three.wants(1, 1)) == [(0, 1, 0, 1.45), (1, 2, 1.45, pytest.approx(28.116666))]
+    three.drained(0, 1, 1.4)
+    three.went(1, 2, 1.45)
+    commands = three.wants(2, 5)
+    assert spans(commands)[0] == (1, 2, 1.45, 5.45)
+    granted = leases(commands)[-1]
+    assert (granted.vgpu, granted.start_ns, granted.window_ns) == (2, 5.45 * MS, DEFAULT_POLICY.window_ns)
+
+
+def test_a_higher_class_that_is_ahead_of_its_share_ends_nothing() -> None:
+    two = desk(LOW, HIGH)
+    two.runs(1, 0)
+    two.wants(0, 1)
+    two.drained(1, 1, 50, wants=True)
+    two.went(0, 2, 50)
+    assert two.standing(1, 52).lag_ns < -5 * MS
+    assert leases(two.tick(52)) == []
+
+
+def test_a_limit_ends_a_lease_and_its_refill_begins_the_next() -> None:
+    one = desk(CAPPED)
+    assert one.runs(0, 0).end_ns == 40 * MS
+    assert one.due_ms == 38
+    assert one.tick(37.9) == []
+    assert spans(one.tick(38)) == [(0, 1, 0, 60)]  # 20 ms are left at 40
+    assert one.due_ms == 58
+    assert one.tick(58) == []
+    assert one.due_ms is None
+    one.drained(0, 1, 60)
+    assert one.due_ms == 80
+    assert one.tick(79.9) == []
+    assert spans(one.tick(80)) == [(0, 2, 80, 100)]
+
+
+def test_an_open_ended_lease_that_is_about_to_begin_gets_an_end_when_somebody_comes() -> None:
+    three = desk(Share(400_000, 400_000), HALF, Share(PPM // 10))
+    assert three.runs(0, 0).end_ns == 32 * MS
+    assert spans(three.wants(1, 1)) == [(1, 2, 32, None)]  # at 32 ms vGPU 0 is dry
+    # 0.5 ms before its start a lease counts as started: nobody takes its place, but it is not for ever any more.
+    assert spans(three.wants(2, 31.6)) == [(1, 2, 32, pytest.approx(32 + 40 / 0.9 * 0.5, abs=4))]
+    assert three.tick(31.7) == []
+
+
+def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
+    two = desk(CAPPED, HALF)
+    two.runs(0, 0)
+    assert spans(two.wants(1, 1)) == [(1, 2, 40, 60)]
+    assert two.due_ms is None
+    two.drained(0, 1, 13.2)
+    assert spans(two.went(1, 2, 13.2)) == [(0, 3, 33.2, 60)]
+
+
+def test_one_that_does_not_drain_is_barred_until_the_others_have_caught_up() -> None:
+    two = pair()
+    assert spans(two.went(1, 2, 122.2)) == [(1, 2, 122.2, None)]
+    assert two.standing(0, 122.2).barred
+    two.drained(0, 1, 200)
+    assert two.standing(0, 200).barred
+    assert two.due_ms == 400  # as long as it has held
+    assert two.tick(399.9) == []
+    assert spans(two.tick(400)) == [(1, 2, 122.2, 412.2), (0, 3, 412.2, 432.2)]
+    two = pair()
+    two.went(1, 2, 122.2)
+    two.drained(0, 1, 200)
+    assert spans(two.drained(1, 2, 207, wants=False)) == [(0, 3, 207, None)]  # nobody else competes
+
+
+def test_the_period_follows_what_hand_overs_cost() -> None:
+    two = desk(HALF, HALF)
+    two.runs(0, 0)
+    two.wants(1, 10)
+    assert spans(two.drained(0, 1, 22.2, handover_cost_ns=700_000)) == []
+    following = spans(two.went(1, 2, 22.2))[-1]
+    # 0.7 ms of 1.4 % are 50 ms: exactly a quarter more, which is no reason yet
+    assert following[3] == pytest.approx(60, abs=0.1)
+    two = desk(HALF, HALF)
+    two.runs(0, 0)
+    two.wants(1, 10)
+    two.drained(0, 1, 22.2, handover_cost_ns=714_000)
+    assert period_ms(two) == 51
+    two.went(1, 2, 22.2)
+    two.drained(1, 2, 42.2, handover_cost_ns=1_000_000)
+    assert period_ms(two) == 51  # not twice a second
+    two.tick(1022.1)
+    assert period_ms(two) == 51
+    two.tick(1022.2)
+    assert period_ms(two) == pytest.approx(1.714 / 0.014)
+
+
+def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() -> None:
+    for shares, wants in (((HALF, HALF), False), ((HALF, HIGH), True)):
+        two = desk(*shares)
+        two.runs(0, 0)
+        two.drained(0, 1, 5, wants=wants, handover_cost_ns=900_000)
+        two.wants(0, 6)
+        two.wants(1, 7)
+        assert period_ms(two) == 40
+    alone = desk(HALF)
+    alone.runs(0, 0)
+    alone.tell(Drained(0, 1, MS, 0, True, 0, MS), 1)
+    assert period_ms(alone) == 40
+
+
+def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> Hold:
+    hold = Hold(Lease(vgpu, epoch, start, end), 100_000)
+    if went:
+        hold.go(start, frozenset(), 0)
+    return hold
+
+
+@pytest.mark.parametrize(
+    ("current", "following", "changes", "complaint"),
+    [
+        (None, holding(), {}, "nobody holds"),
+        (holding(vgpu=1), None, {}, "no account knows"),
+        (holding(epoch=2), None, {}, "no account knows"),
+        (holding(end=None), None, {"share": CAPPED}, "for a vGPU with a limit"),
+        (holding(end=None), holding(20, 30, 2), {}, "has itself begun"),
+        (holding(), holding(20, 30, 2, went=True), {}, "has itself begun"),
+        (holding(went=False), holding(20, 30, 2, went=False), {}, "has not begun"),
+        (holding(), holding(9, 30, 2, went=False), {}, "starts before"),
+        (holding(end=None), holding(20, 30, 2, went=False), {}, "starts before"),
+    ],
+)
+def test_contradictions_are_found(
+    current: Hold | None, following: Hold | None, changes: dict[str, object], complaint: str
+) -> None:
+    scheduler = TemporalScheduler(first_epoch=9)
+    account = Account(0, 0, HALF, wants=True, competing=True)
+    for name, value in changes.items():
+        setattr(account, name, value)
+    account.holds = {h.lease.epoch: h for h in (current, following) if h is not None and h.lease.vgpu == 0}
+    if current is not None and current.lease.epoch == 2:
+        account.holds = {2: holding(epoch=2)}  # another one of that name
+    scheduler._accounts[0] = account
+    scheduler._current, scheduler._next = current, following
+    with pytest.raises(InvariantError, match=complaint):
+        scheduler.check()
+
+
+def test_somebody_who_waits_for_nothing_is_found() -> None:
+    scheduler = TemporalScheduler(first_epoch=9)
+    scheduler._accounts[0] = Account(0, 0, HALF, wants=True, competing=True)
+    with pytest.raises(InvariantError, match="somebody waits and nobody holds"):
+        scheduler.check()
+    current = holding(end=None, vgpu=1)
+    scheduler._accounts[1] = Account(1, 1, HALF, wants=True, competing=True, holds={1: current})
+    scheduler._current = current
+    with pytest.raises(InvariantError, match="somebody waits beside the open-ended"):
+        scheduler.check()
+    current.lease = Lease(1, 1, 0, 10)
+    scheduler.check()
