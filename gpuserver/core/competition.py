@@ -389,7 +389,7 @@ class Competition(ABC):
         for epoch, hold in list(account.holds.items()):
             del account.holds[epoch]
             self._unshadow(epoch, now_ns)
-            self._closed(account, hold, now_ns)
+            self._closed(hold)
         self._stop_wanting(account, now_ns)
         del self._accounts[event.vgpu]
 
@@ -453,7 +453,7 @@ class Competition(ABC):
             self._settle(account, older, min(max(event.at_ns, older.usable_ns), now_ns))
             account.close(older, min(max(event.at_ns, older.usable_ns), now_ns))
             self._unshadow(epoch, now_ns)
-            self._closed(account, older, now_ns)
+            self._closed(older)
         at_ns = min(max(event.at_ns, hold.usable_ns), now_ns)
         hold.idle_ns = max(hold.idle_ns, event.idle_ns)
         self._learn(account, event)
@@ -462,7 +462,7 @@ class Competition(ABC):
         account.close(hold, at_ns, not event.wants and (end is None or at_ns < end - self.policy.guard_ns))
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
-        self._closed(account, hold, at_ns)
+        self._closed(hold)
         if not event.wants:
             self._stop_wanting(account, now_ns)
             return
@@ -497,7 +497,7 @@ class Competition(ABC):
                 hold.unshadow(epoch, at_ns)
 
     @abstractmethod
-    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _closed(self, hold: Hold) -> None:
         """A lease is over: the mode forgets it."""
 
     def _on_observed(self, event: Observed, now_ns: int) -> None:

@@ -180,7 +180,7 @@ class SpatialScheduler(Competition):
     def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
         return withdrawn == account.key
 
-    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _closed(self, hold: Hold) -> None:
         pass
 
     # --- decisions

@@ -146,7 +146,7 @@ class TemporalScheduler(Competition):
             if bypassed is not None:
                 self._bar(self._accounts[bypassed.lease.vgpu], now_ns)
 
-    def _closed(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _closed(self, hold: Hold) -> None:
         if hold is self._current:
             self._current = None
         elif hold is self._next:
@@ -180,7 +180,7 @@ class TemporalScheduler(Competition):
     def _take_back(self, hold: Hold) -> None:
         account = self._accounts[hold.lease.vgpu]
         self._withdraw(account, hold)
-        self._closed(account, hold, self._now_ns)
+        self._closed(hold)
         if not account.wants:
             self._leave(account, self._now_ns)
 

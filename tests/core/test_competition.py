@@ -8,8 +8,8 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition, InvariantError, Standing
-from gpuserver.core.leases import Added, Book, Drained, Lease, Mode, Priority, Share, Wants, Went
-from gpuserver.core.policy import PPM
+from gpuserver.core.leases import Added, Book, Drained, Lease, Mode, Priority, Share, Tick, Wants, Went
+from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -334,3 +334,57 @@ def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> Non
             setattr(account, name, value)
         scheduler._accounts[0] = account
         Competition.check(scheduler)
+
+
+@BOTH
+def test_a_mode_takes_the_policy_it_is_given(kind: type[Competition]) -> None:
+    policy = Policy(window_ns=3 * MS)
+    mode = Mode.SPATIAL if kind is SpatialScheduler else Mode.TEMPORAL
+    scheduler = make_scheduler(mode, policy)
+    assert scheduler.policy is policy
+    assert leases(Desk(scheduler, HALF).wants(0, 0))[0].window_ns == 3 * MS
+    assert make_scheduler(mode).next_epoch == kind().next_epoch == 1
+
+
+@BOTH
+def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[Competition]) -> None:
+    desk = Desk(kind())
+    desk.tell(Added(0, Share(300_000, 300_001), replace(owed(0), bucket_ns=-7)), 0)
+    assert desk.wants(0, 0) == []
+    due = desk.scheduler.next_deadline_ns()
+    line = 40 * 300_001  # P·l, in ns × ppm a thousandth of it
+    assert due == -(-(line * PPM + 7 * PPM) // 300_001)
+    assert desk.scheduler.handle(Tick(), due - 1) == []
+    assert len(desk.scheduler.handle(Tick(), due)) == 1
+
+
+def test_who_comes_back_from_its_limit_is_where_it_was_among_the_others() -> None:
+    desk = Desk(TemporalScheduler(), CAPPED, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 30)
+    desk.drained(0, 1, 75, wants=True)
+    before = desk.standing(0, 75)
+    assert before.throttled
+    assert before.lag_ns < -10 * MS
+    desk.went(1, 2, 75)
+    desk.tick(109.9)
+    assert desk.standing(0, 109.9).throttled
+    desk.tick(110)
+    after, other = desk.standing(0, 110), desk.standing(1, 110)
+    assert not after.throttled
+    # Its distance to the other is kept: to a clock that counts it again, that is half on each side.
+    assert after.lag_ns - other.lag_ns == pytest.approx(before.lag_ns, abs=4)
+
+
+def test_only_its_own_withdrawn_lease_can_hold_up_a_partition() -> None:
+    desk = Desk(SpatialScheduler(), *[Share(PPM // 5, sm_mpercent=m * 1000) for m in (60, 60, 20, 20)])
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    (lease,) = leases(desk.wants(2, 4))
+    desk.idle(2, 4.1)
+    assert leases(desk.wants(3, 4.2))[0].after == ()
+    again = leases(desk.wants(2, 4.3))[0]
+    assert again.after == ((2, lease.epoch),)
+    assert again.go_by_ns > again.start_ns
+    desk.idle(2, 4.4)
+    assert leases(desk.wants(2, 6.4))[0].after == ()
