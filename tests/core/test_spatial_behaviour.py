@@ -6,6 +6,11 @@ at 20 ms: what is left of the first round is shorter than a window.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from gpuserver.core.account import FRACTION_BITS, Account, virtual
 from gpuserver.core.leases import Added, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -270,3 +275,158 @@ def test_the_clock_waits_for_nobody_who_is_hard_to_place() -> None:
     pair.tick(115)
     pair.drained(0, 1, 120)
     assert pair.standing(1, 120).lag_ns > pair.standing(0, 120).lag_ns
+
+
+def four_halves() -> Desk:
+    """vGPUs 0 and 1 hold half the card each, 2 and 3 wait for their first round."""
+    four = desk(*[share(0.24, 50)] * 4)
+    four.runs(0, 0)
+    four.runs(1, 0)
+    four.wants(2, 1)
+    four.wants(3, 1)
+    return four
+
+
+def test_each_new_lease_waits_for_as_many_of_the_leaving_as_it_needs() -> None:
+    four = four_halves()
+    first, second = leases(four.tick(15))
+    assert (first.vgpu, first.after, first.go_by_ns) == (2, ((0, 1),), 30 * MS)
+    assert (second.vgpu, second.after, second.go_by_ns) == (3, ((0, 1), (1, 2)), 30 * MS)
+    # Whoever drains first is waited for first; a known long kernel is waited for longer.
+    commands = four.observed(0, 1, 16, drains_by_ns=19 * MS, longest_kernel_ns=8 * MS)
+    first, second = leases(commands)
+    assert (first.vgpu, first.after, first.go_by_ns) == (2, ((1, 2),), 30 * MS)
+    assert (second.vgpu, second.after, second.go_by_ns) == (3, ((1, 2), (0, 1)), 36 * MS)
+    # A GO that may have crossed the revision: the scheduler says which end holds.
+    four.drained(1, 2, 16.1, wants=False)
+    assert first.epoch in {x.epoch for x in leases(four.went(2, first.epoch, 16.15))}
+
+
+def test_a_plan_is_revised_until_just_before_the_boundary() -> None:
+    three = desk(share(0.45, 60), share(0.45, 60), share(0.45, 60))
+    three.runs(0, 0)
+    three.wants(1, 3)
+    three.tick(15)
+    three.drained(0, 1, 20.2)
+    three.went(1, 2, 20.25)
+    assert spans(three.tick(25)) == [(1, 2, 20.25, 40)]
+    # A newcomer is owed more: the round that was promised to vGPU 1 is taken back.
+    assert spans(three.wants(2, 26)) == [(1, 2, 20.25, 30), (2, 3, 30, 40)]
+    assert withdrawn(three.idle(2, 27)) == [(2, 3)]
+    assert three.tick(29.6) == []
+
+
+def test_who_is_of_a_lower_class_than_a_newcomer_gets_the_short_window_with_its_next_end() -> None:
+    two = desk(share(0.3, 60), share(0.3, 60))
+    assert two.runs(0, 0).window_ns == 12 * MS
+    two.tell(Added(2, share(0.1, 10, priority=Priority.HIGH)), 1)
+    assert [x.window_ns for x in leases(two.wants(1, 2))] == [250_000]
+
+
+def test_a_high_one_that_fits_takes_nothing_back() -> None:
+    three = desk(share(0.3, 60), share(0.3, 60), share(0.2, 40, priority=Priority.HIGH))
+    three.runs(0, 0)
+    three.wants(1, 1)
+    assert spans(three.wants(2, 2)) == [(2, 2, 2, 20)]
+
+
+def test_a_high_one_takes_back_only_what_is_not_free_already() -> None:
+    four = desk(share(0.3, 30), share(0.2, 30, priority=Priority.LOW), share(0.2, 70, priority=Priority.HIGH))
+    four.runs(0, 0)
+    four.runs(1, 0)
+    assert spans(four.wants(2, 2)) == [(0, 1, 0, 20), (1, 2, 0, 2.45), (2, 3, 2.45, 20)]
+
+
+def test_a_high_one_takes_nothing_from_its_own_class() -> None:
+    three = desk(
+        share(0.3, 60, priority=Priority.HIGH), share(0.1, 40, priority=Priority.LOW),
+        share(0.2, 50, priority=Priority.HIGH),
+    )  # fmt: skip
+    three.runs(0, 0)
+    three.runs(1, 0)
+    assert spans(three.wants(2, 2)) == [(0, 1, 0, 20), (1, 2, 0, 20)]
+
+
+def test_a_high_one_takes_nothing_from_who_could_not_give_it_back_in_time() -> None:
+    three = crowd(Priority.HIGH, 40)
+    three.observed(1, 2, 1.5, drains_by_ns=60 * MS)
+    assert spans(three.wants(2, 2)) == [(0, 1, 0, 2.45), (1, 2, 1, 20), (2, 3, 2.45, 20)]
+
+
+def test_what_was_taken_back_is_not_planned_with() -> None:
+    three = crowd(Priority.HIGH, 40)
+    three.wants(2, 16)  # within the look-ahead: the round after is planned at once
+    assert three.standing(1, 16).holds
+    assert not [x for x in leases(three.tick(17)) if x.vgpu == 1 and x.epoch == 2]
+
+
+def account(
+    key: int, sm_percent: int, owed_ms: float, *, waited_ms: float = 1, priority: Priority = Priority.NORMAL
+) -> Account:
+    """One that waits; its guarantee is half the time. V is a second."""
+    half = share(0.5, sm_percent, priority=priority)
+    time = (1000 * MS << FRACTION_BITS) - virtual(round(owed_ms * MS), half.guarantee_ppm)
+    since = 1000 * MS - round(waited_ms * MS)
+    return Account(key, key, half, wants=True, competing=True, time=time, waiting_since_ns=since)
+
+
+def scheduler_with(*accounts: Account) -> SpatialScheduler:
+    scheduler = SpatialScheduler()
+    scheduler._accounts = {a.key: a for a in accounts}
+    scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("accounts", "chosen"),
+    [
+        ([account(0, 60, 5), account(1, 60, 9)], [1]),
+        ([account(0, 60, 9), account(1, 50, 5), account(2, 50, 5)], [1, 2]),
+        # four rounds of its guarantee: 80 ms at a half
+        ([account(0, 60, 5, waited_ms=80), account(1, 60, 9)], [1]),
+        ([account(0, 60, 5, waited_ms=80.001), account(1, 60, 9)], [0]),
+        ([account(0, 60, 5, waited_ms=90), account(1, 60, 9, waited_ms=90), account(2, 40, 0)], [1, 2]),
+        ([account(0, 60, 5, waited_ms=90), account(1, 41, 90)], [0]),
+        ([account(0, 100, 5, waited_ms=90), account(1, 100, 90)], [0]),
+        # a high one first, unless it is ahead by more than a quarter of a round
+        ([account(0, 60, 90), account(1, 60, -2.5, priority=Priority.HIGH)], [1]),
+        ([account(0, 60, 90), account(1, 60, -2.500001, priority=Priority.HIGH)], [0]),
+        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.HIGH), account(2, 40, 0)], [1, 2]),
+        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.LOW)], [0]),
+        # however far ahead: who fits is not left out
+        ([account(0, 60, 5), account(1, 40, -500)], [0, 1]),
+        ([account(0, 60, 5), account(1, 30, -500), account(2, 40, -400)], [0, 2]),
+    ],
+)
+def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None:
+    scheduler = scheduler_with(*(replace(a) for a in accounts))
+    found = scheduler._choose(995 * MS, 1000 * MS)
+    assert sorted(a.key for a in found) == chosen
+
+
+def test_a_dry_bucket_is_not_chosen() -> None:
+    dry, full = (
+        replace(account(key, 60, 9 - key), share=share(0.5, 60, 0.5), bucket_at_ns=1000 * MS) for key in (0, 1)
+    )
+    dry.bucket, full.bucket = 20 * MS * PPM - 1, 20 * MS * PPM
+    assert [a.key for a in scheduler_with(dry, full)._choose(995 * MS, 1000 * MS)] == [1]
+
+
+def test_class_then_debt_then_arrival() -> None:
+    low, high = (account(k, 10, 50, priority=p) for k, p in ((0, Priority.LOW), (1, Priority.HIGH)))
+    accounts = [low, account(4, 10, 7), account(3, 10, 7), account(2, 10, 8), high]
+    ordered = scheduler_with(*accounts)._most_owed_first(accounts, 1000 * MS)
+    assert [a.key for a in ordered] == [1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("owed_ms", "after_ms", "clock_ms"),
+    [
+        ((10, 0), 7, 1007),  # with the wall
+        ((-10, -30), 0, 1020),  # everybody is ahead: the least of them (20 ms virtual)
+        ((500, 300), 7, 1000 - 800 + 400),  # everybody is behind: 400 ms beyond the mean
+    ],
+)
+def test_the_guarantee_clock(owed_ms: tuple[int, int], after_ms: int, clock_ms: int) -> None:
+    scheduler = scheduler_with(*(account(key, 60, owed) for key, owed in enumerate(owed_ms)))
+    assert scheduler.clock((1000 + after_ms) * MS) == clock_ms * MS << FRACTION_BITS
