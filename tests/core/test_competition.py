@@ -77,6 +77,7 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]
         tokens=0,
     )
     assert desk.scheduler.snapshot(15 * MS)[0] == expected
+    assert isinstance(desk.standing(0, 15).bucket_ns, int)
     assert desk.scheduler.snapshot(15 * MS)[0] == expected
     other = desk.standing(1, 15)
     assert (other.wants, other.holds, other.waiting_since_ns, other.priority) == (False, False, None, Priority.HIGH)
@@ -388,3 +389,27 @@ def test_only_its_own_withdrawn_lease_can_hold_up_a_partition() -> None:
     assert again.go_by_ns > again.start_ns
     desk.idle(2, 4.4)
     assert leases(desk.wants(2, 6.4))[0].after == ()
+
+
+def test_what_is_owed_to_one_that_waits_is_not_cut() -> None:
+    wide = replace(HALF, sm_mpercent=60_000)
+    desk = Desk(SpatialScheduler(), wide)
+    desk.tell(Added(1, wide, owed(60)), 0)
+    desk.runs(0, 0)
+    assert desk.scheduler.books()[1].lag_ns == 20 * MS
+    desk.wants(1, 1)
+    assert not desk.standing(1, 1).holds
+    assert desk.scheduler.books()[1].lag_ns >= 60 * MS
+
+
+def test_who_is_barred_stays_so_until_its_work_is_gone() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 10)
+    desk.went(1, 2, 122.2)
+    desk.idle(0, 130)
+    assert desk.standing(0, 130).barred
+    desk.wants(0, 131)
+    assert desk.standing(0, 131).barred
+    desk.drained(0, 1, 140, wants=False)
+    assert not desk.standing(0, 140).barred

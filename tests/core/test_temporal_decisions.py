@@ -10,7 +10,7 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import InvariantError
-from gpuserver.core.leases import Drained, Lease, Priority, Share
+from gpuserver.core.leases import Added, Book, Drained, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
@@ -116,6 +116,18 @@ def test_a_higher_class_that_is_ahead_of_its_share_ends_nothing() -> None:
     assert leases(two.tick(52)) == []
 
 
+@pytest.mark.parametrize(("ahead_ms", "end"), [(10.9, 1.45), (11.1, 5.5)])
+def test_a_higher_class_may_be_a_quarter_of_a_token_ahead(ahead_ms: float, end: float) -> None:
+    """A token is 20 ms; vGPU 0 held 1 ms, and to a clock that counts both, half of the distance is vGPU 1's own. Where
+    vGPU 1 is too far ahead, vGPU 0 stays for five hand-overs like beside any other."""
+    two = desk(LOW)
+    two.tell(Added(1, HIGH, Book(-round(ahead_ms * MS), 0, 0, 0, 0, 0)), 0)
+    two.runs(0, 0)
+    two.drained(0, 1, 0.5, handover_cost_ns=MS)
+    two.went(0, 2, 0.5)
+    assert spans(two.wants(1, 1))[0] == (0, 2, 0.5, end)
+
+
 def test_a_limit_ends_a_lease_and_its_refill_begins_the_next() -> None:
     one = desk(CAPPED)
     assert one.runs(0, 0).end_ns == 40 * MS
@@ -136,7 +148,9 @@ def test_an_open_ended_lease_that_is_about_to_begin_gets_an_end_when_somebody_co
     assert three.runs(0, 0).end_ns == 32 * MS
     assert spans(three.wants(1, 1)) == [(1, 2, 32, None)]  # at 32 ms vGPU 0 is dry
     # 0.5 ms before its start a lease counts as started: nobody takes its place, but it is not for ever any more.
-    assert spans(three.wants(2, 31.6)) == [(1, 2, 32, pytest.approx(32 + 40 / 0.9 * 0.5, abs=4))]
+    ((vgpu, epoch, start, end),) = spans(three.wants(2, 31.6))
+    assert (vgpu, epoch, start) == (1, 2, 32)
+    assert end == pytest.approx(32 + 40 * 0.5 / 0.9, abs=0.001)  # a token, as it was when vGPU 1 came
     assert three.tick(31.7) == []
 
 
