@@ -196,8 +196,7 @@ class TemporalScheduler(Competition):
         if not any(self._outranks(a, holder, now_ns) for a in waiting):
             if current.lease.end_ns is not None or not (waiting or holder.capped):
                 return
-            began = current.lease.start_ns if current.went_ns is None else current.went_ns
-            end = max(end, began + self.policy.minimum_stay_handovers * holder.handover_ns)
+            end = max(end, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         if current.lease.end_ns is None or current.lease.end_ns > end:
             self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
 

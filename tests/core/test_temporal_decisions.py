@@ -125,7 +125,14 @@ def test_a_higher_class_may_be_a_quarter_of_a_token_ahead(ahead_ms: float, end: 
     two.runs(0, 0)
     two.drained(0, 1, 0.5, handover_cost_ns=MS)
     two.went(0, 2, 0.5)
-    assert spans(two.wants(1, 1))[0] == (0, 2, 0.5, end)
+    commands = two.wants(1, 1)
+    assert spans(commands)[0] == (0, 2, 0.5, end)
+    assert spans(commands)[1][:3] == (1, 3, end)
+    if end > 2:  # what vGPU 0 has held in the meantime makes up for it, and its successor comes earlier too
+        commands = two.tick(2)
+        assert spans(commands)[0] == (0, 2, 0.5, 2.45)
+        assert leases(commands)[1].start_ns == 2.45 * MS
+        assert leases(commands)[1].go_by_ns == pytest.approx(22.45 * MS)
 
 
 def test_a_limit_ends_a_lease_and_its_refill_begins_the_next() -> None:
@@ -147,11 +154,65 @@ def test_an_open_ended_lease_that_is_about_to_begin_gets_an_end_when_somebody_co
     three = desk(Share(400_000, 400_000), HALF, Share(PPM // 10))
     assert three.runs(0, 0).end_ns == 32 * MS
     assert spans(three.wants(1, 1)) == [(1, 2, 32, None)]  # at 32 ms vGPU 0 is dry
+    assert three.tick(31.55) == []
     # 0.5 ms before its start a lease counts as started: nobody takes its place, but it is not for ever any more.
     ((vgpu, epoch, start, end),) = spans(three.wants(2, 31.6))
     assert (vgpu, epoch, start) == (1, 2, 32)
     assert end == pytest.approx(32 + 40 * 0.5 / 0.9, abs=0.001)  # a token, as it was when vGPU 1 came
     assert three.tick(31.7) == []
+
+
+@pytest.mark.parametrize(("at", "displaced"), [(12.69, True), (12.7, False), (13.1, False)])
+def test_half_a_millisecond_before_its_start_a_lease_counts_as_started(at: float, displaced: bool) -> None:
+    three = desk(HALF, QUARTER, QUARTER)
+    three.runs(0, 0)
+    assert spans(three.wants(1, 1))[1][:3] == (1, 2, 13.2)
+    commands = three.wants(2, at)
+    assert withdrawn(commands) == ([(1, 2)] if displaced else [])
+    assert [s[:3] for s in spans(commands)] == ([(2, 3, 13.2)] if displaced else [])
+
+
+def test_the_next_lease_has_no_end_once_the_holder_wants_nothing_more() -> None:
+    two = pair()
+    assert spans(two.idle(0, 15)) == [(1, 2, 22.2, None)]
+    assert spans(two.wants(0, 16)) == [(1, 2, 22.2, 42.2)]
+
+
+def test_a_go_that_may_have_crossed_a_revision_is_answered_with_the_end_that_holds() -> None:
+    for went_at, answered in ((1.1, True), (1.3, False)):
+        two = desk(HALF, HALF)
+        two.wants(0, 0)
+        assert spans(two.wants(1, 1)) == [(0, 1, 0, 13.2)]
+        commands = two.went(0, 1, went_at)
+        assert [s[:2] for s in spans(commands)] == ([(0, 1)] if answered else []) + [(1, 2)]
+    two = pair()
+    assert [s[:2] for s in spans(two.changed(1, QUARTER, 12))] == [(1, 2)]
+    two.drained(0, 1, 12.1)
+    assert (1, 2) in [s[:2] for s in spans(two.went(1, 2, 12.15))]
+
+
+def test_a_holder_gets_the_short_window_with_its_end_where_a_higher_class_has_come_to_be() -> None:
+    two = desk(HALF, QUARTER)
+    assert two.runs(0, 0).window_ns == 12 * MS
+    two.tell(Added(2, HIGH), 1)
+    assert [x.window_ns for x in leases(two.wants(1, 2))] == [250_000, 250_000]
+
+
+@pytest.mark.parametrize(("debt_ms", "barred"), [(100, False), (100.001, True)])
+def test_a_debt_beyond_the_grace_is_paid_outside_the_competition(debt_ms: float, barred: bool) -> None:
+    one = desk(HALF)
+    one.tell(Added(1, HALF, Book(-round(debt_ms * MS), 0, 0, 0, 0, 0)), 0)
+    one.runs(0, 0)
+    one.wants(1, 0)
+    assert one.standing(1, 0).barred is barred
+
+
+def test_a_small_debt_bars_nobody_however_long_the_others_have_run() -> None:
+    two = desk(HALF, HALF)
+    two.runs(0, 0)
+    two.wants(1, 1000)
+    two.drained(0, 1, 1013)
+    assert not two.standing(0, 1013).barred
 
 
 def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
