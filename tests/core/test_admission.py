@@ -178,6 +178,12 @@ def test_beside_partitions_that_leave_its_sms_free_all_of_the_time_fits() -> Non
     assert largest_guarantee(spatial((30, 100)), share(100, 70)) == PPM
 
 
+def test_the_largest_is_in_whole_tenths_of_a_percent_rounded_down() -> None:
+    assert largest_guarantee(spatial((51, 49.93)), share(100, 51)) == 450_000  # 45.07 %
+    assert largest_guarantee(spatial((51, 49.9)), share(100, 51)) == 451_000
+    assert largest_guarantee(spatial((51, 95)), share(100, 51)) == 0
+
+
 def test_temporal_overcommitment_divides_by_the_sum() -> None:
     assert packing_ratio(Mode.TEMPORAL, [share(90), share(60), share(30)]) == 1.8
     scaled = overcommitted(Mode.TEMPORAL, [share(90), share(60), share(30)])

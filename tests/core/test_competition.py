@@ -413,3 +413,20 @@ def test_who_is_barred_stays_so_until_its_work_is_gone() -> None:
     assert desk.standing(0, 131).barred
     desk.drained(0, 1, 140, wants=False)
     assert not desk.standing(0, 140).barred
+
+
+def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
+    assert [x.epoch for x in leases(desk.wants(1, 16.05)) if x.vgpu == 1] == [3]
+    desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
+    desk.drained(0, 1, 17, wants=False)
+    desk.went(1, 3, 17.5)
+    assert desk.standing(1, 18).held_ns == 2 * MS  # the older one's; the newer one pays once that has drained
+    desk.tell(Drained(1, 3, 19 * MS, 0, wants=False), 30)
+    standing = desk.standing(1, 30)
+    assert (standing.tokens, standing.holds) == (2, False)
+    assert (standing.held_ns, standing.overuse_ns) == (3 * MS, 3 * MS)
+    assert desk.due_ms is None

@@ -6,9 +6,11 @@ effect, the window is 12 ms: a holder that must end does so 12.2 ms after somebo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gpuserver.core.account import Account, Hold
+from gpuserver.core.account import Account, Hold, virtual
 from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Added, Book, Drained, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
@@ -324,3 +326,57 @@ def test_somebody_who_waits_for_nothing_is_found() -> None:
         scheduler.check()
     current.lease = Lease(1, 1, 0, 10)
     scheduler.check()
+
+
+def waiting(key: int, owed_ms: float, token_ms: float, *, served_ms: int = 0, share: Share = HALF) -> Account:
+    """One that waits at V = 0: what it is owed, and how long its token would be."""
+    time = -virtual(round(owed_ms * MS), share.guarantee_ppm)
+    deadline = time + virtual(round(token_ms * MS), share.guarantee_ppm)
+    return Account(
+        key, key, share, wants=True, competing=True, time=time, deadline=deadline, served_ns=served_ms * MS
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accounts", "chosen", "length_ms"),
+    [
+        # deadlines 30 and 28 ms of virtual time: the earliest; a token is 20 ms
+        ([waiting(0, -5, 10), waiting(1, 5, 19)], 1, 19),
+        # 14 and 30: vGPU 0 is ahead by a quarter of a token, and then by more
+        ([waiting(0, -5, 2), waiting(1, 5, 20)], 0, 2.5),
+        ([waiting(0, -5.0001, 2), waiting(1, 5.0001, 20)], 1, 20),
+        # 1 ms apart, over both: equal, so the longest unserved
+        ([waiting(0, 0, 10, served_ms=5), waiting(1, 0, 10.5, served_ms=4)], 1, 10.5),
+        ([waiting(0, 0, 10, served_ms=5), waiting(1, 0, 10.5001, served_ms=4)], 0, 10),
+        ([waiting(0, 0, 10), waiting(1, 0, 10)], 0, 10),
+        # neither shorter than half a shortest token nor longer than one and a half
+        ([waiting(0, 0, 0.1), waiting(1, 0, 20)], 0, 2.5),
+        ([waiting(0, 0, 90), waiting(1, 0, 90)], 0, 30),
+    ],
+)
+def test_the_earliest_eligible_deadline(accounts: list[Account], chosen: int, length_ms: float) -> None:
+    scheduler = TemporalScheduler()
+    scheduler._accounts = {a.key: replace(a) for a in accounts}
+    choice = scheduler._pick(10 * MS, None)
+    assert choice is not None
+    assert (choice.account.key, choice.length_ns, choice.alone) == (chosen, length_ms * MS, False)
+    assert isinstance(choice.length_ns, int)
+
+
+@pytest.mark.parametrize(("bucket_ms", "length_ms"), [(1, 2.5), (7, 7), (900, 20)])
+def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: float) -> None:
+    scheduler = TemporalScheduler()
+    account = waiting(0, 0, 20, share=CAPPED)
+    account.bucket, account.bucket_at_ns = bucket_ms * MS * PPM + 1, 10 * MS
+    scheduler._accounts = {0: account}
+    choice = scheduler._pick(10 * MS, None)
+    assert choice is not None
+    assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, False)
+    assert isinstance(choice.length_ns, int)
+
+
+def test_without_a_limit_no_bucket_runs_dry() -> None:
+    account = waiting(0, 0, 20)
+    account.holds = {1: holding()}
+    account.bucket = -10 * MS * PPM
+    assert not TemporalScheduler()._dry_at(account, 10)
