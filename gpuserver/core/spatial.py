@@ -146,7 +146,7 @@ class SpatialScheduler(Competition):
             a.width
             for a in self._accounts.values()
             if not a.barred
-            and any(h.went_ns is not None or h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
+            and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
     def _in_force(self, at_ns: int) -> int:

@@ -6,11 +6,8 @@ at 20 ms: what is left of the first round is shorter than a window.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from gpuserver.core.account import FRACTION_BITS, Account, virtual
 from gpuserver.core.leases import Added, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -163,7 +160,7 @@ def test_a_go_in_spite_of_a_holder_bars_the_holder() -> None:
     pair.tick(15)
     pair.tick(20)
     pair.went(1, 2, 30)
-    assert pair.standing(0, 30).barred
+    assert [pair.standing(key, 30).barred for key in (0, 1)] == [True, False]
     assert pair.standing(1, 35).held_ns == 0  # the overlap is vGPU 0's
     pair.drained(0, 1, 36)
     assert pair.standing(1, 37).held_ns == 1 * MS
@@ -175,6 +172,10 @@ def test_one_that_begins_late_still_ends_at_the_boundary() -> None:
     pair.tick(15)
     pair.drained(0, 1, 24)
     assert spans(pair.went(1, 2, 24.1))[0] == (1, 2, 24.1, 30)
+    pair = two_of_sixty()
+    pair.tick(15)
+    pair.drained(0, 1, 24.8)
+    assert spans(pair.went(1, 2, 29.95))[0] == (1, 2, 29.95, 30.15)  # as soon as possible
     pair = two_of_sixty()
     pair.tick(15)
     pair.drained(0, 1, 20.4)
@@ -255,6 +256,32 @@ def test_a_new_limit_gives_an_open_ended_lease_an_end() -> None:
     alone.runs(0, 0)
     assert spans(alone.changed(0, share(0.5, 30, 0.5), 10)) == [(0, 1, 0, 90)]  # its bucket of 80 ms
     assert spans(alone.changed(0, share(0.5, 30), 12)) == [(0, 1, 0, None)]
+
+
+def test_a_limit_that_changes_before_the_go() -> None:
+    alone = desk(share(0.5, 30))
+    assert spans(alone.wants(0, 0)) == [(0, 1, 0, None)]
+    assert spans(alone.changed(0, share(0.5, 30, 0.5), 1)) == [(0, 1, 1, 82)]  # 80 ms and what a waiting one saves up
+    assert alone.tick(1) == []
+    assert spans(alone.changed(0, share(0.5, 30), 2)) == [(0, 1, 2, None)]
+
+
+def test_an_open_ended_lease_gets_the_short_window_once_a_higher_class_exists() -> None:
+    alone = desk(share(0.5, 30))
+    alone.runs(0, 0)
+    commands = alone.tell(Added(1, share(0.1, 10, priority=Priority.HIGH)), 1)
+    assert [(x.end_ns, x.window_ns) for x in leases(commands)] == [(None, 250_000)]
+
+
+def test_in_rounds_a_refill_is_still_waited_for() -> None:
+    three = desk(share(0.5, 60), share(0.5, 60), share(0.1, 10, 0.1))
+    three.runs(2, 0)
+    three.drained(2, 1, 15.4)  # a bucket of 10 ms, 1.54 more, 15.4 gone: 8.86 below its line
+    refilled = 15.4 + 88.6
+    three.runs(0, 99)
+    three.wants(1, 99)
+    assert three.due_ms == pytest.approx(refilled)
+    assert three.tick(104.1) != []
 
 
 def test_a_wider_share_counts_from_the_next_lease() -> None:
@@ -358,75 +385,3 @@ def test_what_was_taken_back_is_not_planned_with() -> None:
     three.wants(2, 16)  # within the look-ahead: the round after is planned at once
     assert three.standing(1, 16).holds
     assert not [x for x in leases(three.tick(17)) if x.vgpu == 1 and x.epoch == 2]
-
-
-def account(
-    key: int, sm_percent: int, owed_ms: float, *, waited_ms: float = 1, priority: Priority = Priority.NORMAL
-) -> Account:
-    """One that waits; its guarantee is half the time. V is a second."""
-    half = share(0.5, sm_percent, priority=priority)
-    time = (1000 * MS << FRACTION_BITS) - virtual(round(owed_ms * MS), half.guarantee_ppm)
-    since = 1000 * MS - round(waited_ms * MS)
-    return Account(key, key, half, wants=True, competing=True, time=time, waiting_since_ns=since)
-
-
-def scheduler_with(*accounts: Account) -> SpatialScheduler:
-    scheduler = SpatialScheduler()
-    scheduler._accounts = {a.key: a for a in accounts}
-    scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
-    return scheduler
-
-
-@pytest.mark.parametrize(
-    ("accounts", "chosen"),
-    [
-        ([account(0, 60, 5), account(1, 60, 9)], [1]),
-        ([account(0, 60, 9), account(1, 50, 5), account(2, 50, 5)], [1, 2]),
-        # four rounds of its guarantee: 80 ms at a half
-        ([account(0, 60, 5, waited_ms=80), account(1, 60, 9)], [1]),
-        ([account(0, 60, 5, waited_ms=80.001), account(1, 60, 9)], [0]),
-        ([account(0, 60, 5, waited_ms=90), account(1, 60, 9, waited_ms=90), account(2, 40, 0)], [1, 2]),
-        ([account(0, 60, 5, waited_ms=90), account(1, 41, 90)], [0]),
-        ([account(0, 100, 5, waited_ms=90), account(1, 100, 90)], [0]),
-        # a high one first, unless it is ahead by more than a quarter of a round
-        ([account(0, 60, 90), account(1, 60, -2.5, priority=Priority.HIGH)], [1]),
-        ([account(0, 60, 90), account(1, 60, -2.500001, priority=Priority.HIGH)], [0]),
-        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.HIGH), account(2, 40, 0)], [1, 2]),
-        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.LOW)], [0]),
-        # however far ahead: who fits is not left out
-        ([account(0, 60, 5), account(1, 40, -500)], [0, 1]),
-        ([account(0, 60, 5), account(1, 30, -500), account(2, 40, -400)], [0, 2]),
-    ],
-)
-def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None:
-    scheduler = scheduler_with(*(replace(a) for a in accounts))
-    found = scheduler._choose(995 * MS, 1000 * MS)
-    assert sorted(a.key for a in found) == chosen
-
-
-def test_a_dry_bucket_is_not_chosen() -> None:
-    dry, full = (
-        replace(account(key, 60, 9 - key), share=share(0.5, 60, 0.5), bucket_at_ns=1000 * MS) for key in (0, 1)
-    )
-    dry.bucket, full.bucket = 20 * MS * PPM - 1, 20 * MS * PPM
-    assert [a.key for a in scheduler_with(dry, full)._choose(995 * MS, 1000 * MS)] == [1]
-
-
-def test_class_then_debt_then_arrival() -> None:
-    low, high = (account(k, 10, 50, priority=p) for k, p in ((0, Priority.LOW), (1, Priority.HIGH)))
-    accounts = [low, account(4, 10, 7), account(3, 10, 7), account(2, 10, 8), high]
-    ordered = scheduler_with(*accounts)._most_owed_first(accounts, 1000 * MS)
-    assert [a.key for a in ordered] == [1, 2, 3, 4, 0]
-
-
-@pytest.mark.parametrize(
-    ("owed_ms", "after_ms", "clock_ms"),
-    [
-        ((10, 0), 7, 1007),  # with the wall
-        ((-10, -30), 0, 1020),  # everybody is ahead: the least of them (20 ms virtual)
-        ((500, 300), 7, 1000 - 800 + 400),  # everybody is behind: 400 ms beyond the mean
-    ],
-)
-def test_the_guarantee_clock(owed_ms: tuple[int, int], after_ms: int, clock_ms: int) -> None:
-    scheduler = scheduler_with(*(account(key, 60, owed) for key, owed in enumerate(owed_ms)))
-    assert scheduler.clock((1000 + after_ms) * MS) == clock_ms * MS << FRACTION_BITS

@@ -1,0 +1,147 @@
+"""Whom the spatial scheduler chooses, by which clock and which charge: its quantities on accounts made by hand.
+
+V is a second, everybody's guarantee half the time where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuserver.core.account import FRACTION_BITS, Account, Hold, virtual
+from gpuserver.core.competition import InvariantError
+from gpuserver.core.leases import Lease, Priority, Share
+from gpuserver.core.policy import PPM
+from gpuserver.core.spatial import SpatialScheduler
+from tests.core.desk import MS
+
+
+def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
+    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
+
+
+def went(start_ms: int, end_ms: int | None) -> Hold:
+    hold = Hold(Lease(0, 1, start_ms * MS, None if end_ms is None else end_ms * MS), 60_000)
+    hold.go(start_ms * MS, frozenset(), 0)
+    return hold
+
+
+def account(
+    key: int, sm_percent: int, owed_ms: float, *, waited_ms: float = 1, priority: Priority = Priority.NORMAL
+) -> Account:
+    """One that waits; its guarantee is half the time. V is a second."""
+    half = share(0.5, sm_percent, priority=priority)
+    time = (1000 * MS << FRACTION_BITS) - virtual(round(owed_ms * MS), half.guarantee_ppm)
+    since = 1000 * MS - round(waited_ms * MS)
+    return Account(key, key, half, wants=True, competing=True, time=time, waiting_since_ns=since)
+
+
+def scheduler_with(*accounts: Account) -> SpatialScheduler:
+    scheduler = SpatialScheduler()
+    scheduler._accounts = {a.key: a for a in accounts}
+    scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("accounts", "chosen"),
+    [
+        ([account(0, 60, 5), account(1, 60, 9)], [1]),
+        ([account(0, 60, 9), account(1, 50, 5), account(2, 50, 5)], [1, 2]),
+        # four rounds of its guarantee: 80 ms at a half
+        ([account(0, 60, 5, waited_ms=80), account(1, 60, 9)], [1]),
+        ([account(0, 60, 5, waited_ms=80.001), account(1, 60, 9)], [0]),
+        ([account(0, 60, 5, waited_ms=90), account(1, 60, 9, waited_ms=90), account(2, 40, 0)], [1, 2]),
+        ([account(0, 60, 5, waited_ms=90), account(1, 41, 90)], [0]),
+        ([account(0, 100, 5, waited_ms=90), account(1, 100, 90)], [0]),
+        # a high one first, unless it is ahead by more than a quarter of a round
+        ([account(0, 60, 90), account(1, 60, -2.5, priority=Priority.HIGH)], [1]),
+        ([account(0, 60, 90), account(1, 60, -2.500001, priority=Priority.HIGH)], [0]),
+        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.HIGH), account(2, 40, 0)], [1, 2]),
+        ([account(0, 60, 90), account(1, 60, 0, priority=Priority.LOW)], [0]),
+        # however far ahead: who fits is not left out
+        ([account(0, 60, 5), account(1, 40, -500)], [0, 1]),
+        ([account(0, 60, 5), account(1, 30, -500), account(2, 40, -400)], [0, 2]),
+    ],
+)
+def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None:
+    scheduler = scheduler_with(*(replace(a) for a in accounts))
+    found = scheduler._choose(995 * MS, 1000 * MS)
+    assert sorted(a.key for a in found) == chosen
+
+
+def test_the_mean_is_weighted_with_the_guarantees() -> None:
+    """500 ms of virtual time apart: three quarters of the way to the one with three times the guarantee, and 400 ms."""
+    scheduler = scheduler_with(account(0, 60, 500), account(1, 60, 250))
+    for key, guarantee in ((0, 0.2), (1, 0.6)):
+        scheduler._accounts[key].share = share(guarantee, 60)
+    assert scheduler.clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
+
+
+@pytest.mark.parametrize(("owed_ms", "charged_ms"), [(4, 16), (0, 16), (-8, 16), (-10, 14), (-25, 6)])
+def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full(owed_ms: int, charged_ms: int) -> None:
+    """8 ms held at a guarantee of a half, 3 of them too many; the clock goes 8 ms further meanwhile."""
+    holder = account(0, 60, owed_ms)
+    hold = Hold(Lease(0, 1, 1000 * MS, 1005 * MS), 60_000)
+    hold.go(1000 * MS, frozenset(), 0)
+    scheduler = scheduler_with(holder)
+    time = scheduler._charged(holder, hold, holder.time, 1008 * MS)
+    assert time - holder.time == charged_ms * MS << FRACTION_BITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "boundary_ms", "complaint"),
+    [
+        ({}, None, "vGPU 0 waits though everybody fits"),
+        ({"holds": {1: went(0, 10)}, "key": 0}, 20, None),
+        ({"holds": {1: went(0, None)}}, None, None),
+        ({"holds": {1: went(0, None)}}, 20, "open-ended lease in a round"),
+        ({"holds": {1: went(0, None)}, "share": share(0.5, 60, 0.5)}, None, "open-ended lease in a round"),
+        ({"holds": {1: went(0, 10), 2: went(0, 10)}}, 20, "leases of 120000 mpercent"),
+        ({"holds": {1: went(0, None), 2: went(0, 10)}}, 20, "leases of 120000 mpercent"),
+        ({"holds": {1: went(0, 4), 2: went(0, 10)}}, 20, None),  # overdue: no longer in force
+        ({"holds": {1: went(0, 10), 2: Hold(Lease(0, 2, 0, 10), 60_000)}}, 20, None),  # not begun
+    ],
+)
+def test_contradictions_are_found(changes: dict[str, object], boundary_ms: int | None, complaint: str | None) -> None:
+    one = account(0, 60, 0)
+    for name, value in changes.items():
+        setattr(one, name, value)
+    one.holds = {e: replace(h, lease=replace(h.lease, epoch=e)) for e, h in one.holds.items()}
+    scheduler = scheduler_with(one)
+    scheduler._now_ns, scheduler._next_epoch = 5 * MS, 9
+    scheduler._boundary_ns = None if boundary_ms is None else boundary_ms * MS
+    if complaint is None:
+        scheduler.check()
+    else:
+        with pytest.raises(InvariantError, match=complaint):
+            scheduler.check()
+
+
+def test_a_dry_bucket_is_not_chosen() -> None:
+    dry, full = (
+        replace(account(key, 60, 9 - key), share=share(0.5, 60, 0.5), bucket_at_ns=1000 * MS) for key in (0, 1)
+    )
+    dry.bucket, full.bucket = 20 * MS * PPM - 1, 20 * MS * PPM
+    assert [a.key for a in scheduler_with(dry, full)._choose(995 * MS, 1000 * MS)] == [1]
+
+
+def test_class_then_debt_then_arrival() -> None:
+    low, high = (account(k, 10, 50, priority=p) for k, p in ((0, Priority.LOW), (1, Priority.HIGH)))
+    accounts = [low, account(4, 10, 7), account(3, 10, 7), account(2, 10, 8), high]
+    ordered = scheduler_with(*accounts)._most_owed_first(accounts, 1000 * MS)
+    assert [a.key for a in ordered] == [1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("owed_ms", "after_ms", "clock_ms"),
+    [
+        ((10, 0), 7, 1007),  # with the wall
+        ((-10, -30), 0, 1020),  # everybody is ahead: the least of them (20 ms virtual)
+        ((500, 300), 7, 1000 - 800 + 400),  # everybody is behind: 400 ms beyond the mean
+    ],
+)
+def test_the_guarantee_clock(owed_ms: tuple[int, int], after_ms: int, clock_ms: int) -> None:
+    scheduler = scheduler_with(*(account(key, 60, owed) for key, owed in enumerate(owed_ms)))
+    assert scheduler.clock((1000 + after_ms) * MS) == clock_ms * MS << FRACTION_BITS
