@@ -51,7 +51,7 @@ def partition(percent: float, sm_count: int) -> Partition:
     above = min(sm_count, below + SM_STEP)
     fit_by_percent = int(100 / Fraction(percent).limit_denominator(1000))
     nearest = above if above - exact < exact - below and above * fit_by_percent <= sm_count else below
-    granted = sm_count if percent >= 100 else min(nearest, sm_count)
+    granted = min(nearest, sm_count)
     return Partition(granted, sm_count, _text_for(granted, sm_count))
 
 

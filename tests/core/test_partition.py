@@ -67,3 +67,26 @@ def test_thirty_percent_of_an_h200() -> None:
 @pytest.mark.parametrize("n", [10, 5, 3, 2])
 def test_whole_partitions_of_an_h200(n: int) -> None:
     assert n * partition(100 / n, H200_SMS).granted_sms <= H200_SMS
+
+
+@pytest.mark.parametrize(
+    ("percent", "sm_count", "sms", "text"),
+    [
+        (50, 100, 50, "50"),
+        (10, 100, 10, "10"),
+        (100, 132, 132, "100"),
+        (100, 133, 133, "100"),
+        (75, 132, 98, "74.25"),  # 99 lies between: the smaller
+        (50.4, 114, 58, "50.88"),
+        (1, 132, 8, "6.07"),
+        (30, 4, 4, "100"),
+    ],
+)
+def test_partitions_and_their_texts(percent: float, sm_count: int, sms: int, text: str) -> None:
+    chosen = partition(percent, sm_count)
+    assert (chosen.granted_sms, chosen.percent_text) == (sms, text)
+
+
+def test_only_the_whole_card_has_an_odd_number_of_sms() -> None:
+    assert granted_sms(Fraction(100), 133) == 133
+    assert granted_sms(Fraction("99.99"), 133) == 132

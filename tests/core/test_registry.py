@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from gpuserver.core.admission import fits
+from gpuserver.core.admission import Refusal, fits
 from gpuserver.core.leases import Mode, Priority, Share
-from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord
+from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord, refusal_error
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -78,6 +78,30 @@ def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
     assert "vgpuctl rm" in refused(ErrorCode.NO_ROOM, found, "d", sm_percent=1).hint
 
 
+@pytest.mark.parametrize(
+    ("fields", "offer"),
+    [
+        ({"largest_memory_bytes": 3 * GIB + 5}, "the largest that fits: --mem 3072M"),
+        ({"largest_memory_bytes": 1 << 20}, "the largest that fits: --mem 1M"),
+        ({"largest_memory_bytes": (1 << 20) - 1}, None),
+        ({"largest_guarantee_ppm": 204_999}, "the largest that fits: --sm 40.9"),  # of half the time
+        ({"largest_guarantee_ppm": 5_000}, "the largest that fits: --sm 1"),
+        ({"largest_guarantee_ppm": 4_999}, None),
+        (
+            {"largest_guarantee_ppm": 450_000, "largest_sm_mpercent": 12_345},
+            "the largest that fits: --sm 12.3 or --quota-request 45",
+        ),
+        ({"largest_guarantee_ppm": 10_000, "largest_sm_mpercent": 999}, "the largest that fits: --quota-request 1"),
+        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 1000}, "the largest that fits: --sm 1"),
+        ({"largest_guarantee_ppm": 0, "largest_sm_mpercent": 0}, None),
+    ],
+)
+def test_an_offer_is_made_in_the_options_that_were_typed(fields: dict[str, int], offer: str | None) -> None:
+    error = refusal_error(Refusal("no room", **fields), VgpuSpec.parse(sm_percent=80, quota_limit_percent=50))
+    assert (error.code, error.message) == (ErrorCode.NO_ROOM, "no room")
+    assert error.hint == (offer or "make room: vgpuctl rm ID")
+
+
 def test_what_is_offered_does_fit() -> None:
     found = registry()
     create(found, "a", sm_percent=33.33)
@@ -115,6 +139,7 @@ def test_a_change_is_admitted_like_a_newcomer() -> None:
     changed = found.change("a", VgpuChanges.parse(sm_percent=40, memory_bytes="2G"), now_unix_ns=7)
     assert (changed.share.guarantee_ppm, changed.memory_limit_bytes, changed.key) == (400_000, 2 * GIB, found["a"].key)
     assert changed.expires_unix_ns == 3600 * 10**9
+    assert (changed.owner, changed.created_unix_ns) == (ME, 0)
     before = list(found)
     with pytest.raises(VgpuError):
         found.change("a", VgpuChanges.parse(sm_percent=41), now_unix_ns=8)
@@ -137,6 +162,17 @@ def test_expiry() -> None:
     found.create("b", VgpuSpec.parse(sm_percent=10), ME, 1000)
     assert found.expired(1099) == []
     assert [r.vgpu_id for r in found.expired(1100)] == ["a"]
+    assert found.next_expiry_unix_ns() == 1100
+    found.create("c", VgpuSpec.parse(sm_percent=10, ttl_ns=50), ME, 1000)
+    assert found.next_expiry_unix_ns() == 1050
+    found.set_mode(Mode.SPATIAL)
+    record = found["a"]
+    assert (record.owner, record.created_unix_ns, record.expires_unix_ns) == (ME, 1000, 1100)
+    for vgpu_id in ("a", "c"):
+        found.remove(vgpu_id)
+    assert found.next_expiry_unix_ns() is None
+    assert "a" not in found
+    assert "b" in found
 
 
 def test_keys_are_used_again_and_run_out() -> None:
@@ -164,8 +200,10 @@ def test_a_mode_in_which_the_promises_cannot_be_kept_is_refused() -> None:
     assert list(found) == before
     found.remove("v3")
     create(found, "wide", sm_percent=50, quota_request_percent=50)
-    with pytest.raises(VgpuError, match="every second"):
+    with pytest.raises(VgpuError, match=r"spatial mode .* need 1\.25 s of every second") as caught:
         found.set_mode(Mode.SPATIAL)
+    assert caught.value.code is ErrorCode.NO_ROOM
+    assert caught.value.hint == "make room first: vgpuctl set ID, or vgpuctl rm ID"
     assert found.mode is Mode.TEMPORAL
     found.check()
 
@@ -178,12 +216,13 @@ def test_spatial_mode_needs_to_know_the_sms() -> None:
     assert caught.value.code is ErrorCode.MODE
 
 
-def test_what_the_journal_remembers_is_restored_as_it_was() -> None:
-    found = registry()
-    create(found, "a", sm_percent=60, memory_bytes="100G")
+@pytest.mark.parametrize("mode", Mode)
+def test_what_the_journal_remembers_is_restored_as_it_was(mode: Mode) -> None:
+    found = registry(mode)
+    create(found, "a", sm_percent=60, memory_bytes="100G", ttl_ns="1h")
     create(found, "b", sm_percent=30, overcommit=True)
     create(found, "c", sm_percent=40)
-    again = registry()
+    again = registry(mode)
     again.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in found)
     assert list(again) == list(found)
 
