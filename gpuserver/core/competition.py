@@ -41,7 +41,7 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.policy import PPM, Policy
 
 
 class InvariantError(AssertionError):
@@ -76,7 +76,7 @@ class Competition(ABC):
     nothing then. Reports of leases that are over are ignored: they crossed a decision on the way.
     """
 
-    def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
+    def __init__(self, policy: Policy, *, first_epoch: int) -> None:
         self.policy = policy
         self._accounts: dict[VgpuKey, Account] = {}
         self._next_epoch = first_epoch

@@ -145,8 +145,7 @@ class SpatialScheduler(Competition):
         return sum(
             a.width
             for a in self._accounts.values()
-            if not a.barred
-            and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
+            if not a.barred and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
     def _in_force(self, at_ns: int) -> int:

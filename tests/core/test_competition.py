@@ -111,11 +111,11 @@ def test_what_a_journal_says_is_owed_is_credited_once(lag_ms: int, asleep: int, 
 def test_a_restored_bucket_is_never_fuller_than_a_new_one() -> None:
     desk = Desk(TemporalScheduler())
     for key, bucket_ms in enumerate((10, 900, -30)):
-        desk.tell(Added(key, CAPPED, replace(owed(0), bucket_ns=bucket_ms * MS, held_ns=5, busy_ns=4, tokens=3)), 0)
+        desk.tell(Added(key, CAPPED, replace(owed(0), bucket_ns=bucket_ms * MS, held_ns=5, busy_ns=4, tokens=3)), 1000)
     assert [b.bucket_ns for b in desk.scheduler.books().values()] == [10 * MS, 40 * MS, -30 * MS]
     assert desk.scheduler.books()[0].held_ns == 5
-    assert desk.wants(2, 0) == []
-    assert desk.due_ms == 100  # −30 ms and a line of 20 ms, refilled by half
+    assert desk.wants(2, 1000) == []
+    assert desk.due_ms == 1100  # −30 ms and a line of 20 ms, refilled by half
 
 
 def test_a_bucket_saves_up_for_a_wait_and_less_asleep() -> None:
@@ -126,6 +126,7 @@ def test_a_bucket_saves_up_for_a_wait_and_less_asleep() -> None:
     desk.wants(0, 901)
     desk.tick(2000)
     assert desk.scheduler.books()[0].bucket_ns == 100 * MS  # 200 ms of its limit
+    assert isinstance(desk.scheduler.books()[0].bucket_ns, int)
     desk.tell(Added(2, Share(10_000, 10_000)), 2000)
     assert desk.scheduler.books()[2].bucket_ns == 10 * MS  # never less than two shortest tokens
 
@@ -246,6 +247,7 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) ->
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     desk.went(1, 2, 16.05)
     assert desk.standing(1, 17).holds
+    desk.wants(1, 16.5)  # counted, and granted nothing before that has drained
     desk.wants(2, 17)
     desk.drained(0, 1, 18, wants=False)
     desk.drained(1, 2, 18.05, wants=False)
@@ -261,7 +263,8 @@ def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition])
     desk.runs(0, 0)
     before = desk.scheduler.books()
     desk.tell(Went(0, 1, 0), 0)  # twice
-    desk.tell(Went(0, 9, 0), 0)  # never published
+    for epoch in (2, 9):
+        desk.tell(Went(0, epoch, 0), 0)  # never published
     desk.tell(Went(1, 0, 0), 0)  # from before this scheduler
     desk.tell(Drained(0, 7, 0, 0, wants=False), 0)
     desk.tell(Drained(1, 1, 0, 0, wants=False), 0)
@@ -347,14 +350,15 @@ def test_a_mode_takes_the_policy_it_is_given(kind: type[Competition]) -> None:
     assert make_scheduler(mode).next_epoch == kind().next_epoch == 1
 
 
+@pytest.mark.parametrize(("limit_ppm", "line"), [(300_001, 40 * 300_001), (1, 5 * MS)])
 @BOTH
-def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[Competition]) -> None:
+def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[Competition], limit_ppm: int, line: int) -> None:
+    """``line``: P·l, in nanoseconds, or the shortest token."""
     desk = Desk(kind())
-    desk.tell(Added(0, Share(300_000, 300_001), replace(owed(0), bucket_ns=-7)), 0)
+    desk.tell(Added(0, Share(1, limit_ppm), replace(owed(0), bucket_ns=-7)), 0)
     assert desk.wants(0, 0) == []
     due = desk.scheduler.next_deadline_ns()
-    line = 40 * 300_001  # P·l, in ns × ppm a thousandth of it
-    assert due == -(-(line * PPM + 7 * PPM) // 300_001)
+    assert due == -(-(line * PPM + 7 * PPM) // limit_ppm)
     assert desk.scheduler.handle(Tick(), due - 1) == []
     assert len(desk.scheduler.handle(Tick(), due)) == 1
 
@@ -430,3 +434,44 @@ def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
     assert (standing.tokens, standing.holds) == (2, False)
     assert (standing.held_ns, standing.overuse_ns) == (3 * MS, 3 * MS)
     assert desk.due_ms is None
+
+
+def test_equals_go_in_the_order_of_their_arrival() -> None:
+    desk = Desk(SpatialScheduler(), Share(PPM // 3))
+    for key in (5, 3):
+        desk.tell(Added(key, Share(PPM // 3, sm_mpercent=60_000)), 7)
+    desk.runs(0, 10)
+    desk.wants(5, 11)
+    desk.wants(3, 11)
+    assert [x.vgpu for x in leases(desk.drained(0, 1, 12, wants=False))] == [5]
+
+
+def test_the_credit_of_a_small_share_is_two_of_its_tokens() -> None:
+    desk = Desk(TemporalScheduler(), Share(950_000), Share(50_000))
+    desk.runs(0, 0)
+    desk.tick(500)
+    assert desk.scheduler.books()[1].lag_ns == 10 * MS
+    desk.observed(0, 1, 500)
+    desk.wants(1, 500)
+    assert leases(desk.tick(501)) == []
+
+
+def test_where_nobody_competes_the_least_indebted_is_let_back_in() -> None:
+    desk = Desk(TemporalScheduler(), HALF)
+    desk.tell(Added(1, HALF, owed(-300)), 0)
+    desk.tell(Added(2, HALF, owed(-200)), 0)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.wants(2, 1)
+    assert [desk.standing(key, 1).barred for key in (1, 2)] == [True, True]
+    assert spans(desk.drained(0, 1, 2, wants=False)) == [(2, 2, 2, None)]
+    assert [desk.standing(key, 2).barred for key in (1, 2)] == [True, False]
+
+
+@pytest.mark.parametrize(("back_at", "early"), [(21.69, True), (21.7, False), (22.2, False), (30, False)])
+def test_a_token_given_back_before_its_end_is_remembered(back_at: float, early: bool) -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 10)
+    desk.drained(0, 1, back_at, wants=False)
+    assert desk.scheduler._accounts[0].returned_ns == (round(back_at * MS) if early else None)  # type: ignore[attr-defined]

@@ -241,6 +241,40 @@ def test_one_that_does_not_drain_is_barred_until_the_others_have_caught_up() -> 
     assert spans(two.drained(1, 2, 207, wants=False)) == [(0, 3, 207, None)]  # nobody else competes
 
 
+def test_a_debt_is_paid_at_the_pace_of_whoever_competes() -> None:
+    two = desk(HALF, HALF)
+    two.runs(0, 0)
+    two.wants(1, 100)  # with the idle credit of 20 ms
+    two.went(1, 2, 212.2)
+    two.drained(0, 1, 300)
+    assert two.standing(0, 300).barred
+    assert two.due_ms == 300 + (300 - 80)
+
+
+@pytest.mark.parametrize(("short_ms", "length_ms"), [(2, 22), (2.4, 22.4), (2.6, 2.6), (5, 5)])
+def test_less_than_half_a_shortest_token_is_added_to_the_next(short_ms: float, length_ms: float) -> None:
+    two = pair()
+    two.drained(0, 1, 22.2)
+    two.went(1, 2, 22.2)
+    two.drained(1, 2, 42.2)
+    two.went(0, 3, 42.2)
+    end = 60 - short_ms  # its token ends at 60: it has held 2.2 ms too much before
+    two.drained(0, 3, end)
+    commands = two.went(1, 4, end)
+    (following,) = [x for x in leases(commands) if x.vgpu == 0]
+    assert following.end_ns is not None
+    assert following.end_ns - following.start_ns == pytest.approx(length_ms * MS, abs=2)
+
+
+def test_a_token_is_worth_ten_hand_overs() -> None:
+    scheduler = TemporalScheduler()
+    small, large = waiting(0, 0, 5, share=Share(10_000)), waiting(1, 0, 5, share=Share(990_000))
+    scheduler._accounts = {0: small, 1: large}
+    assert scheduler._quantum(small) == 5 * MS
+    small.handover_ns = 900_000
+    assert scheduler._quantum(small) == 9 * MS
+
+
 def test_the_period_follows_what_hand_overs_cost() -> None:
     two = desk(HALF, HALF)
     two.runs(0, 0)
