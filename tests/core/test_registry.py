@@ -124,6 +124,7 @@ def test_overcommitted_vgpus_share_what_the_promised_leave() -> None:
     create(found, "softer", sm_percent=20, overcommit=True)
     assert {r.vgpu_id: r.share.guarantee_ppm // 1000 for r in found} == {"hard": 600, "soft": 300, "softer": 100}
     assert found["soft"].share.limit_ppm == 600_000
+    assert isinstance(found["soft"].share.guarantee_ppm, int)
     create(found, "harder", sm_percent=20)
     assert {r.vgpu_id: r.share.guarantee_ppm // 1000 for r in found} == {
         "hard": 600, "soft": 150, "softer": 50, "harder": 200,
@@ -151,7 +152,9 @@ def test_a_change_is_admitted_like_a_newcomer() -> None:
 def test_names_are_unique_and_free_again() -> None:
     found = registry()
     create(found, "a", sm_percent=10, name="x")
-    refused(ErrorCode.EXISTS, found, "b", sm_percent=10, name="x")
+    error = refused(ErrorCode.EXISTS, found, "b", sm_percent=10, name="x")
+    assert str(error) == "a has the name 'x' already; choose another --name"
+    assert str(refused(ErrorCode.EXISTS, found, "a", sm_percent=10)) == "a exists already"
     found.change("a", VgpuChanges.parse(name="y"), 0)
     create(found, "b", sm_percent=10, name="x")
 
@@ -179,7 +182,8 @@ def test_keys_are_used_again_and_run_out() -> None:
     found = registry(card=Card(1 << 50, 132))
     for n in range(256):
         create(found, f"v{n}", sm_percent=1, overcommit=True)
-    refused(ErrorCode.NO_ROOM, found, "one more", sm_percent=1, overcommit=True)
+    error = refused(ErrorCode.NO_ROOM, found, "one more", sm_percent=1, overcommit=True)
+    assert str(error) == "this GPU has 256 vGPUs, its most; remove one: vgpuctl rm ID"
     key = found["v7"].key
     found.remove("v7")
     assert create(found, "again", sm_percent=1, overcommit=True).key == key
@@ -214,6 +218,7 @@ def test_spatial_mode_needs_to_know_the_sms() -> None:
     with pytest.raises(VgpuError) as caught:
         found.set_mode(Mode.SPATIAL)
     assert caught.value.code is ErrorCode.MODE
+    assert str(caught.value) == "this driver does not tell how many SMs the GPU has; use --mode temporal"
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -221,10 +226,13 @@ def test_what_the_journal_remembers_is_restored_as_it_was(mode: Mode) -> None:
     found = registry(mode)
     create(found, "a", sm_percent=60, memory_bytes="100G", ttl_ns="1h")
     create(found, "b", sm_percent=30, overcommit=True)
-    create(found, "c", sm_percent=40)
+    create(found, "c", sm_percent=20)
     again = registry(mode)
     again.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in found)
     assert list(again) == list(found)
+    again.set_mode(Mode.TEMPORAL)
+    again.check()
+    assert again["b"].share.guarantee_ppm == pytest.approx(200_000, abs=1)
 
 
 class Promises(RuleBasedStateMachine):
