@@ -48,7 +48,7 @@ format: setup ## let ruff put the code in order
 bench: setup ## what can be measured without a GPU: native latencies, instruction counts
 	$(BIN)/python -m benchmarks
 
-mutation: setup ## mutation testing of the decision cores (half an hour); ONLY='gpuserver.core.account.*' for a part
+mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='gpuserver.core.account.*' for a part
 	HYPOTHESIS_PROFILE=mutation nice -n 19 $(BIN)/mutmut run --max-children 2 $(ONLY)
 	$(BIN)/mutmut results
 
@@ -57,6 +57,6 @@ wheel: setup ## a wheel under dist/
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean: ## remove what was built, keep .venv
-	rm -rf build dist cython_ext/lib cython_ext/*.so
+	rm -rf build dist mutants cython_ext/lib cython_ext/*.so
 	find cython_ext -name '*.c' -delete
 	rm -f $(VENV)/.built

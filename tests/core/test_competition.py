@@ -444,6 +444,8 @@ def test_equals_go_in_the_order_of_their_arrival() -> None:
     desk.wants(5, 11)
     desk.wants(3, 11)
     assert [x.vgpu for x in leases(desk.drained(0, 1, 12, wants=False))] == [5]
+    accounts = desk.scheduler._accounts.values()  # type: ignore[attr-defined]
+    assert [(a.key, a.order, a.served_ns) for a in accounts] == [(0, 0, 12 * MS), (5, 1, 7 * MS), (3, 2, 7 * MS)]
 
 
 def test_the_credit_of_a_small_share_is_two_of_its_tokens() -> None:

@@ -235,6 +235,8 @@ def test_a_limit_ends_a_lease_although_all_fit() -> None:
     assert spans(alone.tick(38)) == [(0, 1, 0, 60)]  # at 40 ms, 20 ms are left
     assert alone.due_ms == 58
     assert alone.tick(58) == []  # at 60 ms, 10: below the line
+    alone.tick(60)
+    assert alone.due_ms == 70  # for how long it may take to drain
     assert alone.drained(0, 1, 60) == []
     assert alone.due_ms == 80
     assert spans(alone.tick(80)) == [(0, 2, 80, 100)]
@@ -249,6 +251,32 @@ def test_a_limit_ends_a_lease_before_the_boundary() -> None:
     three.drained(0, 2, 11)
     assert three.standing(0, 11).throttled
     assert spans(three.tick(15)) == [(2, 3, 20, 30)]
+
+
+def test_leases_under_a_limit_take_part_in_rounds() -> None:
+    pair = desk(share(0.3, 60, 0.9), share(0.3, 60, 0.9))
+    assert pair.runs(0, 0).end_ns == 72 * MS
+    assert pair.wants(1, 1) == []
+    assert spans(pair.tick(15)) == [(0, 1, 0, 20), (1, 2, 20, 30)]
+    pair.tick(20)
+    # Everybody fits again before it has its GO: it waits for nobody any more.
+    brought = leases(pair.drained(0, 1, 20.1, wants=False))[0]
+    assert (brought.epoch, brought.start_ns, brought.after) == (2, 20.1 * MS, ())
+    three = desk(share(0.3, 60, 0.9), share(0.3, 40), share(0.3, 40))
+    three.runs(0, 0)
+    three.runs(1, 1)
+    three.wants(2, 1)
+    assert spans(three.tick(15)) == [(0, 1, 0, 30), (2, 3, 20, 30)]
+
+
+def test_a_filler_that_is_about_to_begin_is_left_alone() -> None:
+    three = desk(share(0.3, 60), share(0.5, 70), share(0.05, 40))
+    three.runs(0, 0)
+    three.wants(1, 1)
+    assert spans(three.wants(2, 14)) == [(2, 2, 14, 20)]
+    commands = three.tick(15)
+    assert withdrawn(commands) == []
+    assert spans(commands) == [(1, 3, 20, 30)]
 
 
 def test_a_new_limit_gives_an_open_ended_lease_an_end() -> None:
