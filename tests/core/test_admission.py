@@ -184,6 +184,11 @@ def test_the_largest_is_in_whole_tenths_of_a_percent_rounded_down() -> None:
     assert largest_guarantee(spatial((51, 95)), share(100, 51)) == 0
 
 
+def test_the_largest_is_found_where_its_time_is_shared() -> None:
+    assert largest_guarantee(spatial((50, 60), (50, 60)), share(100, 50)) == 700_000  # half of 60 + 60 + 70 is 95 %
+    assert largest_guarantee(spatial((51, 50), (51, 50), (51, 50)), share(100, 49)) == 0  # it would, did the others fit
+
+
 def test_temporal_overcommitment_divides_by_the_sum() -> None:
     assert packing_ratio(Mode.TEMPORAL, [share(90), share(60), share(30)]) == 1.8
     scaled = overcommitted(Mode.TEMPORAL, [share(90), share(60), share(30)])

@@ -161,6 +161,13 @@ def test_a_holder_pays_for_the_past_under_its_old_share() -> None:
 
 
 def test_without_its_limit_a_throttled_vgpu_comes_back_at_once() -> None:
+    desk = Desk(SpatialScheduler(), *[replace(CAPPED, sm_mpercent=30_000)] * 2)
+    desk.runs(0, 0)
+    desk.runs(1, 50)
+    desk.changed(1, HALF, 50)
+    desk.drained(0, 1, 60)
+    desk.changed(0, replace(HALF, sm_mpercent=30_000), 61)
+    assert not desk.standing(0, 61).throttled
     desk = Desk(TemporalScheduler(), CAPPED)
     desk.runs(0, 0)
     desk.drained(0, 1, 60)

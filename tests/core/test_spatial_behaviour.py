@@ -87,6 +87,16 @@ def test_an_early_return_lets_the_other_start_at_once() -> None:
     ]
 
 
+def test_a_go_that_may_have_crossed_a_revision_is_answered_with_the_end_that_holds() -> None:
+    pair = desk(share(0.45, 60), share(0.45, 60))
+    pair.wants(0, 0)
+    assert spans(pair.wants(1, 1)) == [(0, 1, 0, 20)]
+    assert spans(pair.went(0, 1, 1.1)) == [(0, 1, 1.1, 20)]
+    pair.tick(15)
+    assert spans(pair.drained(0, 1, 17, wants=False)) == [(1, 2, 17, None)]
+    assert spans(pair.went(1, 2, 17.1)) == [(1, 2, 17.1, None)]
+
+
 def test_free_sms_are_filled_until_the_boundary() -> None:
     three = desk(share(0.4, 60), share(0.4, 60), share(0.3, 40), share(0.3, 40))
     three.runs(0, 0)
@@ -102,7 +112,8 @@ def test_less_than_two_milliseconds_of_a_round_are_not_filled() -> None:
         three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
         three.runs(0, 0)
         three.wants(1, 1)
-        assert [s[2:] for s in spans(three.wants(2, at)) if s[0] == 2] == [(start, 30)]
+        (filler,) = [x for x in leases(three.wants(2, at)) if x.vgpu == 2]
+        assert (filler.start_ns, filler.end_ns, bool(filler.after)) == (start * MS, 30 * MS, start == 20)
 
 
 def test_a_kernel_that_does_not_fit_the_rest_of_a_round_does_not_fill_it() -> None:
@@ -201,6 +212,12 @@ def test_a_high_one_takes_back_what_it_needs_from_the_lowest_class_first() -> No
     commands = three.wants(2, 2)
     assert spans(commands) == [(0, 1, 0, 2.45), (1, 2, 1, 2.45), (2, 3, 2.45, 20)]
     assert leases(commands)[-1].after == ((1, 2), (0, 1))
+
+
+def test_a_high_one_under_a_limit_takes_back_no_longer_than_that() -> None:
+    two = desk(share(0.3, 100), share(0.1, 40, 0.1, priority=Priority.HIGH))
+    two.runs(0, 0)
+    assert spans(two.wants(1, 2)) == [(0, 1, 0, 2.45), (1, 2, 2.45, 12.495)]  # 10 ms and what comes until 2.45
 
 
 def test_a_normal_one_takes_nothing_back() -> None:
