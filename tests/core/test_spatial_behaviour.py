@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.leases import Added, Lease, Priority, Share
+from gpuserver.core.leases import Added, Book, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
@@ -92,6 +92,10 @@ def test_a_go_that_may_have_crossed_a_revision_is_answered_with_the_end_that_hol
     pair.wants(0, 0)
     assert spans(pair.wants(1, 1)) == [(0, 1, 0, 20)]
     assert spans(pair.went(0, 1, 1.1)) == [(0, 1, 1.1, 20)]
+    short = desk(share(0.45, 60), share(0.45, 60))
+    short.wants(0, 0)
+    short.wants(1, 0.2)
+    assert spans(short.went(0, 1, 0.3)) == [(0, 1, 0.3, 20.3)]
     pair.tick(15)
     assert spans(pair.drained(0, 1, 17, wants=False)) == [(1, 2, 17, None)]
     assert spans(pair.went(1, 2, 17.1)) == [(1, 2, 17.1, None)]
@@ -232,6 +236,15 @@ def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
         three.wants(3, 2)
         said = [s for s in spans(three.wants(2, at)) if s[0] == 2]
         assert said == ([(2, 3, at + 0.45, 30)] if revoked else [])
+
+
+@pytest.mark.parametrize(("lag_ms", "revoked"), [(-3.6, True), (-4.0, False)])
+def test_a_high_one_may_be_ahead_by_a_quarter_of_a_round(lag_ms: float, revoked: bool) -> None:
+    """While vGPU 0 held 2 ms alone, at a guarantee of 0.3, the clock went on by 2 / 0.3: at 0.2 that makes up for 1.3."""
+    two = desk(share(0.3, 100, priority=Priority.LOW))
+    two.tell(Added(1, share(0.2, 40, priority=Priority.HIGH), Book(round(lag_ms * MS), 0, 0, 0, 0, 0)), 0)
+    two.runs(0, 0)
+    assert spans(two.wants(1, 2))[0] == (0, 1, 0, 2.45 if revoked else 20)
 
 
 def test_a_high_one_that_is_ahead_of_its_guarantee_waits_like_anybody() -> None:

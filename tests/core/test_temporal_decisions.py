@@ -162,6 +162,8 @@ def test_an_open_ended_lease_that_is_about_to_begin_gets_an_end_when_somebody_co
     assert (vgpu, epoch, start) == (1, 2, 32)
     assert end == pytest.approx(32 + 40 * 0.5 / 0.9, abs=0.001)  # a token, as it was when vGPU 1 came
     assert three.tick(31.7) == []
+    three.drained(0, 1, 31.72)
+    assert (1, 2) in [s[:2] for s in spans(three.went(1, 2, 31.75))]  # its GO may have found no end
 
 
 @pytest.mark.parametrize(("at", "displaced"), [(12.69, True), (12.7, False), (13.1, False)])
