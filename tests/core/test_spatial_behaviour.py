@@ -240,7 +240,7 @@ def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
 
 @pytest.mark.parametrize(("lag_ms", "revoked"), [(-3.6, True), (-4.0, False)])
 def test_a_high_one_may_be_ahead_by_a_quarter_of_a_round(lag_ms: float, revoked: bool) -> None:
-    """While vGPU 0 held 2 ms alone, at a guarantee of 0.3, the clock went on by 2 / 0.3: at 0.2 that makes up for 1.3."""
+    """vGPU 0 held 2 ms alone, at a guarantee of 0.3: the clock went on by 2 / 0.3, which is worth 1.3 ms at 0.2."""
     two = desk(share(0.3, 100, priority=Priority.LOW))
     two.tell(Added(1, share(0.2, 40, priority=Priority.HIGH), Book(round(lag_ms * MS), 0, 0, 0, 0, 0)), 0)
     two.runs(0, 0)
