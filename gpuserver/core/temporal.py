@@ -98,9 +98,14 @@ class TemporalScheduler(Competition):
     # --- quantities
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        # By its lag, which counts for little beside others of a small guarantee: they catch up soon, and one of them
-        # that comes with idle credit is far behind in virtual time.
-        return -self._lag(account, self.clock(now_ns), now_ns) > self.policy.grace_ns
+        others = [a for a in self._competitors() if a is not account]
+        weight = sum(a.guarantee for a in others)
+        if not weight:
+            return False
+        ahead = account.time_at(now_ns) - sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
+        # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
+        # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
+        return real(ahead, min(account.guarantee, weight)) > self.policy.grace_ns
 
     def _quantum(self, account: Account, weight: int | None = None) -> int:
         """q. ``weight``: W where the caller has it already: adding it up for each of n vGPUs would cost n² sums."""

@@ -114,11 +114,17 @@ def test_the_hand_over_cost_is_averaged_within_its_bounds() -> None:
     account.learn(0, 400, 50, 1000)
     assert account.handover_ns == 400
     account.learn(0, 5, 50, 1000)
-    assert account.handover_ns == (7 * 400 + 50) // 8
+    assert account.handover_ns == (15 * 400 + 5) // 16
     account.learn(0, 9999, 50, 1000)
-    assert account.handover_ns == (7 * 356 + 1000) // 8
+    assert account.handover_ns == (15 * 375 + 4000) // 16  # one sample counts for no more than four times the bound
     account.learn(0, 0, 50, 1000)
-    assert account.handover_ns == 436
+    assert account.handover_ns == 601
+    for _ in range(99):
+        account.learn(0, 4000, 50, 1000)
+    assert account.handover_ns == 1000  # the mean is clamped, not the samples
+    for _ in range(99):
+        account.learn(0, 1, 50, 1000)
+    assert account.handover_ns == 50
 
 
 def test_the_longest_kernel_decays_by_an_eighth() -> None:

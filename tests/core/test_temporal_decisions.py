@@ -298,22 +298,23 @@ def test_the_period_follows_what_hand_overs_cost() -> None:
 
 
 def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() -> None:
-    for shares, wants in (((HALF, HALF), False), ((HALF, HIGH), True)):
-        two = desk(*shares)
-        two.runs(0, 0)
-        two.drained(0, 1, 5, wants=wants, handover_cost_ns=900_000)
-        two.wants(0, 6)
-        two.wants(1, 7)
-        assert period_ms(two) == 40
-    two = desk(HALF, HALF)
-    two.runs(0, 5000)
-    two.drained(0, 1, 5005, wants=False, handover_cost_ns=900_000)
-    two.wants(0, 5900)
-    two.wants(1, 5900)
-    two.tick(6004.9)
+    two = desk(HALF, HIGH)
+    two.runs(0, 0)
+    two.drained(0, 1, 5, handover_cost_ns=900_000)
+    two.wants(1, 7)
     assert period_ms(two) == 40
-    two.tick(6005)  # a second later it is forgotten
-    assert period_ms(two) > 60
+    for returns, period in (
+        (2, pytest.approx(0.9 / 0.014)),
+        (3, 40),
+    ):  # of three leases; a quarter, lately, is the bound
+        two = desk(HALF, HALF)
+        for lease in range(3):
+            two.runs(0, 10 * lease)
+            two.drained(0, lease + 1, 10 * lease + 5, wants=lease >= returns, handover_cost_ns=900_000)
+            two.idle(0, 10 * lease + 6)
+        two.wants(0, 40)
+        two.wants(1, 41)
+        assert period_ms(two) == period
     alone = desk(HALF)
     alone.runs(0, 0)
     alone.tell(Drained(0, 1, MS, 0, True, 0, MS), 1)
