@@ -33,4 +33,6 @@ LINES_SHOWN=12
 part demo 60 python3 -m vgpu.ctl demo --duration 10s -o json
 part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
+part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
+part blocked 60 python3 -m benchmarks.gpu.blocked
 part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"

@@ -1,0 +1,177 @@
+"""What a stream that waits for a word of the host holds up: the questions that GPU-side gating depends on.
+
+    python -m benchmarks.gpu.blocked        (through vgpuctl run on a simulated GPU, or as it is on a real one)
+
+A stream waits with cuStreamWaitValue32 behind which kernels are queued. While it does, driver calls are made from a
+thread of their own; printed is how long each took, and "until released" where it came back only when the word was
+written (after HOLD_S). Once with the legacy stream, in which PyTorch works by default, once with a stream that does not
+synchronise with it. Then: how many launches can be queued before cuLaunchKernel itself waits, and how soon after the
+word the first kernel is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from ctypes import byref, c_int, c_uint, c_uint64, c_void_p
+
+from vgpu.workload.driver import Gpu, Kernel
+from vgpu.workload.kernels import PTX
+
+HOLD_S = 0.3
+LEGACY = 1
+WAIT_GEQ = 0
+MAPPED = 2  # cuMemHostAlloc: with an address for the device
+TINY = 1 << 20
+READ_ONLY_HOST_REGISTER_SUPPORTED = 113
+
+
+class Word:
+    """Four bytes of pinned host memory that streams can wait for. Only grows."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        host, device = c_void_p(), c_uint64()
+        gpu.call("cuMemHostAlloc", byref(host), ctypes.c_size_t(4096), c_uint(MAPPED))
+        gpu.call("cuMemHostGetDevicePointer_v2", byref(device), host, c_uint(0))
+        self.value = ctypes.c_uint32.from_address(host.value or 0)
+        self.address = device
+
+    def block(self, stream: c_void_p) -> None:
+        self._gpu.call("cuStreamWaitValue32_v2", stream, self.address, c_uint(self.value.value + 1), c_uint(WAIT_GEQ))
+
+    def release(self) -> None:
+        self.value.value += 1
+
+
+def probes(gpu: Gpu, before: c_void_p, other: c_void_p) -> dict[str, Callable[[], object]]:
+    """Driver calls that programs and hooks make.
+
+    ``before``: an event recorded before the wait. ``other``: a stream that does not synchronise with the legacy one.
+    """
+    library, buffer = gpu.library, ctypes.create_string_buffer(64)
+    block, spare, pinned = gpu.allocate(TINY), gpu.allocate(TINY), c_void_p()
+    assert block is not None
+    assert spare is not None
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+
+    def launch_elsewhere() -> None:
+        library.cuLaunchKernel(tiny.arguments[0], 1, 1, 1, 32, 1, 1, 0, other, None, None)
+        library.cuStreamSynchronize(other)
+
+    return {
+        "cuEventQuery, recorded before": lambda: library.cuEventQuery(before),
+        "cuEventSynchronize, recorded before": lambda: library.cuEventSynchronize(before),
+        "cuStreamQuery, other stream": lambda: library.cuStreamQuery(other),
+        "cuEventCreate": gpu.event,
+        "cuStreamCreate": lambda: gpu.call("cuStreamCreate", byref(c_void_p()), 1),
+        "cuMemGetInfo": gpu.memory_info,
+        "cuMemAlloc": lambda: gpu.allocate(TINY),
+        "cuMemcpyHtoD, 64 B": lambda: library.cuMemcpyHtoD_v2(block, buffer, 64),
+        "cuMemHostAlloc": lambda: library.cuMemHostAlloc(byref(pinned), ctypes.c_size_t(4096), c_uint(0)),
+        "cuModuleLoadData": lambda: gpu.call("cuModuleLoadData", byref(c_void_p()), PTX.encode()),
+        "launch and wait in another stream": launch_elsewhere,
+        "cuMemFree": lambda: gpu.free(spare),
+        "cuCtxSynchronize": gpu.synchronize,
+    }
+
+
+def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[], object]) -> str:
+    """How long ``probe`` takes in a thread of its own while ``stream`` is blocked."""
+    took: list[float] = []
+    context = c_void_p()
+    gpu.call("cuCtxGetCurrent", byref(context))
+
+    def run() -> None:
+        gpu.call("cuCtxSetCurrent", context)
+        began = time.perf_counter()
+        probe()
+        took.append(time.perf_counter() - began)
+
+    word.block(stream)
+    launch(gpu, stream, 10)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(HOLD_S)
+    waited = thread.is_alive()
+    word.release()
+    thread.join(10)
+    gpu.synchronize()
+    if not took:
+        return f"{name:40} never came back"
+    return f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
+
+
+def launch(gpu: Gpu, stream: c_void_p, count: int) -> None:
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+    for _ in range(count):
+        code = gpu.library.cuLaunchKernel(tiny.arguments[0], 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+        if code:
+            gpu.fail("cuLaunchKernel", code)
+
+
+def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
+    """Launches that can be queued behind the wait before one takes longer than 50 ms."""
+    queued = 0
+    context = c_void_p()
+    gpu.call("cuCtxGetCurrent", byref(context))
+
+    def fill() -> None:
+        nonlocal queued
+        gpu.call("cuCtxSetCurrent", context)
+        for _ in range(most):
+            launch(gpu, stream, 1)
+            queued += 1
+
+    word.block(stream)
+    thread = threading.Thread(target=fill)
+    thread.start()
+    before = -1
+    while thread.is_alive() and queued != before:
+        before = queued
+        thread.join(0.05)
+    found = queued
+    word.release()
+    thread.join()
+    gpu.synchronize()
+    return found
+
+
+def first_kernel_us(gpu: Gpu, word: Word, stream: c_void_p) -> float:
+    done = gpu.event()
+    word.block(stream)
+    launch(gpu, stream, 1)
+    gpu.call("cuEventRecord", done, stream)
+    time.sleep(0.002)
+    began = time.perf_counter()
+    word.release()
+    while gpu.library.cuEventQuery(done):
+        pass
+    return 1e6 * (time.perf_counter() - began)
+
+
+def main() -> None:
+    gpu = Gpu(PTX)
+    print(gpu.name)
+    supported = c_int()
+    gpu.call("cuDeviceGetAttribute", byref(supported), READ_ONLY_HOST_REGISTER_SUPPORTED, gpu.device)
+    print(f"host memory can be registered read-only: {supported.value}")
+    word = Word(gpu)
+    other = c_void_p()
+    gpu.call("cuStreamCreate", byref(other), 1)
+    for name, stream in (("legacy stream", c_void_p(LEGACY)), ("non-blocking stream", gpu.stream)):
+        print(f"\n{name} blocked")
+        before = gpu.event()
+        gpu.call("cuEventRecord", before, stream)
+        for what, probe in probes(gpu, before, other).items():
+            print(" ", held_up(gpu, word, stream, what, probe), flush=True)
+        print(f"  launches queued before one waits: {depth(gpu, word, stream)}")
+        times = [first_kernel_us(gpu, word, stream) for _ in range(200)]
+        print(f"  word written to first kernel done: {statistics.median(times):.1f} us p50, {max(times):.1f} us worst")
+
+
+if __name__ == "__main__":
+    main()
