@@ -57,7 +57,7 @@ cdef enum:
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
-    QUEUED_NS = 20_000       # behind so much work a timed launch is timed alone, not with its host
+    QUEUED_NS = 20_000       # behind so much work the time of the host is not in a launch's sample
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
@@ -306,7 +306,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint turn = gate.marked_stream != index
-    cdef bint unknown = known.estimate_ns < 0, queued
+    cdef bint unknown = known.estimate_ns < 0, clear
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
         turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
         or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
@@ -327,11 +327,13 @@ cdef void tracked(
         stream.overlapping = OVERLAPS_AGAIN
     elif stream.overlapping:
         stream.overlapping -= 1
-    # The event at a sample's end, too, would keep the next launch from overlapping with this one. And where the queue
-    # is empty, the time until the host has launched would be counted as the kernel's.
-    queued = backlog_ns(&gate.backlog, now) >= QUEUED_NS
-    if should_sample(known) and (unknown or (queued and stream.overlapping == 0)):
-        launch.sample = vgpu_sample_begin(gate, key, index, first or gate.backlog.discard)
+    # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
+    # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
+    clear = not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS
+    if should_sample(known) and not first and not gate.backlog.discard and (
+        unknown or (clear and stream.overlapping == 0)
+    ):
+        launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
     backlog_submit(&gate.backlog, now, known.estimate_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)

@@ -92,7 +92,7 @@ cdef struct Sample:
     uint32_t generation
     int32_t start            # index of Gate.events
     int32_t end              # -1: not recorded yet
-    bint discard
+    int64_t since_ns         # the queue was empty: ``start`` passed then, long before the host had launched; else 0
     bint used
 
 
@@ -221,7 +221,7 @@ cdef extern:
     void vgpu_mark(Gate* gate) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
-    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint discard) noexcept nogil
+    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil

@@ -29,7 +29,7 @@ from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport LaunchKey, durations_learn
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
-from cython_ext.native cimport fence, load32, store32
+from cython_ext.native cimport fence, load32, now_ns, store32
 
 cdef enum:
     LEGACY_HANDLE = 1
@@ -147,12 +147,10 @@ cdef public void vgpu_mark(Gate* gate) noexcept nogil:
         give_event(gate, event)
 
 
-cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint discard) noexcept nogil:
-    """Time the launch that follows; the sample's index, or -1."""
+cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil:
+    """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it."""
     cdef Sample* sample
     cdef int i, mode
-    if discard:
-        return -1
     for i in range(SAMPLES):
         sample = &gate.samples[i]
         if sample.used:
@@ -165,6 +163,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
         sample.key = key[0]
         sample.generation = gate.durations.generation
         sample.end = -1
+        sample.since_ns = now_ns() if empty else 0
         sample.used = 1
         return i
     return -1
@@ -174,6 +173,8 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     """The launch has been submitted."""
     cdef Sample* sample = &gate.samples[index]
     cdef int mode = relax()
+    if sample.since_ns:
+        sample.since_ns -= now_ns()      # below 0: what the host took
     sample.end = record(gate, &gate.streams[stream], 1)
     restore(mode)
     if sample.end < 0:
@@ -184,6 +185,7 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
 cdef void learn(Gate* gate) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
+    cdef int64_t lasted_ns
     cdef float ms
     cdef int i
     for i in range(SAMPLES):
@@ -195,8 +197,9 @@ cdef void learn(Gate* gate) noexcept nogil:
             if real_cuEventElapsedTime(
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
-                durations_learn(&gate.durations, &sample.key, sample.generation, <int64_t>(ms * 1e6))
-                vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, <int64_t>(ms * 1e6))
+                lasted_ns = max(<int64_t>(ms * 1e6) + sample.since_ns, <int64_t>(ms * 1e6) / 4)
+                durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
+                vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
         give_event(gate, sample.start)
         give_event(gate, sample.end)
         sample.used = 0

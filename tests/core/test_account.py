@@ -154,6 +154,17 @@ def test_leases_add_up_in_the_books() -> None:
     assert isinstance(account.book(0).bucket_ns, int)
 
 
+def test_the_part_of_leases_given_back_early_is_remembered_for_about_eight() -> None:
+    seen = []
+    account = account_with()
+    for early in (None, True, True, False):
+        account.holds = {1: gone(1)}
+        account.close(account.holds[1], 10, **({} if early is None else {"early": early}))
+        seen.append(account.returns_ppm)
+    assert seen == [0, 125_000, 234_375, 205_078]
+    assert isinstance(account.returns_ppm, int)
+
+
 @pytest.mark.parametrize(("guarantee_ppm", "counted"), [(0, 1), (1, 1), (5, 5)])
 def test_a_guarantee_of_nothing_still_divides(guarantee_ppm: int, counted: int) -> None:
     assert Account(0, 0, Share(guarantee_ppm)).guarantee == counted

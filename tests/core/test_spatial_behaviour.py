@@ -130,6 +130,18 @@ def test_a_kernel_that_does_not_fit_the_rest_of_a_round_does_not_fill_it() -> No
         assert bool(leases(three.wants(2, at))) is fits
 
 
+def test_a_filler_ends_half_a_kernel_before_the_boundary() -> None:
+    """Its gate starts a kernel of which half fits: the last one is done at the boundary."""
+    three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
+    three.runs(2, 0)
+    three.drained(2, 1, 1, wants=False, longest_kernel_ns=5 * MS + 1)
+    three.runs(0, 1)
+    three.wants(1, 2)
+    (filler,) = leases(three.wants(2, 4))
+    assert (filler.start_ns, filler.end_ns) == (4 * MS, 20 * MS - 2_500_000)
+    assert isinstance(filler.end_ns, int)
+
+
 def test_whoever_drains_late_keeps_its_sms_and_gets_no_round() -> None:
     for drains_ms, late in ((20.5, False), (20.501, True)):
         pair = two_of_sixty()

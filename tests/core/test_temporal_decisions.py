@@ -303,10 +303,8 @@ def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() ->
     two.drained(0, 1, 5, handover_cost_ns=900_000)
     two.wants(1, 7)
     assert period_ms(two) == 40
-    for returns, period in (
-        (2, pytest.approx(0.9 / 0.014)),
-        (3, 40),
-    ):  # of three leases; a quarter, lately, is the bound
+    # of three leases; a quarter, lately, is the bound
+    for returns, period in ((2, pytest.approx(0.9 / 0.014)), (3, 40)):
         two = desk(HALF, HALF)
         for lease in range(3):
             two.runs(0, 10 * lease)
@@ -319,6 +317,22 @@ def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() ->
     alone.runs(0, 0)
     alone.tell(Drained(0, 1, MS, 0, True, 0, MS), 1)
     assert period_ms(alone) == 40
+
+
+def test_another_policy_has_its_period_at_once() -> None:
+    one = desk(HALF)
+    assert one.scheduler.period_ns == 40 * MS
+    policy = replace(DEFAULT_POLICY, period_ns=20 * MS)
+    one.scheduler.adopt(policy)
+    assert one.scheduler.policy is policy
+    assert one.scheduler.period_ns == 20 * MS
+
+
+def test_who_is_alone_owes_nobody() -> None:
+    one = desk(HALF)
+    one.runs(0, 0)
+    one.drained(0, 1, 1000)
+    assert not one.standing(0, 1000).barred
 
 
 def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> Hold:

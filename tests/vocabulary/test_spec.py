@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import REQUESTS, Create
-from vgpu.spec import VgpuChanges, VgpuSpec
+from vgpu.spec import VgpuChanges, VgpuSpec, checked_period
 
 GIB = 1 << 30
 
@@ -124,3 +124,15 @@ def test_changes_replace_what_they_name_and_are_checked_together() -> None:
     with pytest.raises(VgpuError, match=r"^--mem: 1 MiB does not") as refused:
         VgpuChanges.parse(memory_bytes="1M")
     assert refused.value.code is ErrorCode.INVALID
+
+
+@pytest.mark.parametrize(
+    ("period_ns", "fits"),
+    [(4_999_999, False), (5_000_000, True), (1_000_000_000, True), (1_000_000_001, False)],
+)
+def test_a_round_of_turns_takes_between_5_ms_and_1_s(period_ns: int, fits: bool) -> None:
+    if fits:
+        assert checked_period(period_ns) == period_ns
+    else:
+        with pytest.raises(ValueError, match=r"is not between 5ms and 1s"):
+            checked_period(period_ns)

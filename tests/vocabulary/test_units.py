@@ -13,6 +13,7 @@ from vgpu.units import (
     MIB,
     TIB,
     check_percent,
+    counted,
     format_bytes,
     format_duration,
     parse_bytes,
@@ -138,3 +139,17 @@ def test_a_formatted_duration_loses_only_its_small_units(ns: int) -> None:
 )  # fmt: skip
 def test_durations_as_shown(ns: int, text: str) -> None:
     assert format_duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "said"),
+    [
+        (0, "GPU", "0 GPUs"),
+        (1, "process", "1 process"),
+        (2, "process", "2 processes"),
+        (3, "match", "3 matches"),
+        (2, "vGPU", "2 vGPUs"),
+    ],
+)
+def test_things_are_counted_as_people_do(number: int, thing: str, said: str) -> None:
+    assert counted(number, thing) == said
