@@ -124,9 +124,10 @@ class Drained:
 class Observed:
     """A mid-lease reading of a holder.
 
-    ``idle_ns``: observed idle gaps since the lease began. ``longest_kernel_ns``: a high quantile of the learned kernel
-    durations. ``handover_cost_ns``: idle time in the first and last 2 ms of the lease before, the price of a hand-over
-    to this vGPU. ``drains_by_ns``: predicted completion of everything submitted. 0: nothing was learned.
+    ``idle_ns``: observed idle gaps since the lease began. ``longest_kernel_ns``: the longest of the learned lengths of
+    kernels launched lately. ``handover_cost_ns``: idle time that the first 8 ms of the lease before had more than the
+    rest of leases has, the price of a hand-over to this vGPU. ``drains_by_ns``: predicted completion of everything
+    submitted. 0: nothing was learned.
     """
 
     vgpu: VgpuKey
