@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Everything that docs/performance.md claims of a GPU, in one go, from a bare machine: about seven minutes.
+# Everything that docs/performance.md claims of a GPU, in one go, from a bare machine: about ten minutes.
 #
-#     benchmarks/gpu/evidence.sh [FOLDER]      one log per part in FOLDER (default: evidence)
+#     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
 # Parts that measure run alone; tests that only look at what happens run side by side.
 cd "$(dirname "$0")/../.." || exit
 out=${1:-evidence}
+wanted=" ${*:2} "
 mkdir -p "$out"
 source benchmarks/gpu/prepare.sh
 export REQUIRE_GPU=1
@@ -13,6 +14,7 @@ export REQUIRE_GPU=1
 part() { # NAME SECONDS COMMAND…
     local name=$1 seconds=$2 began=$SECONDS
     shift 2
+    [[ $wanted =~ ^\ *$ || $wanted == *" $name "* ]] || return 0
     timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1
     local code=$?
     echo "=== $name: exit $code after $((SECONDS - began)) s"
