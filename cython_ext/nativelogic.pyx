@@ -270,5 +270,9 @@ cdef class Backlog:
         return bool(self.backlog.busy)
 
 
+def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):
+    return window.overrun_tolerated_ns(most_ns, longest_ns)
+
+
 def window_adapt(int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted=False):
     return window.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)

@@ -16,7 +16,7 @@ from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
     backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy,
-    window_adapt,
+    overrun_tolerated_ns, window_adapt,
 )
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
@@ -43,8 +43,6 @@ cdef enum:
     # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
     BREAK_EVEN_NS = 800_000
     EXPECTED_IDLE_NS = 100_000
-
-    OVERRUN_TARGET_NS = 1_000_000    # what the policy takes for an overrun
 
 
 cdef void count(Gate* gate) noexcept nogil:
@@ -101,9 +99,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     if load32(&slot.last_epoch) == epoch:
         if overrun > 0:
             store64(&slot.overrun_ns, slot.overrun_ns + <uint64_t>overrun)
-        # Half of a kernel may hang over by the rule of the gate; what is beyond that was mispredicted. Nobody loses by
-        # it, it is paid for; a queue too short to hide the host costs more than a late hand-over now and then.
-        tolerated = max(<int64_t>OVERRUN_TARGET_NS, gate.grants.window_ns / 2) + backlog_longest_ns(&gate.backlog) / 2
+        tolerated = overrun_tolerated_ns(gate.grants.window_ns, backlog_longest_ns(&gate.backlog))
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
     store32(&slot.drained_epoch, epoch)

@@ -458,6 +458,25 @@ def test_the_window_halves_on_overrun_and_creeps_up_otherwise(
         assert adapted > window or adapted == most
 
 
+@pytest.mark.parametrize(
+    ("most", "longest", "tolerated"),
+    [(12 * MS, 0, 6 * MS), (12 * MS, 30 * MS, 21 * MS), (250 * US, 0, MS), (250 * US, 200 * US, 1100 * US)],
+)
+def test_an_overrun_is_tolerated_up_to_half_a_window_and_half_a_kernel(most: int, longest: int, tolerated: int) -> None:
+    assert native.overrun_tolerated_ns(most, longest) == tolerated
+
+
+@pytest.mark.parametrize("period", [40 * MS, 143 * MS])
+def test_predictions_that_err_by_a_fifth_leave_a_wide_window(period: int) -> None:
+    """Leases of a trainer: the queue at the end takes up to 20 % longer than predicted, and there are few of them."""
+    source = random.Random(1)
+    window = most = 12 * MS
+    tolerated = native.overrun_tolerated_ns(most, 0)
+    for _ in range(10 * 1000 * MS // period):
+        window = native.window_adapt(window, most, int(window * source.uniform(-0.2, 0.2)), tolerated)
+    assert window == most
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.floats(1.0, 4.0))
 def test_the_window_settles_where_the_drain_meets_its_target(seed: int, slowness: float) -> None:
