@@ -79,7 +79,7 @@ def vgpu_reading(**changes: Any) -> VgpuReading:
         "simulated": False,
         "mode": "temporal",
         "state": "running",
-        "owner_uid": 1000,
+        "owner_uid": os.getuid(),
         "spec": VgpuSpec(sm_percent=30),
         "created_unix_s": 1_700_000_000.0,
         "expires_unix_s": None,

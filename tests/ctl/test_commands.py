@@ -331,6 +331,16 @@ def test_exec_takes_the_vgpu_from_the_environment(full_node: FakeNode, tmp_path:
     assert full_node.asked[0].vgpu == "vgpu-0a1b2c3d"
 
 
+def test_exec_does_not_start_a_program_in_somebody_elses_vgpu(
+    full_node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    assert run(["exec", "trainer", "--", "true"]) == Exit.LAUNCH
+    said = capsys.readouterr().err
+    assert "you are uid 4711" in said
+    assert "→ vgpuctl create" in said
+
+
 @pytest.mark.parametrize(
     "arguments", [["exec", "x"], ["exec", "x", "ls"], ["exec", "x", "--"], ["run", "--sm", "30"], ["exec", "--", "ls"]]
 )

@@ -59,7 +59,20 @@ def exec_(
         )
     with ControlLink() as node:
         vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
+    for one in vgpus:
+        _check_owner(one)
     replace_process(ctx.meta[_COMMAND], attachment(vgpus).environment(os.environ))
+
+
+def _check_owner(vgpu: VgpuReading) -> None:
+    """Its broker will not admit a stranger; to say so now is kinder than CUDA's error. Who is in a group the broker
+    knows better."""
+    if vgpu.spec.share_group is None and os.getuid() not in {0, vgpu.owner_uid}:
+        raise VgpuError(
+            ErrorCode.NOT_YOURS,
+            f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, and you are uid {os.getuid()}",
+            "vgpuctl create makes one of your own",
+        )
 
 
 @options.describes_vgpu
