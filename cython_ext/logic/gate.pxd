@@ -8,7 +8,8 @@ it has not ended. Inside a usable lease two rules hold a launch back:
   kernel longer than every quantum must run some time; its overuse is charged).
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
-  A kernel of unknown length counts as long as the window, queues only behind a small backlog, and alone of its kind.
+  A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
+  alone of its kind.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 """

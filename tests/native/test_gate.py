@@ -151,13 +151,43 @@ def test_submits_only_under_a_usable_lease_and_waits_for_backlog_only_there(situ
         assert situation.usable(lease_of(situation, verdict))
 
 
+def length_ns(situation: Situation) -> int:
+    """The launch's predicted length, or what an unknown one counts for."""
+    return min(situation.window_ns, MS) if situation.predicted_ns == UNKNOWN_NS else situation.predicted_ns
+
+
+def fits(situation: Situation, lease: LeaseRecord) -> bool:
+    """Whether half of the launch fits into the lease behind what is queued."""
+    return situation.now_ns + situation.backlog_ns + length_ns(situation) // 2 <= lease.end_ns
+
+
+ENDS_TOO_SOON = Situation(
+    PlanRecord(
+        LeaseRecord(5, 0, 20 * MS, 20 * MS + 1, 20 * MS), LeaseRecord(7, LEASE_OPEN, 10 * MS, FOREVER_NS, 10 * MS)
+    ),
+    now_ns=20 * MS,
+    window_ns=0,
+    backlog_ns=2,
+    predicted_ns=UNKNOWN_NS,
+    unknown_in_flight=0,
+    go_epoch=0,
+    returned_epoch=0,
+    drained_epoch=0,
+    last_epoch=5,
+    contended=False,
+)
+"""Behind what is queued the launch does not fit the current lease, and the next is there already."""
+
+
 @given(situations())
+@example(ENDS_TOO_SOON)
 def test_a_current_lease_goes_before_the_next(situation: Situation) -> None:
+    """Unless it cannot take the launch at all: then no queue within it need be waited for."""
     verdict = situation.decide()
     if verdict.epoch == 0 or verdict.epoch != situation.plan.next.epoch:
         return
-    alone = replace(situation, plan=PlanRecord(situation.plan.current, LeaseRecord()))
-    assert alone.decide().action == WAIT_LEASE
+    alone = replace(situation, plan=PlanRecord(situation.plan.current, LeaseRecord())).decide()
+    assert alone.action == WAIT_LEASE or (alone.action == WAIT_BACKLOG and not fits(situation, situation.plan.current))
 
 
 @given(situations())
@@ -180,7 +210,7 @@ def test_at_least_half_of_a_kernel_fits_before_the_end_unless_it_is_the_first(si
     verdict = situation.decide()
     assume(verdict.action == SUBMIT)
     lease = lease_of(situation, verdict)
-    length = situation.window_ns if situation.predicted_ns == UNKNOWN_NS else situation.predicted_ns
+    length = length_ns(situation)
     first = situation.last_epoch != lease.epoch
     assert first or lease.end_ns == FOREVER_NS or situation.now_ns + situation.backlog_ns + length // 2 <= lease.end_ns
 
@@ -223,7 +253,9 @@ def test_every_wait_is_for_something_that_comes(situation: Situation) -> None:
     if verdict.action == WAIT_BACKLOG:
         lease = lease_of(situation, verdict)
         assert verdict.until_ns <= lease.end_ns
-        assert later.decide().action != WAIT_BACKLOG or verdict.until_ns == lease.end_ns
+        again = later.decide().action == WAIT_BACKLOG and verdict.until_ns != lease.end_ns
+        # What is queued may be shorter than predicted: a launch that does not fit behind it asks at half time.
+        assert not again or not fits(situation, lease)
     else:
         assert any(later.usable(lease) and not situation.usable(lease) for lease in later.plan)
 
