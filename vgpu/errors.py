@@ -41,3 +41,12 @@ class VgpuError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+def not_yours(vgpu_id: str, owner_uid: int, uid: int) -> VgpuError:
+    """The refusal of ``uid``, who neither owns the vGPU nor is root."""
+    return VgpuError(
+        ErrorCode.NOT_YOURS,
+        f"{vgpu_id} belongs to uid {owner_uid}, and you are uid {uid}",
+        "vgpuctl create makes one of your own",
+    )

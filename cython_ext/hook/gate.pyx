@@ -306,7 +306,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint turn = gate.marked_stream != index
-    cdef bint unknown = known.estimate_ns < 0, clear
+    cdef bint unknown = known.estimate_ns < 0
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
         turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
         or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
@@ -329,10 +329,9 @@ cdef void tracked(
         stream.overlapping -= 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    clear = not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS
-    if should_sample(known) and not first and not gate.backlog.discard and (
-        unknown or (clear and stream.overlapping == 0)
-    ):
+    if should_sample(known) and not first and not gate.backlog.discard and (unknown or (
+        stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
+    )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
     backlog_submit(&gate.backlog, now, known.estimate_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))

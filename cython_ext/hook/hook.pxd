@@ -92,7 +92,8 @@ cdef struct Sample:
     uint32_t generation
     int32_t start            # index of Gate.events
     int32_t end              # -1: not recorded yet
-    int64_t since_ns         # the queue was empty: ``start`` passed then, long before the host had launched; else 0
+    int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
+    int64_t host_ns          # ... and so long before: not the kernel's
     bint used
 
 

@@ -163,7 +163,8 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
         sample.key = key[0]
         sample.generation = gate.durations.generation
         sample.end = -1
-        sample.since_ns = now_ns() if empty else 0
+        sample.began_ns = now_ns() if empty else 0
+        sample.host_ns = 0
         sample.used = 1
         return i
     return -1
@@ -173,8 +174,8 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     """The launch has been submitted."""
     cdef Sample* sample = &gate.samples[index]
     cdef int mode = relax()
-    if sample.since_ns:
-        sample.since_ns -= now_ns()      # below 0: what the host took
+    if sample.began_ns:
+        sample.host_ns = now_ns() - sample.began_ns
     sample.end = record(gate, &gate.streams[stream], 1)
     restore(mode)
     if sample.end < 0:
@@ -197,7 +198,7 @@ cdef void learn(Gate* gate) noexcept nogil:
             if real_cuEventElapsedTime(
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
-                lasted_ns = max(<int64_t>(ms * 1e6) + sample.since_ns, <int64_t>(ms * 1e6) / 4)
+                lasted_ns = max(<int64_t>(ms * 1e6) - sample.host_ns, <int64_t>(ms * 1e6) / 4)
                 durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
                 vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
         give_event(gate, sample.start)

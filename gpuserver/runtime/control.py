@@ -20,7 +20,7 @@ from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.readings import Rates, no_standing, notes_on, process_reading, vgpu_reading
 from gpuserver.runtime.server import ADMIT_S, GpuServer
 from gpuserver.runtime.vgpus import Vgpu
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.protocol.messages import (
     FORWARDS,
     Create,
@@ -122,11 +122,7 @@ class Control:
         vgpu = self._known(vgpu_id)
         owner = vgpu.record.owner.uid
         if uid not in {0, owner}:
-            raise VgpuError(
-                ErrorCode.NOT_YOURS,
-                f"{vgpu_id} belongs to uid {owner}, and you are uid {uid}",
-                "vgpuctl create makes one of your own",
-            )
+            raise not_yours(vgpu_id, owner, uid)
         return vgpu
 
     # --- changes

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from vgpu.ctl import options
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Wanted
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, not_yours
 
 if TYPE_CHECKING:
     from client_hook.environment import Attachment
@@ -68,11 +68,7 @@ def _check_owner(vgpu: VgpuReading) -> None:
     """Its broker will not admit a stranger; to say so now is kinder than CUDA's error. Who is in a group the broker
     knows better."""
     if vgpu.spec.share_group is None and os.getuid() not in {0, vgpu.owner_uid}:
-        raise VgpuError(
-            ErrorCode.NOT_YOURS,
-            f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, and you are uid {os.getuid()}",
-            "vgpuctl create makes one of your own",
-        )
+        raise not_yours(vgpu.vgpu_id, vgpu.owner_uid, os.getuid())
 
 
 @options.describes_vgpu
