@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import GrantsPage
+from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import Event, EventKind, PageMode
+from cython_ext.rehearsal import Process
+from cython_ext.relay import Relay
 
 MS = 1_000_000
 PATIENCE_S = 30.0
+KEY = 5
 
 
 def grants(generation: int = 1, **changes: object) -> GrantsPage:
@@ -56,3 +61,27 @@ class Listener:
                     return event
             readable(self.dispatcher.fileno())
             self.heard += self.dispatcher.events()
+
+
+@dataclass
+class Stage:
+    """One vGPU: its pages, its relay, and the dispatcher that hears it."""
+
+    grants: GrantsPage
+    activity: ActivityPage
+    relays: RelayPage
+    dispatcher: Dispatcher
+    relay: Relay
+    listener: Listener
+
+    def process(self) -> tuple[Process, int]:
+        """A process that lives inside this one, so nobody watches over its mutex."""
+        slot = self.activity.reserve_slot(os.getpid(), 1)
+        process = Process(self.activity, self.grants, slot)
+        self.relay.watch(slot)
+        process.pretend_active()
+        return process, slot
+
+    def lease(self, epoch: int, length_ns: int | None = None) -> None:
+        now_ns = time.monotonic_ns()
+        assert self.dispatcher.publish(KEY, epoch, now_ns, None if length_ns is None else now_ns + length_ns)
