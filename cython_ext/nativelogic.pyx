@@ -148,12 +148,12 @@ def gate_decide(
 cdef durations.LaunchKey key_of(key) except *:
     cdef durations.LaunchKey result
     (result.handle, result.grid_x, result.grid_y, result.grid_z,
-     result.block_x, result.block_y, result.block_z) = key
+     result.block_x, result.block_y, result.block_z, result.after) = key
     return result
 
 
 cdef class Durations:
-    """A DurationTable in ``size_bytes`` of its own. Keys are (handle, grid x, y, z, block x, y, z)."""
+    """A DurationTable in ``size_bytes`` of its own. Keys are (handle, grid x, y, z, block x, y, z, after)."""
 
     cdef durations.DurationTable table
     cdef void* memory
@@ -180,13 +180,19 @@ cdef class Durations:
         """(estimate_ns, whether to time this launch)."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_launch(&self.table, &wanted)
-        return entry.estimate_ns, bool(durations.should_sample(entry))
+        return durations.durations_predict(&self.table, entry), bool(durations.should_sample(entry))
 
     def estimate_ns(self, key):
         """None if the key is not in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return None if entry == NULL else entry.estimate_ns
+
+    @staticmethod
+    def hash(key):
+        """What a launch of ``key`` is to the next one in its stream."""
+        cdef durations.LaunchKey wanted = key_of(key)
+        return durations.launch_hash(&wanted)
 
     def learn(self, key, uint32_t generation, int64_t sample_ns):
         cdef durations.LaunchKey wanted = key_of(key)

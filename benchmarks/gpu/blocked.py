@@ -59,7 +59,7 @@ def probes(gpu: Gpu, before: c_void_p, other: c_void_p) -> dict[str, Callable[[]
     tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
 
     def launch_elsewhere() -> None:
-        library.cuLaunchKernel(tiny.arguments[0], 1, 1, 1, 32, 1, 1, 0, other, None, None)
+        launch(gpu, tiny, other, 1)
         library.cuStreamSynchronize(other)
 
     return {
@@ -92,7 +92,7 @@ def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[
         took.append(time.perf_counter() - began)
 
     word.block(stream)
-    launch(gpu, stream, 10)
+    launch(gpu, Kernel(gpu, "tiny", 1, 32, (c_uint64(0),)), stream, 10)
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(HOLD_S)
@@ -105,10 +105,10 @@ def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[
     return f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
 
 
-def launch(gpu: Gpu, stream: c_void_p, count: int) -> None:
-    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+def launch(gpu: Gpu, kernel: Kernel, stream: c_void_p, count: int) -> None:
+    arguments = (*kernel.arguments[:8], stream, *kernel.arguments[9:])
     for _ in range(count):
-        code = gpu.library.cuLaunchKernel(tiny.arguments[0], 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+        code = gpu.library.cuLaunchKernel(*arguments)
         if code:
             gpu.fail("cuLaunchKernel", code)
 
@@ -116,6 +116,7 @@ def launch(gpu: Gpu, stream: c_void_p, count: int) -> None:
 def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
     """Launches that can be queued behind the wait before one takes longer than 50 ms."""
     queued = 0
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
     context = c_void_p()
     gpu.call("cuCtxGetCurrent", byref(context))
 
@@ -123,7 +124,7 @@ def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
         nonlocal queued
         gpu.call("cuCtxSetCurrent", context)
         for _ in range(most):
-            launch(gpu, stream, 1)
+            launch(gpu, tiny, stream, 1)
             queued += 1
 
     word.block(stream)
@@ -142,8 +143,9 @@ def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
 
 def first_kernel_us(gpu: Gpu, word: Word, stream: c_void_p) -> float:
     done = gpu.event()
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
     word.block(stream)
-    launch(gpu, stream, 1)
+    launch(gpu, tiny, stream, 1)
     gpu.call("cuEventRecord", done, stream)
     time.sleep(0.002)
     began = time.perf_counter()

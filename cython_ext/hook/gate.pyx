@@ -19,7 +19,9 @@ from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
     Plan, Slot, epoch_reached,
 )
-from cython_ext.logic.durations cimport Duration, LaunchKey, durations_find, durations_launch, should_sample
+from cython_ext.logic.durations cimport (
+    Duration, LaunchKey, durations_find, durations_launch, durations_predict, launch_hash, should_sample,
+)
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, GateState, Verdict, gate_decide, lease_usable,
 )
@@ -297,16 +299,15 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 
 cdef void tracked(
-    Gate* gate, Pass* launch, Thread* thread, const LaunchKey* key, Duration* known, bint programmatic, bint first,
-    int64_t now,
+    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
+    bint programmatic, bint first, int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
     cdef int64_t window = gate.window_ns
-    cdef int index = vgpu_stream_index(gate, launch.handle)
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint turn = gate.marked_stream != index
-    cdef bint unknown = known.estimate_ns < 0
+    cdef bint unknown = learned_ns < 0
     if gate.backlog.unmarked.launches and (turn or not programmatic) and (
         turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
         or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
@@ -319,6 +320,7 @@ cdef void tracked(
     gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
     gate.marked_stream = index
     stream.dirty = 1
+    stream.after = launch_hash(key)
     gate.idle_since_ns = 0
     launch.stream = index
     launch.kind = PASS_TRACKED
@@ -329,21 +331,22 @@ cdef void tracked(
         stream.overlapping -= 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if should_sample(known) and not first and not gate.backlog.discard and (unknown or (
+    if sample and not first and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
-    backlog_submit(&gate.backlog, now, known.estimate_ns, min(window, UNKNOWN_MOST_NS))
+    backlog_submit(&gate.backlog, now, learned_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
     counted(gate, thread)
 
 
-cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil:
+cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint programmatic) noexcept nogil:
     """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
     instead.
 
-    ``programmatic``: it may overlap with the tail of its predecessor in the stream (no marker between the two).
+    ``key``: ``after`` is filled in here. ``programmatic``: it may overlap with the tail of its predecessor in the stream
+    (no marker between the two).
     """
     cdef Gate* gate
     cdef Thread* thread
@@ -352,9 +355,9 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
     cdef Verdict verdict
     cdef Plan plan
     cdef uint32_t change, open_epoch
-    cdef int64_t now
+    cdef int64_t now, learned_ns
     cdef bint counted = 0, empty
-    cdef int error = CUDA_SUCCESS
+    cdef int index, error = CUDA_SUCCESS
     launch.kind = PASS_PLAIN
     launch.sample = -1
     launch.mark = 0
@@ -392,16 +395,17 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
             vgpu_collect(gate, now)
             if not gate.untracked and backlog_ns(&gate.backlog, now) < DOUBTED_NS:
                 vgpu_drained(gate, now, 0)
+        index = vgpu_stream_index(gate, launch.handle)
+        key.after = gate.streams[index].after
         known = durations_find(&gate.durations, key) if counted else NULL
         if known == NULL:
             known = durations_launch(&gate.durations, key)
             counted = 1
+        learned_ns = durations_predict(&gate.durations, known)
         view.now_ns = now
         view.window_ns = gate.window_ns
         view.backlog_ns = backlog_ns(&gate.backlog, now)
-        view.predicted_ns = known.estimate_ns
-        if view.predicted_ns > 0:
-            view.predicted_ns = <int64_t>(view.predicted_ns * gate.backlog.scale)
+        view.predicted_ns = <int64_t>(learned_ns * gate.backlog.scale) if learned_ns > 0 else learned_ns
         view.unknown_in_flight = gate.backlog.unknown
         view.go_epoch = load32(&gate.grants.go_epoch)
         view.returned_epoch = load32(&gate.activity.returned_epoch)
@@ -413,7 +417,10 @@ cdef public int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bin
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT:
             if publish_submission(gate, verdict.epoch, now):
-                tracked(gate, launch, thread, key, known, programmatic, view.last_epoch != verdict.epoch, now)
+                tracked(
+                    gate, launch, thread, index, key, should_sample(known), learned_ns, programmatic,
+                    view.last_epoch != verdict.epoch, now,
+                )
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
             want(gate, now)

@@ -78,6 +78,7 @@ cdef struct Stream:
     uint32_t flags           # STREAM_*; 0: non-blocking
     uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
     bint dirty               # work of ours since it was last seen drained
+    uint64_t after           # launch_hash of the last tracked launch
 
 
 cdef struct Event:
@@ -212,7 +213,7 @@ cdef extern:
     bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may
     void vgpu_stop_at_exit() noexcept nogil
     # gate.pyx
-    int vgpu_enter(Pass* launch, void* stream, const LaunchKey* key, bint programmatic) noexcept nogil
+    int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint programmatic) noexcept nogil
     void vgpu_leave(Pass* launch) noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
     void vgpu_ring(Gate* gate) noexcept nogil

@@ -125,6 +125,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     stream.owner = owner
     stream.dirty = 0
     stream.overlapping = 0
+    stream.after = 0
     if <size_t>handle == LEGACY_HANDLE:
         stream.flags = STREAM_LEGACY | STREAM_BLOCKING
     elif owner != NULL:

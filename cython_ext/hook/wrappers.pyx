@@ -89,6 +89,7 @@ cdef inline LaunchKey launch_key(
     key.block_x = bx
     key.block_y = by
     key.block_z = bz
+    key.after = 0            # the gate knows
     return key
 
 

@@ -1,4 +1,4 @@
-"""Learned durations: how long a launch will take, by what is launched and how wide.
+"""Learned durations: how long a launch will take, by what is launched, how wide, and after what.
 
 An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full
 set gives up the entry that was launched longest ago. An entry keeps its last eight samples and predicts the mean of
@@ -9,6 +9,10 @@ look full that is not, and a gap look busy.
 The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph
 destroyed, and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample
 under way then is dropped.
+
+One kernel at one width may still stand for layers of different lengths. What was launched before it in its stream tells
+them apart, as a branch's history tells a loop's rounds apart (Yeh and Patt 1991). Such a key without a sample is
+predicted as its kernel is after anything: that entry has ``after`` = 0 and learns from all of them.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -29,6 +33,7 @@ cdef struct LaunchKey:
     uint64_t handle          # CUfunction or CUgraphExec; never 0
     uint32_t grid_x, grid_y, grid_z      # 0 for a graph
     uint32_t block_x, block_y, block_z
+    uint64_t after           # launch_hash of the one before in the stream; 0: whatever it was
 
 
 cdef struct Duration:
@@ -68,17 +73,21 @@ cdef inline uint64_t mix64(uint64_t x) noexcept nogil:
     return x ^ (x >> 31)
 
 
-cdef inline Duration* durations_set(DurationTable* table, const LaunchKey* key) noexcept nogil:
+cdef inline uint64_t launch_hash(const LaunchKey* key) noexcept nogil:
+    """Of what is launched and how wide. For ``LaunchKey.after`` of the next."""
     cdef uint64_t hashed = mix64(key.handle)
     hashed = mix64(hashed ^ ((<uint64_t>key.grid_x << 32) | key.grid_y))
     hashed = mix64(hashed ^ ((<uint64_t>key.grid_z << 32) | key.block_x))
-    hashed = mix64(hashed ^ ((<uint64_t>key.block_y << 32) | key.block_z))
-    return table.entries + (hashed & (table.sets - 1)) * DURATION_WAYS
+    return mix64(hashed ^ ((<uint64_t>key.block_y << 32) | key.block_z))
+
+
+cdef inline Duration* durations_set(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    return table.entries + (mix64(launch_hash(key) ^ key.after) & (table.sets - 1)) * DURATION_WAYS
 
 
 cdef inline bint same_key(const LaunchKey* a, const LaunchKey* b) noexcept nogil:
     return (
-        a.handle == b.handle
+        a.handle == b.handle and a.after == b.after
         and a.grid_x == b.grid_x and a.grid_y == b.grid_y and a.grid_z == b.grid_z
         and a.block_x == b.block_x and a.block_y == b.block_y and a.block_z == b.block_z
     )
@@ -94,8 +103,8 @@ cdef inline Duration* durations_find(DurationTable* table, const LaunchKey* key)
     return NULL
 
 
-cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* key) noexcept nogil:
-    """Count a launch of ``key``; its entry, made if need be. Valid until the next call that takes the table."""
+cdef inline Duration* entry_of(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    """The entry of ``key``, made if need be, and used now."""
     cdef Duration* entries = durations_set(table, key)
     cdef Duration* entry = durations_find(table, key)
     cdef int way
@@ -109,8 +118,25 @@ cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* ke
         entry.estimate_ns = UNKNOWN_NS
     table.clock += 1
     entry.used = table.clock
+    return entry
+
+
+cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* key) noexcept nogil:
+    """Count a launch of ``key``; its entry, made if need be. Valid until the next call that takes the table."""
+    cdef Duration* entry = entry_of(table, key)
     entry.launches += 1
     return entry
+
+
+cdef inline int64_t durations_predict(DurationTable* table, const Duration* entry) noexcept nogil:
+    """What a launch of the entry's key should take; UNKNOWN_NS if nobody has timed its kernel at this width."""
+    cdef LaunchKey anywhere = entry.key
+    cdef const Duration* general
+    if entry.learned or entry.key.after == 0:
+        return entry.estimate_ns
+    anywhere.after = 0
+    general = durations_find(table, &anywhere)
+    return UNKNOWN_NS if general == NULL else general.estimate_ns
 
 
 cdef inline bint should_sample(const Duration* entry) noexcept nogil:
@@ -123,15 +149,23 @@ cdef inline void durations_learn(
     DurationTable* table, const LaunchKey* key, uint32_t generation, int64_t sample_ns
 ) noexcept nogil:
     """``key`` took ``sample_ns`` on the GPU. Dropped if the key is gone, or anything was forgotten since the launch."""
+    cdef LaunchKey anywhere = key[0]
     cdef Duration* entry
-    cdef float largest = 0, sample
-    cdef double total = 0
-    cdef uint32_t i, kept
     if generation != table.generation or sample_ns < 0 or sample_ns > <int64_t>DURATION_MAX_SECONDS * 1_000_000_000:
         return
     entry = durations_find(table, key)
     if entry == NULL:
         return
+    keep_sample(entry, sample_ns)
+    if key.after:
+        anywhere.after = 0
+        keep_sample(entry_of(table, &anywhere), sample_ns)
+
+
+cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
+    cdef float largest = 0, sample
+    cdef double total = 0
+    cdef uint32_t i, kept
     entry.samples_ns[entry.learned % DURATION_SAMPLES] = <float>sample_ns
     entry.learned += 1
     if entry.learned == 0:               # wrapped: all eight samples are still there

@@ -203,7 +203,7 @@ class Account:
         self.busy_ns += busy
         self.tokens += 1
         self.overuse_ns += hold.overuse(at_ns)
-        self.returns_ppm += ((PPM if early else 0) - self.returns_ppm) // 8
+        self.returns_ppm += ((PPM if early else 0) - self.returns_ppm) // 16
         self.served_ns = at_ns
         self.last_epoch = max(self.last_epoch, hold.lease.epoch)
 

@@ -69,9 +69,9 @@ class Policy:
     """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
     grace_ns: int = 100 * MILLISECOND
     """The longest that anyone waits for a predecessor to drain."""
-    bursty_ppm: int = 250_000
+    bursty_ppm: int = 500_000
     """Who gives back more than this part of its leases early waits for its answers: the period stays short. A trainer
-    whose host is late now and then does not."""
+    whose host is late now and then does not: on an H200, ResNet-50 gave back 8 % in all, and five of eight at times."""
 
     round_ns: int = 10 * MILLISECOND
     """R, spatial: leases end at common boundaries. 5 ms doubles the leases, 20 ms the waits."""

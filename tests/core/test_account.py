@@ -154,14 +154,14 @@ def test_leases_add_up_in_the_books() -> None:
     assert isinstance(account.book(0).bucket_ns, int)
 
 
-def test_the_part_of_leases_given_back_early_is_remembered_for_about_eight() -> None:
+def test_the_part_of_leases_given_back_early_is_remembered_for_about_sixteen() -> None:
     seen = []
     account = account_with()
     for early in (None, True, True, False):
         account.holds = {1: gone(1)}
         account.close(account.holds[1], 10, **({} if early is None else {"early": early}))
         seen.append(account.returns_ppm)
-    assert seen == [0, 125_000, 234_375, 205_078]
+    assert seen == [0, 62_500, 121_093, 113_524]
     assert isinstance(account.returns_ppm, int)
 
 

@@ -483,4 +483,4 @@ def test_a_token_given_back_before_its_end_is_remembered(back_at: float, early: 
     desk.runs(0, 0)
     desk.wants(1, 10)
     desk.drained(0, 1, back_at, wants=False)
-    assert desk.scheduler._accounts[0].returns_ppm == (125_000 if early else 0)  # type: ignore[attr-defined]
+    assert desk.scheduler._accounts[0].returns_ppm == (62_500 if early else 0)  # type: ignore[attr-defined]

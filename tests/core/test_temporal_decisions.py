@@ -303,15 +303,15 @@ def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() ->
     two.drained(0, 1, 5, handover_cost_ns=900_000)
     two.wants(1, 7)
     assert period_ms(two) == 40
-    # of three leases; a quarter, lately, is the bound
-    for returns, period in ((2, pytest.approx(0.9 / 0.014)), (3, 40)):
+    # of eleven leases; half of them, lately, is the bound
+    for returns, period in ((10, pytest.approx(0.9 / 0.014)), (11, 40)):
         two = desk(HALF, HALF)
-        for lease in range(3):
+        for lease in range(11):
             two.runs(0, 10 * lease)
             two.drained(0, lease + 1, 10 * lease + 5, wants=lease >= returns, handover_cost_ns=900_000)
             two.idle(0, 10 * lease + 6)
-        two.wants(0, 40)
-        two.wants(1, 41)
+        two.wants(0, 120)
+        two.wants(1, 121)
         assert period_ms(two) == period
     alone = desk(HALF)
     alone.runs(0, 0)

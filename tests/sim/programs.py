@@ -283,6 +283,7 @@ def refusals() -> dict[str, object]:
     function = c_void_p()
     cuda.ok("cuModuleGetFunction", byref(function), cuda.module, b"plain")
     report["huge_block"] = cuda("cuLaunchKernel", function, 1, 1, 1, 2048, 1, 1, 0, None, None, None)
+    report["no_parameters"] = cuda("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, None, None)
     offset, size = c_size_t(), c_size_t()
     cuda.ok("cuFuncGetParamInfo", function, c_size_t(1), byref(offset), byref(size))
     report["second_parameter"] = [offset.value, size.value]

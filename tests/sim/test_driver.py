@@ -92,6 +92,7 @@ def test_refusals_are_those_of_an_h200(node: Node) -> None:
         "no_such_kernel": 500,
         "bad_ptx": 200,
         "huge_block": INVALID_VALUE,
+        "no_parameters": INVALID_VALUE,
         "second_parameter": [20, 4],
         "device": 101,
         "destroyed_stream": 201,

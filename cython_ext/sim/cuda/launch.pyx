@@ -72,6 +72,8 @@ cdef public CUresult drv_price_kernel(Function* function, const unsigned int* gr
         return INVALID_HANDLE
     if blocks == 0 or not 0 < threads <= 1024 or (parameters != NULL and extra != NULL):
         return INVALID_VALUE
+    if function.parameters and parameters == NULL and extra == NULL:
+        return INVALID_VALUE
     if grid[1] > 65535 or grid[2] > 65535 or shared_bytes > <unsigned int>function.attributes[8]:
         return INVALID_VALUE
     memset(work, 0, sizeof(Work))
