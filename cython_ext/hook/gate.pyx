@@ -345,8 +345,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
     """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
     instead.
 
-    ``key``: ``after`` is filled in here. ``programmatic``: it may overlap with the tail of its predecessor in the stream
-    (no marker between the two).
+    ``key``: ``after`` is filled in here. ``programmatic``: it may overlap with the tail of its predecessor in the
+    stream (no marker between the two).
     """
     cdef Gate* gate
     cdef Thread* thread
