@@ -174,6 +174,15 @@ def test_the_equal_quota_of_a_refusal_does_not_depend_on_the_quotas_asked_for() 
     assert "47% each would fit" in refusal.reason  # 0.95 of the time, in turns
 
 
+def test_the_equal_quota_of_a_refusal_is_the_largest_whole_percentage() -> None:
+    """Seven of which three fit at a time: 95 % of three sevenths are 40.7 %."""
+    refusal = admit(Mode.SPATIAL, 0, spatial_demands(*[(30, 100)] * 6), Demand(share(100, 30)))
+    assert refusal is not None
+    assert "40% each would fit" in refusal.reason
+    assert fits(Mode.SPATIAL, spatial(*[(30, 40)] * 7))
+    assert not fits(Mode.SPATIAL, spatial(*[(30, 41)] * 7))
+
+
 def test_beside_partitions_that_leave_its_sms_free_all_of_the_time_fits() -> None:
     assert largest_guarantee(spatial((30, 100)), share(100, 70)) == PPM
 

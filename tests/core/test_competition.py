@@ -265,6 +265,27 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) ->
 
 
 @BOTH
+def test_a_limit_throttles_only_once_what_crossed_its_withdrawal_has_drained(kind: type[Competition]) -> None:
+    """Throttled, it keeps its lag: what it still holds would be forgiven."""
+    tenth = Share(PPM // 10, PPM // 10, sm_mpercent=70_000)
+    desk = Desk(kind(), replace(HALF, sm_mpercent=70_000), tenth)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.tick(15)
+    assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
+    desk.went(1, 2, 16.05)
+    desk.changed(1, replace(tenth, limit_ppm=PPM // 2), 17)  # its line is 20 ms now, and its bucket below
+    desk.wants(1, 18)
+    standing = desk.standing(1, 18)
+    assert (standing.holds, standing.throttled) == (True, False)
+    desk.drained(0, 1, 20)
+    desk.drained(1, 2, 36)
+    standing = desk.standing(1, 36)
+    assert (standing.holds, standing.throttled) == (False, True)
+    assert standing.lag_ns < -10 * MS  # for the 20 ms that it held
+
+
+@BOTH
 def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition]) -> None:
     desk = Desk(kind(), HALF, HALF)
     desk.runs(0, 0)
@@ -441,6 +462,23 @@ def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
     assert (standing.tokens, standing.holds) == (2, False)
     assert (standing.held_ns, standing.overuse_ns) == (3 * MS, 3 * MS)
     assert desk.due_ms is None
+
+
+def test_whoever_went_beside_an_older_lease_pays_from_the_drain_that_ends_it() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
+    desk.wants(1, 16.05)
+    desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
+    desk.drained(0, 1, 17, wants=False)
+    desk.went(1, 3, 60)
+    (lease,) = leases(desk.wants(2, 61))
+    assert lease.after == ((1, 3), (1, 2))
+    desk.went(2, lease.epoch, 100)  # neither has drained
+    assert desk.standing(2, 105).held_ns == 0
+    desk.drained(1, 3, 105)
+    assert desk.standing(2, 110).held_ns == 5 * MS
 
 
 def test_equals_go_in_the_order_of_their_arrival() -> None:

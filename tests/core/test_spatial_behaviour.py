@@ -295,6 +295,23 @@ def test_a_limit_ends_a_lease_before_the_boundary() -> None:
     assert spans(three.tick(15)) == [(2, 3, 20, 30)]
 
 
+def test_a_limit_that_ends_just_before_the_boundary_is_not_stretched_to_it() -> None:
+    pair = desk(share(0.2, 60, 0.245), share(0.2, 60))
+    assert pair.runs(0, 0).end_ns == 19.6 * MS
+    assert pair.wants(1, 3) == []
+    assert spans(pair.tick(15)) == [(1, 2, 20, 30)]
+
+
+def test_a_limit_that_shrinks_before_the_boundary_shortens_what_was_planned() -> None:
+    pair = desk(share(0.3, 60))
+    pair.runs(0, 0)
+    pair.tell(Added(1, share(0.1, 60, 0.1), Book(0, 8_600_000, 0, 0, 0, 0)), 5)
+    pair.wants(1, 5)
+    assert spans(pair.tick(15)) == [(1, 2, 20, 30)]
+    # Its bucket: 8.6 ms, a tenth of the 11 ms since, a fiftieth of the 4 ms to come.
+    assert spans(pair.changed(1, share(0.02, 60, 0.02), 16)) == [(1, 2, 20, 29.78)]
+
+
 def test_leases_under_a_limit_take_part_in_rounds() -> None:
     pair = desk(share(0.3, 60, 0.9), share(0.3, 60, 0.9))
     assert pair.runs(0, 0).end_ns == 72 * MS
@@ -399,6 +416,16 @@ def test_each_new_lease_waits_for_as_many_of_the_leaving_as_it_needs() -> None:
     assert first.epoch in {x.epoch for x in leases(four.went(2, first.epoch, 16.15))}
 
 
+def test_a_new_lease_does_not_wait_for_who_goes_on() -> None:
+    three = desk(share(0.3, 60), share(0.3, 40), share(0.3, 40))
+    three.runs(0, 0)
+    three.runs(1, 1)
+    three.wants(2, 1)
+    commands = three.tick(15)
+    assert spans(commands) == [(0, 1, 0, 30), (2, 3, 20, 30)]
+    assert [x.after for x in leases(commands)] == [(), ((1, 2),)]
+
+
 def test_a_plan_is_revised_until_just_before_the_boundary() -> None:
     three = desk(share(0.45, 60), share(0.45, 60), share(0.45, 60))
     three.runs(0, 0)
@@ -413,6 +440,19 @@ def test_a_plan_is_revised_until_just_before_the_boundary() -> None:
     assert three.tick(29.6) == []
 
 
+def test_a_promised_round_that_waits_for_nobody_is_taken_back_too() -> None:
+    three = desk(share(0.6, 60), share(0.05, 70), share(0.3, 40))
+    three.runs(0, 0)
+    three.wants(1, 1)
+    commands = three.wants(2, 18.5)  # too late to fill the round
+    assert spans(commands) == [(0, 1, 0, 30), (2, 2, 20, 30)]
+    assert [x.after for x in leases(commands)] == [(), ()]
+    three.tell(Added(3, share(0.3, 70), Book(60 * MS, 0, 0, 0, 0, 0)), 19)
+    commands = three.wants(3, 19)
+    assert withdrawn(commands) == [(2, 2)]
+    assert spans(commands) == [(0, 1, 0, 20), (3, 3, 20, 30)]
+
+
 def test_who_is_of_a_lower_class_than_a_newcomer_gets_the_short_window_with_its_next_end() -> None:
     two = desk(share(0.3, 60), share(0.3, 60))
     assert two.runs(0, 0).window_ns == 12 * MS
@@ -425,6 +465,19 @@ def test_a_high_one_that_fits_takes_nothing_back() -> None:
     three.runs(0, 0)
     three.wants(1, 1)
     assert spans(three.wants(2, 2)) == [(2, 2, 2, 20)]
+
+
+def test_sms_that_are_promised_for_the_next_round_are_free_until_then() -> None:
+    pair = two_of_sixty()
+    assert spans(pair.tick(15)) == [(1, 2, 20, 30)]
+    pair.tell(Added(2, share(0.1, 40, priority=Priority.HIGH)), 16)
+    assert spans(pair.wants(2, 16)) == [(2, 3, 16, 30)]  # nothing is taken back
+
+
+def test_a_high_one_lengthens_nobodys_lease() -> None:
+    two = desk(share(0.3, 100, 0.1), share(0.3, 40, priority=Priority.HIGH))
+    assert two.runs(0, 0).end_ns == 10 * MS
+    assert spans(two.wants(1, 9.8)) == [(1, 2, 10.25, 20)]  # its limit ends vGPU 0's before that
 
 
 def test_a_high_one_takes_back_only_what_is_not_free_already() -> None:
