@@ -163,7 +163,8 @@ cdef struct Slot:
     uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
-    uint8_t[128] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
+    uint8_t[124] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

@@ -20,6 +20,7 @@ cdef extern from "limits.h":
 cdef enum:
     LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
+    AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
     RECENT = 1 << 30             # epochs closer than this compare safely
 
 
@@ -118,6 +119,20 @@ cdef inline bint any_want(Wire* wire) noexcept nogil:
 cdef inline bint in_force(const Wire* wire) noexcept nogil:
     """Whether the newest lease began and is not over, as of the last ``follow_plan``."""
     return wire.held.epoch != 0 and wire.held.epoch != wire.over.epoch
+
+
+cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
+    """What a process queued ahead of the lease that is in force waits for this word. It does that itself, and at once;
+    but its threads may all be held up in the driver by that very queue."""
+    cdef uint64_t left = wire.admitted if in_force(wire) and at_ns - wire.held.start_ns > AHEAD_LATE_NS else 0
+    cdef Slot* slot
+    cdef uint32_t turn
+    while left:
+        slot = &wire.activity.slots[index_of(lowest(left))]
+        left &= left - 1
+        turn = load32(&slot.turn)
+        if turn != 0 and not epoch_reached(turn, wire.held.epoch):
+            cas32(&slot.turn, turn, wire.held.epoch)
 
 
 cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
@@ -248,6 +263,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     cdef Merged merged
     follow_plan(wire, at_ns)
     hush_sleepers(wire)
+    release_ahead(wire, at_ns)
     merge_slots(wire, wire.held.epoch, at_ns, &merged)
     if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)

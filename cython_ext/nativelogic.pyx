@@ -14,7 +14,8 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
-from cython_ext.logic cimport durations, gate, plan as planning, window
+from cython_ext.logic cimport ahead as ahead_logic, durations, gate, plan as planning, window
+from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
 
@@ -274,6 +275,36 @@ cdef class Backlog:
     @property
     def busy(self):
         return bool(self.backlog.busy)
+
+
+cdef class Ahead:
+    """Work queued ahead of a lease, beside the ``Backlog`` that it will join."""
+
+    cdef _Ahead ahead
+
+    @staticmethod
+    def begins(Backlog backlog):
+        return bool(ahead_logic.ahead_begins(&backlog.backlog))
+
+    def takes(self, Backlog backlog, int64_t learned_ns, int64_t most_ns):
+        return bool(ahead_logic.ahead_takes(&self.ahead, &backlog.backlog, learned_ns, most_ns))
+
+    def submit(self, Backlog backlog, int64_t learned_ns):
+        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns)
+
+    def mark(self, uint64_t tag):
+        return bool(ahead_logic.ahead_mark(&self.ahead, tag))
+
+    def release(self, Backlog backlog, int64_t now_ns):
+        ahead_logic.ahead_release(&self.ahead, &backlog.backlog, now_ns)
+
+    @property
+    def launches(self):
+        return self.ahead.launches
+
+    @property
+    def work_ns(self):
+        return self.ahead.work_ns
 
 
 def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):

@@ -270,6 +270,7 @@ cdef object slot_reading(int index, layout.Slot* slot):
         refusals=bounded(slot.refusals),
         refused_bytes=bounded(slot.refused_bytes),
         command=text_of(slot.command, sizeof(slot.command)),
+        turn=native.load32(&slot.turn),
     )
 
 

@@ -103,7 +103,8 @@ class PlanReading:
 class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
-    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other.
+    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other. ``turn``: the newest
+    epoch whose work may run, of what was queued ahead; 0: nothing ever was.
     """
 
     index: int
@@ -132,6 +133,7 @@ class SlotReading:
     refusals: int
     refused_bytes: int
     command: str
+    turn: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -91,6 +91,10 @@ cdef class Process:
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
 
+    def queue_ahead(self, uint32_t turn):
+        """Work waits on the GPU for the lease after ``turn``."""
+        store32(&self.slot.turn, turn)
+
     def look(self):
         """The gate waits, and has just looked whether it must go on waiting."""
         store64(&self.slot.gate_waits, self.slot.gate_waits + 1)

@@ -5,7 +5,8 @@
 A stream waits with cuStreamWaitValue32 behind which kernels are queued. While it does, driver calls are made from a
 thread of their own; printed is how long each took, and "until released" where it came back only when the word was
 written (after HOLD_S). Once with the legacy stream, in which PyTorch works by default, once with a stream that does not
-synchronise with it. Then: how many launches can be queued before cuLaunchKernel itself waits, and how soon after the
+synchronise with it; and with a second thread held up in cuMemFree, which may have locked what others need. Then: how
+many launches can be queued before cuLaunchKernel itself waits, and how soon after the
 word the first kernel is done.
 """
 
@@ -105,6 +106,52 @@ def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[
     return f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
 
 
+def held_up_beside_a_free(gpu: Gpu, word: Word, stream: c_void_p, other: c_void_p) -> list[str]:
+    """Calls of other threads while ``stream`` is blocked and a thread waits in cuMemFree for it."""
+    before, late, context = gpu.event(), gpu.event(), c_void_p()
+    gpu.call("cuEventRecord", before, stream)
+    gpu.call("cuCtxGetCurrent", byref(context))
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+
+    def free(address: int) -> None:
+        gpu.call("cuCtxSetCurrent", context)
+        gpu.free(address)
+
+    lines = []
+    for name, probe in {
+        "cuEventQuery, recorded before": lambda: gpu.library.cuEventQuery(before),
+        "cuStreamQuery, other stream": lambda: gpu.library.cuStreamQuery(other),
+        "cuEventRecord, blocked stream": lambda: gpu.library.cuEventRecord(late, stream),
+        "launch, blocked stream": lambda: launch(gpu, tiny, stream, 1),
+        "launch, other stream": lambda: launch(gpu, tiny, other, 1),
+    }.items():
+        spare = gpu.allocate(TINY)
+        assert spare is not None
+        word.block(stream)
+        launch(gpu, tiny, stream, 10)
+        thread = threading.Thread(target=free, args=(spare,))
+        thread.start()
+        time.sleep(0.05)
+        took: list[float] = []
+
+        def run(probe: Callable[[], object] = probe, took: list[float] = took) -> None:
+            gpu.call("cuCtxSetCurrent", context)
+            began = time.perf_counter()
+            probe()
+            took.append(time.perf_counter() - began)
+
+        second = threading.Thread(target=run)
+        second.start()
+        second.join(HOLD_S)
+        waited = second.is_alive()
+        word.release()
+        second.join(10)
+        thread.join(10)
+        gpu.synchronize()
+        lines.append(f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us"))
+    return lines
+
+
 def launch(gpu: Gpu, kernel: Kernel, stream: c_void_p, count: int) -> None:
     arguments = (*kernel.arguments[:8], stream, *kernel.arguments[9:])
     for _ in range(count):
@@ -170,6 +217,8 @@ def main() -> None:
         gpu.call("cuEventRecord", before, stream)
         for what, probe in probes(gpu, before, other).items():
             print(" ", held_up(gpu, word, stream, what, probe), flush=True)
+        for line in held_up_beside_a_free(gpu, word, stream, other):
+            print("  beside a cuMemFree that waits:", line, flush=True)
         print(f"  launches queued before one waits: {depth(gpu, word, stream)}")
         times = [first_kernel_us(gpu, word, stream) for _ in range(200)]
         print(f"  word written to first kernel done: {statistics.median(times):.1f} us p50, {max(times):.1f} us worst")

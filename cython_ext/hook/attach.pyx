@@ -10,8 +10,8 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, Gate, State, state, vgpu_log,
-    vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread, vgpu_state_address,
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, Gate, State, state, vgpu_let_go,
+    vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread, vgpu_state_address,
     vgpu_take_slot,
 )
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
@@ -447,6 +447,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept
     store32(&gate.generation, 0)
     vgpu_memory_moves(gate, activity, slot_index)
     gate.slot = slot
+    gate.word_state = 0      # the GPU does not see the new page's yet
     slot.want_since_ns = before.want_since_ns
     slot.predicted_end_ns = before.predicted_end_ns
     slot.drained_ns = before.drained_ns
@@ -476,6 +477,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)
     if done:
         lock_acquire(&gate.lock)
+        vgpu_let_go(gate)
         if elsewhere:
             done = move(gate, activity, <uint32_t>reply.slot)
         if done:

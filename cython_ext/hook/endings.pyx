@@ -8,7 +8,7 @@ from libc.string cimport memset
 from cython_ext.hook.generated.driver cimport real_cuEventDestroy_v2, real_cuStreamIsCapturing
 from cython_ext.hook.hook cimport (
     CAPTURES, CUDA_SUCCESS, EVENTS, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
-    vgpu_leave_behind, vgpu_mark, vgpu_memory_of_context_died,
+    vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead, vgpu_memory_of_context_died,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport durations_forget
@@ -37,6 +37,7 @@ cdef public void vgpu_capture_begins() noexcept nogil:
             vgpu_leave_all_behind(&state().gates[i])
         else:
             vgpu_mark(&state().gates[i])
+        vgpu_mark_ahead(&state().gates[i])
         lock_release(&state().gates[i].lock)
     lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
     state().captures += 1
@@ -104,6 +105,8 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
             restore(mode)
             if gate.marked_stream == <int>i:
                 vgpu_mark(gate)
+            if gate.ahead_stream == <int>i:
+                vgpu_mark_ahead(gate)
             memset(stream, 0, sizeof(Stream))
         lock_release(&gate.lock)
     drop_capture(handle)     # a stream that is destroyed captures no more
@@ -122,6 +125,8 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
     for g in range(state().gate_count):
         gate = &state().gates[g]
         lock_acquire(&gate.lock)
+        vgpu_let_go(gate)
+        gate.word_state = 0  # the word was registered in a context, perhaps in this one
         mode = relax()
         for i in range(EVENTS):
             event = &gate.events[i]

@@ -13,7 +13,7 @@ from cython_ext.hook.generated.driver cimport real_cuCtxGetDevice
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass,
     State, Stream, Thread, attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark,
-    vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
+    vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
@@ -27,7 +27,7 @@ from cython_ext.logic.gate cimport (
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_begin, backlog_end_ns, backlog_ns, backlog_submit
+from cython_ext.logic.window cimport backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_submit
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
 )
@@ -134,14 +134,15 @@ cdef public void vgpu_ring(Gate* gate) noexcept nogil:
     futex_wake(&gate.activity.doorbell, 1)
 
 
-cdef void want(Gate* gate, int64_t now) noexcept nogil:
+cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
+    """Say that the process wants a lease, if the slot does not say so already."""
     if load32(&gate.slot.want) == 0:
         storei64(&gate.slot.want_since_ns, now)
         exchange32(&gate.slot.want, 1)
         vgpu_ring(gate)
 
 
-cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
+cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
     """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back.
 
     Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
@@ -150,7 +151,7 @@ cdef bint publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept n
     cdef Slot* slot = gate.slot
     cdef uint32_t before = load32(&slot.undrained)
     store32(&slot.undrained, 1)
-    want(gate, now)
+    vgpu_want(gate, now)
     fence()
     if epoch_reached(load32(&gate.activity.returned_epoch), epoch):
         store32(&slot.undrained, before)
@@ -184,7 +185,9 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
-    want(gate, now)
+    vgpu_want(gate, now)
+    if gate.began_epoch != 0:
+        until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
         until = now + LOOK_NS            # the relay may yet take its return back
     if opens < FOREVER_NS:
@@ -246,8 +249,30 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
             gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
             backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
             vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
+            vgpu_release_ahead(gate, lease.epoch, now)
             if lease.end_ns < FOREVER_NS:
                 vgpu_ring(gate)          # the relay will be awake at its end
+
+
+cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
+    return (
+        now >= gate.lease_end_ns
+        or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
+        or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
+    )
+
+
+cdef public void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Note in the books that the lease is over, if it is."""
+    if gate.began_epoch == 0 or not over(gate, plan, now):
+        return
+    gate.over_epoch = gate.began_epoch
+    gate.over_end_ns = gate.lease_end_ns
+    gate.over_markers = -1
+    gate.length_ns = gate.lease_end_ns - gate.backlog.lease_ns
+    gate.began_epoch = 0
+    backlog_finish(&gate.backlog, now)
 
 
 cdef bint siblings_run(const Gate* gate) noexcept nogil:
@@ -279,7 +304,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
     meanwhile."""
     cdef int index
-    if not publish_submission(gate, epoch, now):
+    if not vgpu_publish_submission(gate, epoch, now):
         return 0
     index = vgpu_stream_index(gate, launch.handle)
     gate.streams[index].dirty = 1
@@ -337,6 +362,16 @@ cdef void tracked(
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
     backlog_submit(&gate.backlog, now, learned_ns, min(window, UNKNOWN_MOST_NS))
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    add32(&gate.submitting, 1)
+    counted(gate, thread)
+
+
+cdef void queued(Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, int64_t now) noexcept nogil:
+    """Queued ahead of the lease: it wants one, whoever waits for what afterwards."""
+    vgpu_want(gate, now)
+    gate.streams[index].after = launch_hash(key)
+    launch.stream = index
+    launch.kind = PASS_TRACKED
     add32(&gate.submitting, 1)
     counted(gate, thread)
 
@@ -416,18 +451,22 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
         if gate.untracked and verdict.action != GATE_WAIT_LEASE:
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT:
-            if publish_submission(gate, verdict.epoch, now):
+            if vgpu_publish_submission(gate, verdict.epoch, now):
                 tracked(
                     gate, launch, thread, index, key, should_sample(known), learned_ns, programmatic,
                     view.last_epoch != verdict.epoch, now,
                 )
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
-            want(gate, now)
+            vgpu_want(gate, now)
             vgpu_mark(gate)      # else nobody sees the tail of the queue run
             wait(gate, change, verdict.until_ns, FOREVER_NS)
             gate.asked_ns = 0                                    # to know is worth more than to guess, now
         else:
+            vgpu_end(gate, &plan, now)
+            if vgpu_queue_ahead(gate, index, learned_ns, programmatic):
+                queued(gate, launch, thread, index, key, now)
+                break
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)
     return error

@@ -18,6 +18,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot
 from cython_ext.logic.alloctable cimport AllocTable
+from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.window cimport Backlog
 
@@ -78,6 +79,7 @@ cdef struct Stream:
     uint32_t flags           # STREAM_*; 0: non-blocking
     uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
     bint dirty               # work of ours since it was last seen drained
+    uint32_t turn            # it waits for this one (Gate.turn), or did
     uint64_t after           # launch_hash of the last tracked launch
 
 
@@ -139,6 +141,12 @@ cdef struct Gate:
     int32_t left[64]         # events behind untracked work whose streams may not be asked about it
     int32_t probe            # event in the legacy stream, behind the threads' own streams; -1: none
     uint32_t stream_count
+    int64_t length_ns        # of the last lease, from its beginning to the end it was given
+    uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
+    uint32_t word_state      # of Slot.turn (ahead.pyx)
+    uint64_t word_address    # for the GPU
+    int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
+    Ahead ahead
     Backlog backlog
     DurationTable durations
     Stream[512] streams
@@ -217,10 +225,23 @@ cdef extern:
     void vgpu_leave(Pass* launch) noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
     void vgpu_ring(Gate* gate) noexcept nogil
-    void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil    # the caller holds gate.lock
+    # ... the caller holds gate.lock
+    void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    void vgpu_want(Gate* gate, int64_t now) noexcept nogil
+    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
+    # ahead.pyx; the caller holds gate.lock
+    bint vgpu_queue_ahead(Gate* gate, int stream, int64_t learned_ns, bint programmatic) noexcept nogil
+    void vgpu_mark_ahead(Gate* gate) noexcept nogil
+    void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
+    void vgpu_let_go(Gate* gate) noexcept nogil
+    void vgpu_settle_ahead() noexcept nogil                  # without gate.lock
+    void vgpu_open_turn(Gate* gate) noexcept nogil           # without gate.lock
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil
+    int vgpu_record(Gate* gate, const Stream* stream) noexcept nogil         # an event, or -1
+    void vgpu_return_event(Gate* gate, int event) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
     int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil

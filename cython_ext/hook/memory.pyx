@@ -17,7 +17,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log, vgpu_settle_ahead,
 )
 from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
@@ -276,12 +276,14 @@ cdef public int cuMemAllocFromPoolAsync_ptsz(
 cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
     cdef Block block
     cdef bint known = forget(pointer, &block)
+    vgpu_settle_ahead()
     return freed(real_cuMemFree_v2(pointer), known, &block)
 
 
 cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
     cdef Block block
     cdef bint known = forget(pointer, &block)
+    vgpu_settle_ahead()
     return freed(real_cuMemFree(pointer), known, &block)
 
 

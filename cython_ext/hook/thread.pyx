@@ -8,14 +8,15 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_log, vgpu_reattach, vgpu_ring,
+    Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_let_go, vgpu_log, vgpu_open_turn,
+    vgpu_reattach, vgpu_ring, vgpu_want,
 )
-from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot, epoch_reached
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot
+from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
-    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_finish, backlog_longest_ns, backlog_seen_busy,
+    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_longest_ns, backlog_seen_busy,
     overrun_tolerated_ns, window_adapt,
 )
 from cython_ext.native cimport (
@@ -32,6 +33,7 @@ cdef enum:
     # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction.
     LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: others wait for us
     LOOK_ENDED_MOST_NS = 200_000
+    LOOK_LOCKED_NS = 50_000          # another thread has the lock: usually for a microsecond
     LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
     LOOK_IDLE_NS = 500_000
     LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
@@ -80,17 +82,6 @@ cdef bint heard(Gate* gate) noexcept nogil:
     return gate.generation != 0 or not superseded(gate)
 
 
-cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
-    if gate.began_epoch == 0:
-        return 0
-    return (
-        now >= gate.lease_end_ns
-        or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
-        or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
-    )
-
-
 cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     """Nothing of ours runs under ``epoch`` any more, and nothing will: the word that the next holder waits for."""
     cdef Slot* slot = gate.slot
@@ -107,14 +98,6 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
     vgpu_log(b"refill ns, scale ppm", gate.backlog.refill_ns, <int64_t>(1e6 * gate.backlog.scale))
     vgpu_log(b"window ns, busy ns", gate.window_ns, <int64_t>gate.backlog.busy_ns)
-
-
-cdef void end_lease(Gate* gate, int64_t now) noexcept nogil:
-    gate.over_epoch = gate.began_epoch
-    gate.over_end_ns = gate.lease_end_ns
-    gate.over_markers = -1
-    gate.began_epoch = 0
-    backlog_finish(&gate.backlog, now)
 
 
 cdef bint others_gain(Gate* gate) noexcept nogil:
@@ -160,9 +143,12 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     count(gate)
     if not heard(gate) or not read_plan(gate.grants, &plan):
         return now + RETRY_NS
-    if over(gate, &plan, now):
-        end_lease(gate, now)
+    vgpu_end(gate, &plan, now)
+    if gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
+        vgpu_let_go(gate)
     vgpu_begin(gate, &plan, now)
+    if gate.ahead.launches:
+        vgpu_want(gate, now)     # nobody may be waiting in the gate to say it, after a sleep through a lease
     if load32(&slot.undrained) or gate.over_epoch:
         if gate.over_epoch or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
             observe(gate, now)
@@ -174,7 +160,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
         if others_gain(gate):
             return min(gate.lease_end_ns, max(again, now + LOOK_LEASED_NS))
         return now + LOOK_ALONE_NS
-    if load32(&slot.want) and gate.waiters == 0 and others_gain(gate):
+    if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and others_gain(gate):
         give_back(gate, now)
     if gate.began_epoch and others_gain(gate):
         return min(gate.lease_end_ns, now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
@@ -221,7 +207,11 @@ cdef void* run(void* argument) noexcept nogil:
             vgpu_reattach(gate)
             knocked_ns = now_ns()
         change = load32(&gate.grants.change)
-        lock_acquire(&gate.lock)
+        while not lock_soon(&gate.lock):
+            # Whoever has it may be in the driver, behind a thread that waits there for what was queued ahead.
+            vgpu_open_turn(gate)
+            futex_wait(&gate.grants.change, change, now_ns() + LOOK_LOCKED_NS)
+            change = load32(&gate.grants.change)
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0
         lock_release(&gate.lock)
         rest(gate, change, again)
@@ -240,6 +230,7 @@ cdef void stop() noexcept nogil:
         lock_acquire(&all.gates[i].lock)
         backlog_seen_busy(&all.gates[i].backlog, now_ns())       # what is still running is the last we know
         count(&all.gates[i])
+        vgpu_let_go(&all.gates[i])
         all.gates[i].open = 1
         store32(&all.gates[i].generation, 0)
         lock_release(&all.gates[i].lock)

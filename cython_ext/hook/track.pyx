@@ -91,6 +91,14 @@ cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
     return event
 
 
+cdef public int vgpu_record(Gate* gate, const Stream* stream) noexcept nogil:
+    return record(gate, stream, 0)
+
+
+cdef public void vgpu_return_event(Gate* gate, int event) noexcept nogil:
+    give_event(gate, event)
+
+
 cdef bint done(Gate* gate, int event) noexcept nogil:
     """Whether the event is complete; one that died with its context, or that only answers errors, is."""
     cdef void* handle = gate.events[event].handle
@@ -126,6 +134,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     stream.dirty = 0
     stream.overlapping = 0
     stream.after = 0
+    stream.turn = 0
     if <size_t>handle == LEGACY_HANDLE:
         stream.flags = STREAM_LEGACY | STREAM_BLOCKING
     elif owner != NULL:
@@ -326,6 +335,9 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     cdef bint busy
     cdef int mode
     cdef uint32_t i
+    if gate.ahead.launches:  # streams wait for our turn: only markers tell what ran under the lease before
+        vgpu_collect(gate, now)
+        return not gate.backlog.busy
     if gate.untracked:
         store32(&gate.round, gate.round + 1)
         fence()

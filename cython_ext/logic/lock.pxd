@@ -12,14 +12,19 @@ cdef enum:
     LOCK_SPINS = 100
 
 
-cdef inline void lock_acquire(uint32_t* word) noexcept nogil:
+cdef inline bint lock_soon(uint32_t* word) noexcept nogil:
+    """Spin for it, as ``lock_acquire`` does before it sleeps. Whether it is ours."""
     cdef int _spin
-    if cas32(word, 0, 1):
-        return
     for _spin in range(LOCK_SPINS):
         if load32(word) == 0 and cas32(word, 0, 1):
-            return
+            return 1
         pause()
+    return 0
+
+
+cdef inline void lock_acquire(uint32_t* word) noexcept nogil:
+    if lock_soon(word):
+        return
     while exchange32(word, 2) != 0:
         futex_wait(word, 2, INT64_MAX)
 

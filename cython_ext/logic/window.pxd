@@ -34,7 +34,7 @@ cdef enum:
     PART_NONE = 0                        # this lease tells nothing (any more) about refilling
     PART_START = 1                       # the first REFILL_NS
     PART_REST = 2                        # after it
-    SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
+    SCALE_SETTLES_NS = 60_000_000        # GPU time over which the scale follows what is observed: a step or two
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
     OVERRUN_LEAST_NS = 1_000_000         # tolerated whatever the window
@@ -183,16 +183,8 @@ cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicte
     backlog.longest_ns = max(backlog.longest_ns, predicted_ns)
 
 
-cdef inline void backlog_submit(
-    Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
-) noexcept nogil:
-    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
-    cdef bint unknown = predicted_ns < 0
-    cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
-    cdef Stretch* stretch = &backlog.unmarked
-    work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
-    if not unknown:
-        note_longest(backlog, now_ns, work_ns)
+cdef inline void backlog_wake(Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """Something is being submitted: the end of an idle gap, and perhaps the lease's first."""
     if not backlog.busy:
         if backlog.leased:
             backlog.idle_ns += <uint64_t>max(now_ns - backlog.since_ns, <int64_t>0)
@@ -204,11 +196,25 @@ cdef inline void backlog_submit(
     elif backlog.refilling:
         backlog.refill_ns = 0
         backlog.part = PART_NONE
+    backlog.refilling = 0
+
+
+cdef inline void backlog_submit(
+    Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
+) noexcept nogil:
+    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
+    cdef bint unknown = predicted_ns < 0
+    cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
+    cdef bint tainted = backlog.discard or backlog.refilling
+    cdef Stretch* stretch = &backlog.unmarked
+    work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
+    if not unknown:
+        note_longest(backlog, now_ns, work_ns)
+    backlog_wake(backlog, now_ns)
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
-    stretch.tainted = stretch.tainted or backlog.discard or backlog.refilling
-    backlog.refilling = 0
+    stretch.tainted = stretch.tainted or tainted
     stretch.last_ns = now_ns
     stretch.launches += 1
     stretch.work_ns = min(stretch.work_ns + work_ns, PREDICTION_MAX_NS)

@@ -56,6 +56,8 @@ class StagedVgpu:
         self.next_slot = -1
         """The slot of the next process, if not the first that is free."""
         self.memory_bytes = memory_bytes
+        self.window_ns = MS
+        """Of the leases to come."""
         self.activity = ActivityPage.create(1)
         self.grants = self._grants(1)
         self.relay = Relay(self.activity, self.grants, stage.relay_page, key)
@@ -141,7 +143,9 @@ class StagedVgpu:
         """Publish one; its epoch."""
         epoch = next(self.stage.epochs)
         go_by_ns = start_ns + 50 * MS
-        assert self.stage.dispatcher.publish(self.key, epoch, start_ns, end_ns, after, go_by_ns)
+        assert self.stage.dispatcher.publish(
+            self.key, epoch, start_ns, end_ns, after, go_by_ns, window_ns=self.window_ns
+        )
         return epoch
 
     def open(self) -> int:

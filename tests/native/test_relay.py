@@ -145,6 +145,21 @@ def test_a_process_that_was_awake_but_missed_its_lease_still_wants(stage: Stage)
     assert stage.relay.stats().hushed == 0
 
 
+@pytest.mark.parametrize(("turn", "expected"), [(0, 0), (1, 2), (2, 2), (3, 3)])
+def test_what_was_queued_ahead_is_released_for_a_process_that_is_held_up(
+    stage: Stage, turn: int, expected: int
+) -> None:
+    """``turn``: 0 where nothing was queued, 1 where it waits for the lease, later where it waits for another."""
+    process, slot = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    process.queue_ahead(turn)
+    stage.lease(2, 200 * MS)
+    assert process.wait_lease()[0] == 2
+    stage.listener.wait(EventKind.DRAINED, KEY, 2)
+    assert stage.activity.slots()[slot].turn == expected
+
+
 def test_who_sleeps_beside_a_working_sibling_keeps_no_lease(stage: Stage) -> None:
     worker, _ = stage.process()
     sleeper, slot = stage.process()

@@ -1,0 +1,224 @@
+"""Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/ahead.pxd).
+
+The word is ``Slot.turn``: the newest epoch whose work may run. Each stream waits for it once per lease
+(cuStreamWaitValue32, the same comparison as epoch_reached), and whoever finds the lease begun advances it: a launching
+thread, the hook thread, or, if both are held up, the broker's relay. To advance it takes no call to the driver, which
+another thread of the application may have locked while it waits for that very queue.
+
+Only where it is simple, and else a launch waits in the gate as ever: temporal mode, one vGPU in the process and one
+process in the vGPU, no capture open, streams that any thread can name. ``vgpu_let_go`` is for whatever ends that: the
+exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
+
+Unless said otherwise the caller holds ``gate.lock``.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdlib cimport getenv
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_SUCCESS, STREAM_OWN, Gate, State, Stream, state, vgpu_log, vgpu_mark, vgpu_publish_submission, vgpu_record,
+    vgpu_return_event,
+)
+from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.layout cimport GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.logic.ahead cimport ahead_begins, ahead_mark, ahead_release, ahead_submit, ahead_takes
+from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.plan cimport read_plan
+from cython_ext.logic.window cimport backlog_end_ns
+from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
+
+cdef enum:
+    PAGE_BYTES = 4096
+    HOST_REGISTER_PORTABLE = 1
+    HOST_REGISTER_DEVICEMAP = 2
+    WAIT_VALUE_GEQ = 0
+    SETTLE_LOOK_NS = 200_000     # the hook thread releases; this is how soon it is seen at the latest
+    MARK_LAUNCHES = 64       # a marker at least that often ...
+    MARK_PARTS = 4           # ... and after a quarter of the work that may be queued
+
+    WORD_NEW = 0             # Gate.word_state
+    WORD_READY = 1
+    WORD_NONE = 2            # switched off, or the driver cannot
+
+
+cdef bint word_ready(Gate* gate) noexcept nogil:
+    """Whether the GPU can see our word; made so at the first call."""
+    cdef size_t page = <size_t>&gate.slot.turn & ~(<size_t>PAGE_BYTES - 1)
+    cdef unsigned long long address = 0
+    cdef const char* wish
+    if gate.word_state == WORD_NEW:
+        wish = getenv(b"VGPU_AHEAD")
+        gate.word_state = WORD_NONE
+        if (
+            (wish == NULL or wish[0] != c'0')
+            and real_cuMemHostRegister_v2(
+                <void*>page, PAGE_BYTES, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP
+            ) == CUDA_SUCCESS
+            and real_cuMemHostGetDevicePointer_v2(&address, <void*>page, 0) == CUDA_SUCCESS
+        ):
+            gate.word_address = address + (<size_t>&gate.slot.turn - page)
+            gate.word_state = WORD_READY
+        vgpu_log(b"word for work queued ahead: state, slot", gate.word_state, gate.slot_index)
+    return gate.word_state == WORD_READY
+
+
+cdef void advance(uint32_t* turn, uint32_t epoch) noexcept nogil:
+    cdef uint32_t seen = load32(turn)
+    while not epoch_reached(seen, epoch) and not cas32(turn, seen, epoch):
+        seen = load32(turn)
+
+
+cdef int64_t most_ns(const Gate* gate) noexcept nogil:
+    """How much work may be queued ahead: no more than the window, nor than half of what the last lease was long."""
+    return min(gate.window_ns, gate.length_ns / 2)
+
+
+cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
+    return (
+        gate.grants.mode == MODE_TEMPORAL
+        and load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+        and state().gate_count == 1
+        and load32(&gate.activity.processes) == 1
+        and load32(&state().captures) == 0
+        and load32(&state().dying) == 0
+        and stream.flags & STREAM_OWN == 0
+        and not gate.untracked
+        and not gate.lost
+    )
+
+
+cdef bint arm(Gate* gate) noexcept nogil:
+    """The first of a queue: what ran under the lease before is told apart, and the word is behind."""
+    cdef uint32_t last = load32(&gate.slot.last_epoch)
+    cdef uint32_t turn = load32(&gate.slot.turn)
+    if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting):
+        return 0
+    vgpu_mark(gate)
+    if not ahead_begins(&gate.backlog) or not word_ready(gate):
+        return 0
+    gate.turn = last + 1 + (last + 1 == 0)
+    if epoch_reached(turn, gate.turn):
+        return 0             # let go without a lease: only the next lease sets it right
+    if turn != last and not cas32(&gate.slot.turn, turn, last):
+        return 0
+    gate.over_markers = <int32_t>gate.backlog.count
+    gate.ahead_stream = -1
+    return 1
+
+
+cdef bint held_back(Gate* gate, Stream* stream) noexcept nogil:
+    """The stream waits for our turn; made so once."""
+    cdef int mode
+    cdef bint done
+    if stream.turn == gate.turn:
+        return 1
+    mode = relax()
+    done = real_cuStreamWaitValue32_v2(stream.handle, gate.word_address, gate.turn, WAIT_VALUE_GEQ) == CUDA_SUCCESS
+    restore(mode)
+    if done:
+        stream.turn = gate.turn
+    else:
+        gate.word_state = WORD_NONE
+    return done
+
+
+cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
+    """Close the stretch of unmarked launches that are queued ahead."""
+    cdef int mode, event
+    if gate.ahead.unmarked.launches == 0 or gate.ahead_stream < 0:
+        return
+    mode = relax()
+    event = vgpu_record(gate, &gate.streams[gate.ahead_stream])
+    restore(mode)
+    if event >= 0 and not ahead_mark(&gate.ahead, event):
+        vgpu_return_event(gate, event)
+
+
+cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bint programmatic) noexcept nogil:
+    """A launch that has no lease, into the stream at ``index``: 1 if it may be submitted all the same, and is counted;
+    0 if it must wait."""
+    cdef Stream* stream = &gate.streams[index]
+    cdef int64_t most = most_ns(gate)
+    cdef bint turn = gate.ahead_stream != index
+    if not possible(gate, stream) or not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
+        return 0
+    if gate.ahead.launches == 0 and not arm(gate):
+        return 0
+    if gate.ahead.unmarked.launches and (turn or not programmatic) and (
+        turn or gate.ahead.unmarked.launches >= MARK_LAUNCHES or gate.ahead.unmarked.work_ns * MARK_PARTS >= most
+    ):
+        vgpu_mark_ahead(gate)
+        if turn and gate.ahead.unmarked.launches:
+            return 0
+    if not held_back(gate, stream):
+        return 0
+    gate.ahead_stream = index
+    stream.dirty = 1
+    ahead_submit(&gate.ahead, &gate.backlog, learned_ns)
+    return 1
+
+
+cdef void join(Gate* gate, int64_t now) noexcept nogil:
+    """What is queued ahead is about to run: into the backlog."""
+    gate.backlog.discard = not gate.lease_sampled
+    ahead_release(&gate.ahead, &gate.backlog, now)
+    gate.marked_stream = gate.ahead_stream
+    gate.idle_since_ns = 0
+    storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+
+
+cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
+    """The lease of ``epoch`` has begun."""
+    if gate.ahead.launches == 0 or not vgpu_publish_submission(gate, epoch, now):
+        return
+    vgpu_log(b"released: launches, ns", gate.ahead.launches, gate.ahead.work_ns)
+    join(gate, now)
+    # a lease that was given back and taken back again is the one before: its successor's turn has come, then
+    advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
+
+
+cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
+    """Only the word: for the hook thread, where it cannot have the lock. The books follow when it has."""
+    cdef GateState view
+    cdef Plan plan
+    cdef const Lease* lease
+    cdef int i
+    plan.current.epoch = plan.next.epoch = 0
+    if gate.ahead.launches == 0 or not read_plan(gate.grants, &plan):
+        return
+    view.now_ns = now_ns()
+    view.go_epoch = load32(&gate.grants.go_epoch)
+    view.returned_epoch = load32(&gate.activity.returned_epoch)
+    view.drained_epoch = load32(&gate.slot.drained_epoch)
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):
+            advance(&gate.slot.turn, lease.epoch)
+
+
+cdef public void vgpu_settle_ahead() noexcept nogil:
+    """Wait for the lease that work is queued ahead of, before a call in which the driver would wait for that work and
+    keep every other thread out meanwhile (cuMemFree, measured on an H200)."""
+    cdef State* all = state()
+    cdef Gate* gate
+    cdef uint32_t change
+    if all == NULL or all.gate_count != 1:
+        return
+    gate = &all.gates[0]
+    while gate.ahead.launches and not all.stopping:
+        change = load32(&gate.grants.change)
+        if gate.ahead.launches:
+            futex_wait(&gate.grants.change, change, now_ns() + SETTLE_LOOK_NS)
+
+
+cdef public void vgpu_let_go(Gate* gate) noexcept nogil:
+    """No lease will come for what is queued ahead, or it may not wait for one: let it run."""
+    if gate.ahead.launches == 0:
+        return
+    vgpu_log(b"let go: launches, ns", gate.ahead.launches, gate.ahead.work_ns)
+    store32(&gate.slot.undrained, 1)
+    join(gate, now_ns())
+    advance(&gate.slot.turn, gate.turn)

@@ -1,0 +1,105 @@
+"""Work queued ahead of its lease: already in the driver's queue, behind a word that the GPU waits for.
+
+Theory of operation
+-------------------
+A host that runs ahead of the GPU loses its lead at every hand-over: the new lease begins with an empty queue, and the
+GPU idles until the host has caught up (3 ms for a ResNet-50 trainer on an H200). So a process without a lease goes on
+launching, up to a limit of predicted work, into streams that wait for ``Slot.turn``. The lease's first act is to
+advance that word, and the GPU goes on with a full queue.
+
+Only launches of known length are taken, and at most AHEAD_LAUNCHES: the driver's queue holds a thousand, and a launch
+into a full one would wait inside the driver. What is queued ahead is kept apart from the backlog, which means what runs
+or may run: the drain of the lease before is judged by the markers of that. ``ahead_release`` joins the two.
+
+The caller serialises.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.logic.window cimport (
+    MARKERS, PREDICTION_MAX_NS, Backlog, Stretch, backlog_scaled_ns, backlog_wake, clip_ns, note_longest,
+    stretch_end_ns,
+)
+
+cdef enum:
+    AHEAD_MARKERS = 24
+    AHEAD_LAUNCHES = 600     # of a queue that takes 1020; copies and events of the application's take places, too
+
+
+cdef struct Ahead:
+    Stretch[24] marked
+    Stretch unmarked
+    uint32_t count           # of ``marked``
+    uint32_t launches        # in all; 0: nothing is queued ahead
+    int64_t work_ns          # predicted, in all
+
+
+cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:
+    """Whether what is queued already is told apart by markers, and leaves room for those to come."""
+    return backlog.unmarked.launches == 0 and backlog.count + <uint32_t>AHEAD_MARKERS < <uint32_t>MARKERS
+
+
+cdef inline bint ahead_takes(
+    const Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t most_ns
+) noexcept nogil:
+    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all."""
+    return (
+        learned_ns >= 0
+        and ahead.launches < AHEAD_LAUNCHES
+        and ahead.count < AHEAD_MARKERS
+        and backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns
+    )
+
+
+cdef inline void ahead_submit(Ahead* ahead, const Backlog* backlog, int64_t learned_ns) noexcept nogil:
+    cdef int64_t work_ns = clip_ns(backlog_scaled_ns(backlog, learned_ns), 0, PREDICTION_MAX_NS)
+    if ahead.unmarked.launches == 0:
+        memset(&ahead.unmarked, 0, sizeof(Stretch))
+    ahead.unmarked.launches += 1
+    ahead.unmarked.work_ns = min(ahead.unmarked.work_ns + work_ns, PREDICTION_MAX_NS)
+    ahead.unmarked.learned_ns = min(ahead.unmarked.learned_ns + learned_ns, PREDICTION_MAX_NS)
+    ahead.launches += 1
+    ahead.work_ns = min(ahead.work_ns + work_ns, PREDICTION_MAX_NS)
+
+
+cdef inline bint ahead_mark(Ahead* ahead, uint64_t tag) noexcept nogil:
+    """A marker follows everything queued ahead so far: 1; 0 if there is nothing to mark or no room."""
+    if ahead.unmarked.launches == 0 or ahead.count == AHEAD_MARKERS:
+        return 0
+    ahead.unmarked.tag = tag
+    ahead.marked[ahead.count] = ahead.unmarked
+    ahead.count += 1
+    memset(&ahead.unmarked, 0, sizeof(Stretch))
+    return 1
+
+
+cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """The word is about to be advanced: everything counts as submitted at ``now_ns``. For ``ahead_begins`` held, and
+    nothing was submitted since, there is room for every marker."""
+    cdef Stretch* stretch
+    cdef bint tainted = backlog.discard or backlog.refilling
+    cdef uint32_t i
+    if ahead.launches == 0:
+        return
+    backlog_wake(backlog, now_ns)
+    for i in range(ahead.count + 1):
+        stretch = &ahead.marked[i] if i < ahead.count else &ahead.unmarked
+        if stretch.launches == 0:
+            continue
+        stretch.first_ns = stretch.last_ns = now_ns
+        stretch.tail_ns = min(now_ns, PREDICTION_MAX_NS) + stretch.work_ns
+        stretch.tainted = tainted
+        note_longest(backlog, now_ns, stretch.work_ns / stretch.launches)
+        backlog.work_ns = min(backlog.work_ns + stretch.work_ns, PREDICTION_MAX_NS)
+        backlog.end_ns = stretch_end_ns(stretch, max(backlog.end_ns, now_ns))
+        if i < ahead.count:
+            backlog.marked[(backlog.head + backlog.count) % MARKERS] = stretch[0]
+            backlog.count += 1
+        else:
+            backlog.unmarked = stretch[0]
+        tainted = backlog.discard
+    memset(&ahead.unmarked, 0, sizeof(Stretch))
+    ahead.count = 0
+    ahead.launches = 0
+    ahead.work_ns = 0

@@ -1,0 +1,270 @@
+"""Work queued ahead of its lease: in the driver's queue, and not run before the lease begins."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+import time
+
+import pytest
+
+from cython_ext.readings import GrantsFlag
+from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
+from tests.hook.test_gate import PROLOGUE, drained
+
+UNAVAILABLE = 46
+RETURNED_EPOCH_AT = 36  # ActivityPage.returned_epoch
+
+COMMANDS = """
+import time
+streams = {"own": app.stream, "legacy": LEGACY, "per-thread": PER_THREAD}
+kernels = {name: app.kernel(0.5, stream) for name, stream in streams.items()}
+other = app.new_stream(1)
+done, graph = app.event(), c_void_p()
+block = app.allocate(1 << 20)
+kernel, stream, results = kernels["own"], app.stream, []
+
+def warm():
+    # long enough for the lease to count for something, and every kernel known
+    for each in kernels.values():
+        for _ in range(40):
+            each.launch()
+            app.synchronize()
+
+def use(name):
+    global kernel, stream
+    kernel, stream = kernels[name], streams[name]
+
+def launch(count):
+    result = 0
+    for _ in range(int(count)):
+        result = result or app.result("cuLaunchKernel", *kernel.arguments)
+    app.result("cuEventRecord", done, stream)
+    return result
+
+def query():
+    return app.result("cuEventQuery", done)
+
+def beside(name, *arguments):
+    # in a thread of its own, which is not waited for
+    context = c_void_p()
+    app.call("cuCtxGetCurrent", byref(context))
+    def run():
+        app.call("cuCtxSetCurrent", context)
+        results.append(globals()[name](*arguments))
+    threading.Thread(target=run, daemon=True).start()
+
+def free():
+    app.free(block)
+    return "freed"
+
+def seen():
+    return results
+
+def leave():
+    sys.exit(0)
+
+def capture():
+    app.call("cuStreamBeginCapture_v2", other, 2)
+
+def captured():
+    app.call("cuStreamEndCapture", other, byref(graph))
+
+def synchronize():
+    return app.result("cuCtxSynchronize")
+
+for line in sys.stdin:
+    name, *arguments = line.split()
+    print(globals()[name](*arguments), flush=True)
+"""
+
+
+class Program:
+    """It does what it is told, and answers when that is done."""
+
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, **environment: str) -> None:
+        self.stage, self.vgpu = stage, vgpu
+        vgpu.grants.flags = GrantsFlag.CONTENDED
+        vgpu.window_ns = vgpu.grants.window_ns = 12 * MS
+        self.process = stage.start(PROLOGUE + COMMANDS, stage.environment(vgpu, **environment))
+        stage.tell(self.process, "warm")
+        with vgpu.granting(60_000 * MS):
+            assert stage.heard(self.process) == "None"
+            eventually(lambda: not vgpu.slot().want, "it has nothing to do, and gives the rest back")
+            eventually(lambda: not stage.dispatcher.wants(vgpu.key), "that is known")
+        self.epoch = vgpu.slot().last_epoch
+
+    def lease(self, length_ns: int) -> int:
+        return self.vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + length_ns)
+
+    def ask(self, command: str) -> str:
+        self.stage.tell(self.process, command)
+        return self.stage.heard(self.process)
+
+    def is_done(self) -> bool:
+        return self.ask("query") == "0"
+
+    def stays_queued(self) -> None:
+        """(Nothing can be awaited: nothing is to happen.)"""
+        time.sleep(0.05)
+        assert not self.is_done()
+        slot = self.vgpu.slot()
+        assert (slot.want, slot.undrained, slot.last_epoch) == (True, False, self.epoch)
+
+
+@pytest.fixture
+def vgpu(stage: Stage) -> StagedVgpu:
+    return stage.vgpu()
+
+
+@pytest.mark.parametrize("stream", ["own", "legacy"])
+def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_begins(
+    stage: Stage, vgpu: StagedVgpu, stream: str
+) -> None:
+    program = Program(stage, vgpu)
+    program.ask(f"use {stream}")
+    for _ in range(3):
+        assert program.ask("launch 6") == "0"
+        vgpu.await_want()
+        program.stays_queued()
+        before = vgpu.slot().busy_ns
+        program.epoch = program.lease(60_000 * MS)
+        eventually(program.is_done, "it runs")
+        assert not drained(stage, vgpu, program.epoch).wants
+        slot = vgpu.slot()
+        assert (slot.last_epoch, slot.drained_epoch, slot.undrained) == (program.epoch, program.epoch, False)
+        assert slot.busy_ns - before >= 2 * MS, "it was charged"
+
+
+def test_no_more_is_queued_than_half_a_lease(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    epoch = None
+    program.ask("beside launch 100")
+    vgpu.await_want()
+    for _ in range(2):
+        launches = vgpu.slot().launches
+        epoch = program.lease(16 * MS)
+        assert drained(stage, vgpu, epoch).wants
+        eventually(lambda before=launches: vgpu.slot().launches > before + 10, "it launches")  # type: ignore[misc]
+    known: list[int] = []
+    eventually(lambda: (known.append(vgpu.slot().launches), known[-5:].count(known[-1]) == 5)[1], "it waits")
+    assert vgpu.slot().last_epoch == epoch
+    with vgpu.granting(16 * MS):
+        eventually(lambda: program.ask("seen") == "[0]", "all were launched")
+        eventually(program.is_done, "all have run")
+
+
+@pytest.mark.parametrize("how", ["switched off", "per-thread", "capture", "alone"])
+def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: StagedVgpu, how: str) -> None:
+    program = Program(stage, vgpu, **({"VGPU_AHEAD": "0"} if how == "switched off" else {}))
+    if how == "per-thread":
+        program.ask("use per-thread")
+    elif how == "capture":
+        program.ask("capture")
+    elif how == "alone":
+        vgpu.grants.flags = GrantsFlag(0)
+    program.ask("beside launch 1")
+    vgpu.await_want()
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]"
+    program.lease(60_000 * MS)
+    eventually(lambda: program.ask("seen") == "[0]", "it is launched")
+    if how == "capture":
+        program.ask("captured")
+
+
+def test_a_capture_that_begins_behind_it(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("use legacy")
+    program.ask("launch 6")
+    program.ask("capture")
+    program.stays_queued()
+    program.lease(60_000 * MS)
+    eventually(program.is_done, "it runs")
+    program.ask("captured")
+
+
+def test_a_free_waits_with_it_and_lets_other_threads_launch(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.ask("beside free")
+    program.stays_queued()
+    program.ask("beside launch 200")
+    time.sleep(0.02)
+    assert program.ask("seen") == "[]"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: "freed" in program.ask("seen"), "it is freed")
+        eventually(lambda: "0" in program.ask("seen"), "the other thread's are launched")
+
+
+def test_a_lease_that_was_given_back_and_taken_back_runs_what_was_queued_meanwhile(
+    stage: Stage, vgpu: StagedVgpu
+) -> None:
+    """The relay gives a lease back before it looks whether somebody has just woken. Then it is the old lease that goes
+    on, while the GPU waits for the next."""
+    program = Program(stage, vgpu)
+    program.ask("launch 1")
+    epoch = program.lease(60_000 * MS)
+    eventually(program.is_done, "it runs")
+    with mmap.mmap(vgpu.activity.fileno(), 4096) as page:
+        program.ask("launch 1")
+        before = page[RETURNED_EPOCH_AT : RETURNED_EPOCH_AT + 4]
+        page[RETURNED_EPOCH_AT : RETURNED_EPOCH_AT + 4] = struct.pack("<I", epoch)
+        program.ask("launch 6")
+        page[RETURNED_EPOCH_AT : RETURNED_EPOCH_AT + 4] = before
+    vgpu.grants.flags = GrantsFlag.CONTENDED  # as the relay does: whoever sleeps looks again
+    vgpu.grants.wake()
+    with vgpu.granting(20 * MS):
+        eventually(program.is_done, "it runs")
+
+
+def test_it_ends_with_its_process(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    stage.tell(program.process, "leave")
+    assert program.process.wait(PATIENCE_S) == 0
+
+
+def test_a_removed_vgpu_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    vgpu.grants.flags = GrantsFlag.REMOVED
+    vgpu.grants.wake()
+    assert program.ask("synchronize") == "0"
+    assert program.ask("launch 1") == str(UNAVAILABLE)
+
+
+def test_a_lost_server_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
+    vgpu.grants.grace_ns = 200 * MS
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    stage.dispatcher.close()
+    assert program.ask("synchronize") == "0"
+
+
+def test_a_restarted_server_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    vgpu.restart_server()
+    assert program.ask("synchronize") == "0"
+    program.ask("beside launch 6")
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[0]", "it goes on")
+
+
+def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Its lease passes, its work waits, and runs when it is woken and gets another."""
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    epoch = program.lease(30 * MS)
+    drained(stage, vgpu, epoch)
+    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+    with vgpu.granting(20 * MS):
+        eventually(program.is_done, "it runs")

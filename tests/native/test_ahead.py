@@ -1,0 +1,114 @@
+"""Work queued ahead of its lease, against the same work submitted the moment the lease begins."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cython_ext.nativelogic import UNKNOWN_NS, Ahead, Backlog
+
+MS = 1_000_000
+MOST_LAUNCHES = 600
+MOST_MARKERS = 24
+
+lengths = st.integers(0, 4 * MS)
+steps = st.lists(st.one_of(lengths, st.just("mark")), max_size=60)
+
+
+def completions(backlog: Backlog, now_ns: int) -> list[tuple[int | None, bool, int, int]]:
+    """What the books say while the markers complete, one a millisecond."""
+    told = []
+    while True:
+        tag = backlog.oldest()
+        now_ns += MS
+        drained = backlog.completed(now_ns)
+        told.append((tag, drained, backlog.end_ns, backlog.busy_ns))
+        if tag is None:
+            return told
+
+
+@given(steps, st.integers(0, 3), st.integers(0, 5 * MS))
+def test_queued_ahead_it_counts_as_if_submitted_when_the_lease_began(
+    work: list[int | str], before: int, late_ns: int
+) -> None:
+    """``before``: launches of the lease before that are still in the queue, marked."""
+    ahead, ours, plain = Ahead(), Backlog(), Backlog()
+    for backlog in (ours, plain):
+        backlog.begin(0)
+        for i in range(before):
+            backlog.submit(i, 3 * MS)
+            backlog.mark(1000 + i)
+        backlog.finish(5 * MS)
+    begins_ns = 10 * MS
+    assert Ahead.begins(ours)
+    for backlog in (ours, plain):
+        backlog.begin(begins_ns)
+    begins_ns += late_ns
+    for tag, item in enumerate(work):
+        if isinstance(item, int):
+            ahead.submit(ours, item)
+            plain.submit(begins_ns, item)
+        else:
+            if ahead.mark(tag):
+                assert plain.mark(tag)
+    queued = ahead.launches
+    assert queued == sum(isinstance(item, int) for item in work)
+    ahead.release(ours, begins_ns)
+    assert (ahead.launches, ahead.work_ns) == (0, 0)
+    assert ours.backlog_ns(begins_ns) == plain.backlog_ns(begins_ns)
+    assert (ours.busy, ours.busy_ns, ours.idle_ns, ours.refill_ns) == (
+        plain.busy,
+        plain.busy_ns,
+        plain.idle_ns,
+        plain.refill_ns,
+    )
+    for backlog in (ours, plain):
+        backlog.mark(77)
+    if len([item for item in work if item == "mark"]) < MOST_MARKERS:
+        assert completions(ours, begins_ns) == completions(plain, begins_ns)
+
+
+@given(st.lists(lengths, max_size=50), st.integers(0, 20 * MS))
+def test_it_takes_no_more_work_than_may_be_queued(work: list[int], most_ns: int) -> None:
+    ahead, backlog = Ahead(), Backlog()
+    for length in work:
+        if ahead.takes(backlog, length, most_ns):
+            ahead.submit(backlog, length)
+        assert ahead.work_ns <= most_ns
+        assert ahead.takes(backlog, most_ns - ahead.work_ns, most_ns)
+        assert not ahead.takes(backlog, most_ns - ahead.work_ns + 1, most_ns)
+
+
+def test_it_takes_nothing_of_unknown_length() -> None:
+    assert not Ahead().takes(Backlog(), UNKNOWN_NS, MS)
+
+
+def test_it_takes_no_more_launches_than_the_drivers_queue_has_room_for() -> None:
+    ahead, backlog = Ahead(), Backlog()
+    while ahead.takes(backlog, 0, MS):
+        ahead.submit(backlog, 0)
+    assert ahead.launches == MOST_LAUNCHES
+    ahead.release(backlog, 1)
+    assert ahead.takes(backlog, 0, MS)
+
+
+def test_it_takes_no_more_than_can_be_marked() -> None:
+    ahead, backlog = Ahead(), Backlog()
+    assert not ahead.mark(0), "nothing to mark"
+    for tag in range(MOST_MARKERS):
+        assert ahead.takes(backlog, 1, MS)
+        ahead.submit(backlog, 1)
+        assert ahead.mark(tag)
+    assert not ahead.takes(backlog, 1, MS)
+
+
+def test_it_does_not_begin_behind_work_without_a_marker_or_where_markers_would_not_fit() -> None:
+    backlog = Backlog()
+    backlog.begin(0)
+    backlog.submit(0, MS)
+    assert not Ahead.begins(backlog)
+    marked = 0
+    while backlog.mark(marked):
+        marked += 1
+        assert Ahead.begins(backlog) == (marked + MOST_MARKERS < 128)
+        backlog.submit(0, MS)
