@@ -23,9 +23,9 @@ from cython_ext.hook.hook cimport (
     vgpu_return_event,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_mark, ahead_release, ahead_submit, ahead_takes
-from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.gate cimport GateState, lease_opens_ns, lease_usable
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport backlog_end_ns
 from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
@@ -80,6 +80,7 @@ cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
     return (
         gate.grants.mode == MODE_TEMPORAL
         and load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+        and 0 < gate.length_ns < FOREVER_NS / 2
         and state().gate_count == 1
         and load32(&gate.activity.processes) == 1
         and load32(&state().captures) == 0
@@ -180,6 +181,22 @@ cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noe
     advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
 
 
+cdef void look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
+    view.now_ns = now
+    view.go_epoch = load32(&gate.grants.go_epoch)
+    view.returned_epoch = load32(&gate.activity.returned_epoch)
+    view.drained_epoch = load32(&gate.slot.drained_epoch)
+
+
+cdef public int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows."""
+    cdef GateState view
+    if gate.ahead.launches == 0:
+        return FOREVER_NS
+    look(gate, now, &view)
+    return min(lease_opens_ns(&plan.current, &view), lease_opens_ns(&plan.next, &view))
+
+
 cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
     """Only the word: for the hook thread, where it cannot have the lock. The books follow when it has."""
     cdef GateState view
@@ -189,10 +206,7 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
     plan.current.epoch = plan.next.epoch = 0
     if gate.ahead.launches == 0 or not read_plan(gate.grants, &plan):
         return
-    view.now_ns = now_ns()
-    view.go_epoch = load32(&gate.grants.go_epoch)
-    view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = load32(&gate.slot.drained_epoch)
+    look(gate, now_ns(), &view)
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):

@@ -237,6 +237,7 @@ cdef extern:
     void vgpu_let_go(Gate* gate) noexcept nogil
     void vgpu_settle_ahead() noexcept nogil                  # without gate.lock
     void vgpu_open_turn(Gate* gate) noexcept nogil           # without gate.lock
+    int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil

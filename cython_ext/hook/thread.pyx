@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_let_go, vgpu_log, vgpu_open_turn,
-    vgpu_reattach, vgpu_ring, vgpu_want,
+    vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot
 from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
@@ -138,7 +138,6 @@ cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
 cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     """Everything that is due at ``now``; when to look again, unless the plan changes before."""
     cdef Slot* slot = gate.slot
-    cdef int64_t again
     cdef Plan plan
     count(gate)
     if not heard(gate) or not read_plan(gate.grants, &plan):
@@ -153,6 +152,13 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
         if gate.over_epoch or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
             observe(gate, now)
             gate.look_ns = now + (LOOK_LEASED_NS if others_gain(gate) else LOOK_ALONE_NS)
+    return min(next_look(gate, now), max(vgpu_turn_opens_ns(gate, &plan, now), now + LOOK_ENDED_LEAST_NS))
+
+
+cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
+    """When to look again for what runs; an idle lease is given back."""
+    cdef Slot* slot = gate.slot
+    cdef int64_t again
     if load32(&slot.undrained):
         again = max(backlog_end_ns(&gate.backlog), now)
         if gate.over_epoch:

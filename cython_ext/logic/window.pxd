@@ -34,7 +34,7 @@ cdef enum:
     PART_NONE = 0                        # this lease tells nothing (any more) about refilling
     PART_START = 1                       # the first REFILL_NS
     PART_REST = 2                        # after it
-    SCALE_SETTLES_NS = 60_000_000        # GPU time over which the scale follows what is observed: a step or two
+    SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
     OVERRUN_LEAST_NS = 1_000_000         # tolerated whatever the window

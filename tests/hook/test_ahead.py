@@ -155,14 +155,14 @@ def test_no_more_is_queued_than_half_a_lease(stage: Stage, vgpu: StagedVgpu) -> 
         eventually(program.is_done, "all have run")
 
 
-@pytest.mark.parametrize("how", ["switched off", "per-thread", "capture", "alone"])
+@pytest.mark.parametrize("how", ["switched off", "per-thread", "capture", "nobody else"])
 def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: StagedVgpu, how: str) -> None:
     program = Program(stage, vgpu, **({"VGPU_AHEAD": "0"} if how == "switched off" else {}))
     if how == "per-thread":
         program.ask("use per-thread")
     elif how == "capture":
         program.ask("capture")
-    elif how == "alone":
+    elif how == "nobody else":
         vgpu.grants.flags = GrantsFlag(0)
     program.ask("beside launch 1")
     vgpu.await_want()
