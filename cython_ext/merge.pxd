@@ -123,8 +123,12 @@ cdef inline bint in_force(const Wire* wire) noexcept nogil:
 
 cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
     """What a process queued ahead of the lease that is in force waits for this word. It does that itself, and at once;
-    but its threads may all be held up in the driver by that very queue."""
-    cdef uint64_t left = wire.admitted if in_force(wire) and at_ns - wire.held.start_ns > AHEAD_LATE_NS else 0
+    but its threads may all be held up in the driver by that very queue. Then the relay's regular look is the last
+    resort, in the first half of a lease: what is released is half a lease of work at most, and nobody would report it.
+    """
+    cdef int64_t late_ns = at_ns - wire.held.start_ns
+    cdef bint due = in_force(wire) and AHEAD_LATE_NS < late_ns < (wire.held.end_ns - wire.held.start_ns) / 2
+    cdef uint64_t left = wire.admitted if due else 0
     cdef Slot* slot
     cdef uint32_t turn
     while left:

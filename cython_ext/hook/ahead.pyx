@@ -19,8 +19,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, STREAM_OWN, Gate, State, Stream, state, vgpu_log, vgpu_mark, vgpu_publish_submission, vgpu_record,
-    vgpu_return_event,
+    CUDA_SUCCESS, STREAM_OWN, Gate, State, Stream, state, vgpu_leave_behind, vgpu_log, vgpu_mark,
+    vgpu_publish_submission, vgpu_record, vgpu_return_event,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
@@ -35,6 +35,7 @@ cdef enum:
     HOST_REGISTER_PORTABLE = 1
     HOST_REGISTER_DEVICEMAP = 2
     WAIT_VALUE_GEQ = 0
+    ALREADY_REGISTERED = 712
     SETTLE_LOOK_NS = 200_000     # the hook thread releases; this is how soon it is seen at the latest
     MARK_LAUNCHES = 64       # a marker at least that often ...
     MARK_PARTS = 4           # ... and after a quarter of the work that may be queued
@@ -49,18 +50,22 @@ cdef bint word_ready(Gate* gate) noexcept nogil:
     cdef size_t page = <size_t>&gate.slot.turn & ~(<size_t>PAGE_BYTES - 1)
     cdef unsigned long long address = 0
     cdef const char* wish
+    cdef int mode, result
     if gate.word_state == WORD_NEW:
         wish = getenv(b"VGPU_AHEAD")
         gate.word_state = WORD_NONE
-        if (
-            (wish == NULL or wish[0] != c'0')
-            and real_cuMemHostRegister_v2(
+        if wish == NULL or wish[0] != c'0':
+            mode = relax()
+            result = real_cuMemHostRegister_v2(
                 <void*>page, PAGE_BYTES, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP
-            ) == CUDA_SUCCESS
-            and real_cuMemHostGetDevicePointer_v2(&address, <void*>page, 0) == CUDA_SUCCESS
-        ):
-            gate.word_address = address + (<size_t>&gate.slot.turn - page)
-            gate.word_state = WORD_READY
+            )
+            if (
+                (result == CUDA_SUCCESS or result == ALREADY_REGISTERED)
+                and real_cuMemHostGetDevicePointer_v2(&address, <void*>page, 0) == CUDA_SUCCESS
+            ):
+                gate.word_address = address + (<size_t>&gate.slot.turn - page)
+                gate.word_state = WORD_READY
+            restore(mode)
         vgpu_log(b"word for work queued ahead: state, slot", gate.word_state, gate.slot_index)
     return gate.word_state == WORD_READY
 
@@ -91,6 +96,25 @@ cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
     )
 
 
+cdef bint left_behind(Gate* gate) noexcept nogil:
+    """An event behind what each stream has: the last marker is not the last of every stream where two threads launch,
+    and the streams themselves cannot be asked once they wait for our turn. 0: not every stream could be marked."""
+    cdef Stream* stream
+    cdef bint done = 1
+    cdef int mode = relax()
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if not stream.dirty:
+            continue
+        if stream.flags & STREAM_OWN or not vgpu_leave_behind(gate, stream):
+            done = 0
+            break
+        stream.dirty = 0
+    restore(mode)
+    return done
+
+
 cdef bint arm(Gate* gate) noexcept nogil:
     """The first of a queue: what ran under the lease before is told apart, and the word is behind."""
     cdef uint32_t last = load32(&gate.slot.last_epoch)
@@ -98,7 +122,7 @@ cdef bint arm(Gate* gate) noexcept nogil:
     if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting):
         return 0
     vgpu_mark(gate)
-    if not ahead_begins(&gate.backlog) or not word_ready(gate):
+    if not ahead_begins(&gate.backlog) or not word_ready(gate) or not left_behind(gate):
         return 0
     gate.turn = last + 1 + (last + 1 == 0)
     if epoch_reached(turn, gate.turn):
@@ -144,6 +168,7 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
     cdef Stream* stream = &gate.streams[index]
     cdef int64_t most = most_ns(gate)
     cdef bint turn = gate.ahead_stream != index
+    vgpu_admit_release(gate)
     if not possible(gate, stream) or not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
         return 0
     if gate.ahead.launches == 0 and not arm(gate):
@@ -211,6 +236,18 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
         lease = &plan.current if i == 0 else &plan.next
         if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):
             advance(&gate.slot.turn, lease.epoch)
+
+
+cdef public void vgpu_give_turn(Gate* gate) noexcept nogil:
+    """Only the word, lease or not: the process ends."""
+    if gate.ahead.launches:
+        advance(&gate.slot.turn, gate.turn)
+
+
+cdef public void vgpu_admit_release(Gate* gate) noexcept nogil:
+    """Somebody has advanced the word in a lease that was over before we could: it runs, and the books shall say so."""
+    if gate.ahead.launches and epoch_reached(load32(&gate.slot.turn), gate.turn):
+        vgpu_let_go(gate)
 
 
 cdef public void vgpu_settle_ahead() noexcept nogil:

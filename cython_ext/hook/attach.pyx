@@ -442,12 +442,15 @@ cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept
     """
     cdef Slot* before = gate.slot
     cdef Slot* slot = &activity.slots[slot_index]
+    cdef uint32_t i
     if not vgpu_take_slot(slot):
         return 0
     store32(&gate.generation, 0)
     vgpu_memory_moves(gate, activity, slot_index)
     gate.slot = slot
-    gate.word_state = 0      # the GPU does not see the new page's yet
+    gate.word_state = 0      # the GPU does not see the new page's yet, and no stream waits for it
+    for i in range(gate.stream_count):
+        gate.streams[i].turn = 0
     slot.want_since_ns = before.want_since_ns
     slot.predicted_end_ns = before.predicted_end_ns
     slot.drained_ns = before.drained_ns

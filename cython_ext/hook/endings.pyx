@@ -126,7 +126,6 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
         gate = &state().gates[g]
         lock_acquire(&gate.lock)
         vgpu_let_go(gate)
-        gate.word_state = 0  # the word was registered in a context, perhaps in this one
         mode = relax()
         for i in range(EVENTS):
             event = &gate.events[i]
@@ -151,6 +150,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
             if dead and gate.streams[i].context == context:
                 memset(&gate.streams[i], 0, sizeof(Stream))
         if dead:
+            gate.word_state = 0      # it may have been registered in this context
             durations_forget(&gate.durations, 0)
         lock_release(&gate.lock)
     add32(&state().dying, <uint32_t>-1)

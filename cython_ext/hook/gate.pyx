@@ -239,6 +239,8 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
         lease = &plan.current if i == 0 else &plan.next
         if lease.epoch != 0 and lease.epoch == gate.began_epoch:
             gate.lease_end_ns = lease.end_ns
+            if gate.ahead.launches and lease_usable(lease, &view):
+                vgpu_release_ahead(gate, lease.epoch, now)       # it was about to be given back before
         elif lease_usable(lease, &view):
             if gate.began_epoch:         # the next of ours follows without a gap
                 gate.over_epoch = gate.began_epoch
@@ -450,6 +452,9 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
         gate_decide(&plan, &view, &verdict)
         if gate.untracked and verdict.action != GATE_WAIT_LEASE:
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
+        elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
+            # the lease began between the two looks: first what is queued ahead of it
+            wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
         elif verdict.action == GATE_SUBMIT:
             if vgpu_publish_submission(gate, verdict.epoch, now):
                 tracked(

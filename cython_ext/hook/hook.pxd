@@ -235,6 +235,8 @@ cdef extern:
     void vgpu_mark_ahead(Gate* gate) noexcept nogil
     void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
     void vgpu_let_go(Gate* gate) noexcept nogil
+    void vgpu_admit_release(Gate* gate) noexcept nogil
+    void vgpu_give_turn(Gate* gate) noexcept nogil           # without gate.lock
     void vgpu_settle_ahead() noexcept nogil                  # without gate.lock
     void vgpu_open_turn(Gate* gate) noexcept nogil           # without gate.lock
     int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil

@@ -8,11 +8,11 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    Gate, State, Thread, state, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_let_go, vgpu_log, vgpu_open_turn,
-    vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
+    Gate, State, Thread, state, vgpu_admit_release, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_give_turn,
+    vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot
-from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
+from cython_ext.logic.lock cimport lock_release, lock_soon
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
@@ -138,14 +138,17 @@ cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
 cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     """Everything that is due at ``now``; when to look again, unless the plan changes before."""
     cdef Slot* slot = gate.slot
+    cdef bint in_charge
     cdef Plan plan
     count(gate)
-    if not heard(gate) or not read_plan(gate.grants, &plan):
-        return now + RETRY_NS
-    vgpu_end(gate, &plan, now)
+    in_charge = heard(gate)
     if gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
         vgpu_let_go(gate)
+    if not in_charge or not read_plan(gate.grants, &plan):
+        return now + RETRY_NS
+    vgpu_end(gate, &plan, now)
     vgpu_begin(gate, &plan, now)
+    vgpu_admit_release(gate)
     if gate.ahead.launches:
         vgpu_want(gate, now)     # nobody may be waiting in the gate to say it, after a sleep through a lease
     if load32(&slot.undrained) or gate.over_epoch:
@@ -233,7 +236,9 @@ cdef void stop() noexcept nogil:
         return
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
-        lock_acquire(&all.gates[i].lock)
+        while not lock_soon(&all.gates[i].lock):
+            vgpu_give_turn(&all.gates[i])    # whoever has it may be in the driver, behind what is queued ahead
+            futex_wait(&all.stopping, 1, now_ns() + LOOK_LOCKED_NS)
         backlog_seen_busy(&all.gates[i].backlog, now_ns())       # what is still running is the last we know
         count(&all.gates[i])
         vgpu_let_go(&all.gates[i])

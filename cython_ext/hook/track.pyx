@@ -337,7 +337,10 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     cdef uint32_t i
     if gate.ahead.launches:  # streams wait for our turn: only markers tell what ran under the lease before
         vgpu_collect(gate, now)
-        return not gate.backlog.busy
+        mode = relax()
+        busy = gate.backlog.busy or left_busy(gate)
+        restore(mode)
+        return not busy
     if gate.untracked:
         store32(&gate.round, gate.round + 1)
         fence()

@@ -74,6 +74,17 @@ cdef inline bint ahead_mark(Ahead* ahead, uint64_t tag) noexcept nogil:
     return 1
 
 
+cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept nogil:
+    """Launches that were submitted meanwhile, if any, all the same."""
+    if other.launches:
+        stretch.launches += other.launches
+        stretch.unknown += other.unknown
+        stretch.work_ns = min(stretch.work_ns + other.work_ns, PREDICTION_MAX_NS)
+        stretch.learned_ns = min(stretch.learned_ns + other.learned_ns, PREDICTION_MAX_NS)
+        stretch.tail_ns = max(stretch.tail_ns, other.tail_ns)
+        stretch.tainted = 1
+
+
 cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) noexcept nogil:
     """The word is about to be advanced: everything counts as submitted at ``now_ns``. For ``ahead_begins`` held, and
     nothing was submitted since, there is room for every marker."""
@@ -97,6 +108,7 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) n
             backlog.marked[(backlog.head + backlog.count) % MARKERS] = stretch[0]
             backlog.count += 1
         else:
+            join_stretch(stretch, &backlog.unmarked)
             backlog.unmarked = stretch[0]
         tainted = backlog.discard
     memset(&ahead.unmarked, 0, sizeof(Stretch))

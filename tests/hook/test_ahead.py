@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cython_ext.readings import GrantsFlag
+from cython_ext.readings import GrantsFlag, SlotState
 from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
 from tests.hook.test_gate import PROLOGUE, drained
 
@@ -61,6 +61,12 @@ def free():
 
 def seen():
     return results
+
+def hold_and_release():
+    # one reference more to the primary context, and one fewer: it lives on
+    context = c_void_p()
+    app.call("cuDevicePrimaryCtxRetain", byref(context), app.device)
+    app.call("cuDevicePrimaryCtxRelease_v2", app.device)
 
 def leave():
     sys.exit(0)
@@ -268,3 +274,78 @@ def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> 
     subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
     with vgpu.granting(20 * MS):
         eventually(program.is_done, "it runs")
+
+
+def test_what_was_released_in_a_lease_that_is_over_lets_nothing_else_pass(stage: Stage, vgpu: StagedVgpu) -> None:
+    """The relay releases for a process that is held up; stopped, in this case, until the lease has passed."""
+    program = Program(stage, vgpu)
+    program.ask("launch 1")
+    program.stays_queued()
+    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    began_ns = time.monotonic_ns()
+    epoch = program.lease(400 * MS)
+    eventually(lambda: time.monotonic_ns() > began_ns + 20 * MS, "the relay finds it late")
+    vgpu.activity.ring()
+    eventually(lambda: vgpu.slot().turn == epoch, "the relay releases")
+    drained(stage, vgpu, epoch)
+    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+    program.ask("beside launch 6")
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]", "without a lease it waits"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[0]", "it goes on")
+        eventually(program.is_done, "it runs")
+
+
+def test_a_stopped_process_is_not_released_in_the_second_half_of_its_lease(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 20")
+    program.stays_queued()
+    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    end_ns = time.monotonic_ns() + 45 * MS  # the relay's own look is due after 50 ms
+    epoch = vgpu.lease(time.monotonic_ns(), end_ns)
+    eventually(lambda: time.monotonic_ns() > end_ns - 10 * MS, "it is nearly over")
+    vgpu.activity.ring()
+    drained(stage, vgpu, epoch)
+    assert vgpu.slot().turn != epoch
+    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+
+
+def test_in_a_new_activity_page_a_queue_waits_for_a_lease_again(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    vgpu.lose_everything()
+    vgpu.grants.flags = GrantsFlag.CONTENDED
+    vgpu.grants.window_ns = 12 * MS
+    eventually(lambda: len(vgpu.slots()) == 1 and vgpu.slot().state == SlotState.ACTIVE, "it is in the new page")
+    assert program.ask("synchronize") == "0"
+    program.ask("beside launch 6")
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]" or not program.is_done(), "without a lease nothing runs"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[0]", "it goes on")
+        eventually(program.is_done, "it runs")
+
+
+def test_a_new_server_that_refuses_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
+    vgpu.grants.grace_ns = 200 * MS
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    vgpu.refusal = "not known here"
+    vgpu.activity.generation = 2
+    stage.dispatcher.close()
+    assert program.ask("synchronize") == "0"
+
+
+def test_a_context_that_is_released_and_lives_on_goes_on_queueing(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("hold_and_release")
+    for _ in range(2):
+        assert program.ask("launch 1") == "0"
+        vgpu.await_want()
+        program.stays_queued()
+        program.epoch = program.lease(60_000 * MS)
+        eventually(program.is_done, "it runs")
+        assert not drained(stage, vgpu, program.epoch).wants
