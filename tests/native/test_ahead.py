@@ -112,3 +112,24 @@ def test_it_does_not_begin_behind_work_without_a_marker_or_where_markers_would_n
         marked += 1
         assert Ahead.begins(backlog) == (marked + MOST_MARKERS < 128)
         backlog.submit(0, MS)
+
+
+@given(steps, st.lists(st.one_of(lengths, st.just(UNKNOWN_NS)), max_size=5))
+def test_launches_submitted_meanwhile_are_not_lost(work: list[int | str], meanwhile: list[int]) -> None:
+    """They should not be; then everything that was submitted is still retired, and none of unknown length stays."""
+    ahead, backlog = Ahead(), Backlog()
+    backlog.begin(0)
+    for tag, item in enumerate(work):
+        if isinstance(item, int):
+            ahead.submit(backlog, item)
+        else:
+            ahead.mark(tag)
+    for learned_ns in meanwhile:
+        backlog.submit(1, learned_ns, MS)
+    known = sum(item for item in work if isinstance(item, int))
+    ahead.release(backlog, MS)
+    assert backlog.unknown == meanwhile.count(UNKNOWN_NS)
+    assert backlog.backlog_ns(MS) >= known
+    backlog.mark(99)
+    completions(backlog, MS)
+    assert (backlog.busy, backlog.unknown) == (False, 0)
