@@ -80,8 +80,8 @@ def probes(gpu: Gpu, before: c_void_p, other: c_void_p) -> dict[str, Callable[[]
     }
 
 
-def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[], object]) -> str:
-    """How long ``probe`` takes in a thread of its own while ``stream`` is blocked."""
+def in_a_thread(gpu: Gpu, call: Callable[[], object]) -> tuple[threading.Thread, list[float]]:
+    """``call`` in a thread of its own, and, once it has come back, how many seconds it took."""
     took: list[float] = []
     context = c_void_p()
     gpu.call("cuCtxGetCurrent", byref(context))
@@ -89,67 +89,50 @@ def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[
     def run() -> None:
         gpu.call("cuCtxSetCurrent", context)
         began = time.perf_counter()
-        probe()
+        call()
         took.append(time.perf_counter() - began)
 
-    word.block(stream)
-    launch(gpu, Kernel(gpu, "tiny", 1, 32, (c_uint64(0),)), stream, 10)
     thread = threading.Thread(target=run)
     thread.start()
+    return thread, took
+
+
+def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[], object], beside: str = "") -> str:
+    """How long ``probe`` takes while ``stream`` is blocked; ``beside``: and another thread is in cuMemFree, waiting."""
+    spare = gpu.allocate(TINY)
+    assert spare is not None
+    word.block(stream)
+    launch(gpu, Kernel(gpu, "tiny", 1, 32, (c_uint64(0),)), stream, 10)
+    threads = []
+    if beside:
+        threads.append(in_a_thread(gpu, lambda: gpu.free(spare))[0])
+        time.sleep(0.05)
+    thread, took = in_a_thread(gpu, probe)
     thread.join(HOLD_S)
     waited = thread.is_alive()
     word.release()
-    thread.join(10)
+    for each in (thread, *threads):
+        each.join(10)
     gpu.synchronize()
+    if not beside:
+        gpu.free(spare)
     if not took:
-        return f"{name:40} never came back"
-    return f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
+        return f"{beside}{name:40} never came back"
+    return f"{beside}{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
 
 
-def held_up_beside_a_free(gpu: Gpu, word: Word, stream: c_void_p, other: c_void_p) -> list[str]:
-    """Calls of other threads while ``stream`` is blocked and a thread waits in cuMemFree for it."""
-    before, late, context = gpu.event(), gpu.event(), c_void_p()
-    gpu.call("cuEventRecord", before, stream)
-    gpu.call("cuCtxGetCurrent", byref(context))
-    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
-
-    def free(address: int) -> None:
-        gpu.call("cuCtxSetCurrent", context)
-        gpu.free(address)
-
-    lines = []
-    for name, probe in {
-        "cuEventQuery, recorded before": lambda: gpu.library.cuEventQuery(before),
-        "cuStreamQuery, other stream": lambda: gpu.library.cuStreamQuery(other),
-        "cuEventRecord, blocked stream": lambda: gpu.library.cuEventRecord(late, stream),
+def probes_beside_a_free(
+    gpu: Gpu, before: c_void_p, stream: c_void_p, other: c_void_p
+) -> dict[str, Callable[[], object]]:
+    """What hook threads and launching threads do, all the time."""
+    library, late, tiny = gpu.library, gpu.event(), Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+    return {
+        "cuEventQuery, recorded before": lambda: library.cuEventQuery(before),
+        "cuStreamQuery, other stream": lambda: library.cuStreamQuery(other),
+        "cuEventRecord, blocked stream": lambda: library.cuEventRecord(late, stream),
         "launch, blocked stream": lambda: launch(gpu, tiny, stream, 1),
         "launch, other stream": lambda: launch(gpu, tiny, other, 1),
-    }.items():
-        spare = gpu.allocate(TINY)
-        assert spare is not None
-        word.block(stream)
-        launch(gpu, tiny, stream, 10)
-        thread = threading.Thread(target=free, args=(spare,))
-        thread.start()
-        time.sleep(0.05)
-        took: list[float] = []
-
-        def run(probe: Callable[[], object] = probe, took: list[float] = took) -> None:
-            gpu.call("cuCtxSetCurrent", context)
-            began = time.perf_counter()
-            probe()
-            took.append(time.perf_counter() - began)
-
-        second = threading.Thread(target=run)
-        second.start()
-        second.join(HOLD_S)
-        waited = second.is_alive()
-        word.release()
-        second.join(10)
-        thread.join(10)
-        gpu.synchronize()
-        lines.append(f"{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us"))
-    return lines
+    }
 
 
 def launch(gpu: Gpu, kernel: Kernel, stream: c_void_p, count: int) -> None:
@@ -217,8 +200,8 @@ def main() -> None:
         gpu.call("cuEventRecord", before, stream)
         for what, probe in probes(gpu, before, other).items():
             print(" ", held_up(gpu, word, stream, what, probe), flush=True)
-        for line in held_up_beside_a_free(gpu, word, stream, other):
-            print("  beside a cuMemFree that waits:", line, flush=True)
+        for what, probe in probes_beside_a_free(gpu, before, stream, other).items():
+            print(" ", held_up(gpu, word, stream, what, probe, "beside a cuMemFree that waits: "), flush=True)
         print(f"  launches queued before one waits: {depth(gpu, word, stream)}")
         times = [first_kernel_us(gpu, word, stream) for _ in range(200)]
         print(f"  word written to first kernel done: {statistics.median(times):.1f} us p50, {max(times):.1f} us worst")

@@ -19,15 +19,15 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, STREAM_OWN, Gate, State, Stream, state, vgpu_leave_behind, vgpu_log, vgpu_mark,
-    vgpu_publish_submission, vgpu_record, vgpu_return_event,
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate, State,
+    Stream, state, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
-from cython_ext.logic.ahead cimport ahead_begins, ahead_mark, ahead_release, ahead_submit, ahead_takes
+from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_opens_ns, lease_usable
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_end_ns
+from cython_ext.logic.window cimport backlog_end_ns, marker_due
 from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
 
 cdef enum:
@@ -35,14 +35,7 @@ cdef enum:
     HOST_REGISTER_PORTABLE = 1
     HOST_REGISTER_DEVICEMAP = 2
     WAIT_VALUE_GEQ = 0
-    ALREADY_REGISTERED = 712
     SETTLE_LOOK_NS = 200_000     # the hook thread releases; this is how soon it is seen at the latest
-    MARK_LAUNCHES = 64       # a marker at least that often ...
-    MARK_PARTS = 4           # ... and after a quarter of the work that may be queued
-
-    WORD_NEW = 0             # Gate.word_state
-    WORD_READY = 1
-    WORD_NONE = 2            # switched off, or the driver cannot
 
 
 cdef bint word_ready(Gate* gate) noexcept nogil:
@@ -60,7 +53,7 @@ cdef bint word_ready(Gate* gate) noexcept nogil:
                 <void*>page, PAGE_BYTES, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP
             )
             if (
-                (result == CUDA_SUCCESS or result == ALREADY_REGISTERED)
+                (result == CUDA_SUCCESS or result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
                 and real_cuMemHostGetDevicePointer_v2(&address, <void*>page, 0) == CUDA_SUCCESS
             ):
                 gate.word_address = address + (<size_t>&gate.slot.turn - page)
@@ -150,34 +143,20 @@ cdef bint held_back(Gate* gate, Stream* stream) noexcept nogil:
     return done
 
 
-cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
-    """Close the stretch of unmarked launches that are queued ahead."""
-    cdef int mode, event
-    if gate.ahead.unmarked.launches == 0 or gate.ahead_stream < 0:
-        return
-    mode = relax()
-    event = vgpu_record(gate, &gate.streams[gate.ahead_stream])
-    restore(mode)
-    if event >= 0 and not ahead_mark(&gate.ahead, event):
-        vgpu_return_event(gate, event)
-
-
 cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bint programmatic) noexcept nogil:
     """A launch that has no lease, into the stream at ``index``: 1 if it may be submitted all the same, and is counted;
     0 if it must wait."""
     cdef Stream* stream = &gate.streams[index]
     cdef int64_t most = most_ns(gate)
-    cdef bint turn = gate.ahead_stream != index
+    cdef bint turned = gate.ahead_stream != index
     vgpu_admit_release(gate)
     if not possible(gate, stream) or not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
         return 0
     if gate.ahead.launches == 0 and not arm(gate):
         return 0
-    if gate.ahead.unmarked.launches and (turn or not programmatic) and (
-        turn or gate.ahead.unmarked.launches >= MARK_LAUNCHES or gate.ahead.unmarked.work_ns * MARK_PARTS >= most
-    ):
+    if marker_due(&gate.ahead.unmarked, turned, 0, programmatic, most):
         vgpu_mark_ahead(gate)
-        if turn and gate.ahead.unmarked.launches:
+        if turned and gate.ahead.unmarked.launches:
             return 0
     if not held_back(gate, stream):
         return 0
@@ -206,19 +185,12 @@ cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noe
     advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
 
 
-cdef void look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
-    view.now_ns = now
-    view.go_epoch = load32(&gate.grants.go_epoch)
-    view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = load32(&gate.slot.drained_epoch)
-
-
 cdef public int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
     """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows."""
     cdef GateState view
     if gate.ahead.launches == 0:
         return FOREVER_NS
-    look(gate, now, &view)
+    vgpu_look(gate, now, &view)
     return min(lease_opens_ns(&plan.current, &view), lease_opens_ns(&plan.next, &view))
 
 
@@ -231,7 +203,7 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
     plan.current.epoch = plan.next.epoch = 0
     if gate.ahead.launches == 0 or not read_plan(gate.grants, &plan):
         return
-    look(gate, now_ns(), &view)
+    vgpu_look(gate, now_ns(), &view)
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):

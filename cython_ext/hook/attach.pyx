@@ -10,9 +10,9 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, Gate, State, state, vgpu_let_go,
-    vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread, vgpu_state_address,
-    vgpu_take_slot,
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
+    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
+    vgpu_state_address, vgpu_take_slot,
 )
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
@@ -448,7 +448,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept
     store32(&gate.generation, 0)
     vgpu_memory_moves(gate, activity, slot_index)
     gate.slot = slot
-    gate.word_state = 0      # the GPU does not see the new page's yet, and no stream waits for it
+    gate.word_state = WORD_NEW   # the GPU does not see the new page's yet, and no stream waits for it
     for i in range(gate.stream_count):
         gate.streams[i].turn = 0
     slot.want_since_ns = before.want_since_ns

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport real_cuEventDestroy_v2, real_cuStreamIsCapturing
 from cython_ext.hook.hook cimport (
-    CAPTURES, CUDA_SUCCESS, EVENTS, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
+    CAPTURES, CUDA_SUCCESS, EVENTS, WORD_NEW, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
     vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead, vgpu_memory_of_context_died,
 )
 from cython_ext.hook.relaxed cimport relax, restore
@@ -150,7 +150,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
             if dead and gate.streams[i].context == context:
                 memset(&gate.streams[i], 0, sizeof(Stream))
         if dead:
-            gate.word_state = 0      # it may have been registered in this context
+            gate.word_state = WORD_NEW       # it may have been registered in this context
             durations_forget(&gate.durations, 0)
         lock_release(&gate.lock)
     add32(&state().dying, <uint32_t>-1)

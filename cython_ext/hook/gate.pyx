@@ -27,7 +27,9 @@ from cython_ext.logic.gate cimport (
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_submit
+from cython_ext.logic.window cimport (
+    backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_submit, marker_due,
+)
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
 )
@@ -54,8 +56,6 @@ cdef extern from "hook/hook_native.h" nogil:
 cdef enum:
     PAGE_BYTES = 4096
     OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
-    MARK_LAUNCHES = 64       # a marker at least that often ...
-    MARK_PARTS = 4           # ... and after a quarter of the window of predicted work
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
@@ -226,15 +226,20 @@ cdef int refused(Gate* gate) noexcept nogil:
 
 # --- leases
 
+cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
+    """The words by which logic/gate.pxd judges a lease, into ``view``."""
+    view.now_ns = now
+    view.go_epoch = load32(&gate.grants.go_epoch)
+    view.returned_epoch = load32(&gate.activity.returned_epoch)
+    view.drained_epoch = load32(&gate.slot.drained_epoch)
+
+
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
     """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
     cdef GateState view
     cdef const Lease* lease
     cdef int i
-    view.now_ns = now
-    view.go_epoch = load32(&gate.grants.go_epoch)
-    view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = load32(&gate.slot.drained_epoch)
+    vgpu_look(gate, now, &view)
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if lease.epoch != 0 and lease.epoch == gate.began_epoch:
@@ -333,12 +338,8 @@ cdef void tracked(
     cdef int64_t window = gate.window_ns
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
-    cdef bint turn = gate.marked_stream != index
     cdef bint unknown = learned_ns < 0
-    if gate.backlog.unmarked.launches and (turn or not programmatic) and (
-        turn or first or gate.backlog.unmarked.launches >= MARK_LAUNCHES
-        or gate.backlog.unmarked.work_ns * MARK_PARTS >= window
-    ):
+    if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
     if first and gate.backlog.unmarked.launches == 0:
         gate.over_markers = gate.backlog.count           # the lease before is drained once these are
@@ -439,14 +440,11 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
             known = durations_launch(&gate.durations, key)
             counted = 1
         learned_ns = durations_predict(&gate.durations, known)
-        view.now_ns = now
+        vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
         view.backlog_ns = backlog_ns(&gate.backlog, now)
         view.predicted_ns = <int64_t>(learned_ns * gate.backlog.scale) if learned_ns > 0 else learned_ns
         view.unknown_in_flight = gate.backlog.unknown
-        view.go_epoch = load32(&gate.grants.go_epoch)
-        view.returned_epoch = load32(&gate.activity.returned_epoch)
-        view.drained_epoch = load32(&gate.slot.drained_epoch)
         view.last_epoch = load32(&gate.slot.last_epoch)
         view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
         gate_decide(&plan, &view, &verdict)

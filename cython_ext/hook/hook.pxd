@@ -20,6 +20,7 @@ from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot
 from cython_ext.logic.alloctable cimport AllocTable
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
+from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.window cimport Backlog
 
 cdef enum:
@@ -42,6 +43,7 @@ cdef enum:
     CUDA_ERROR_OPERATING_SYSTEM = 304
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
 
     CU_EVENT_DISABLE_TIMING = 2
     CU_STREAM_NON_BLOCKING = 1
@@ -51,6 +53,11 @@ cdef enum:
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
     STREAM_LEGACY = 2
     STREAM_OWN = 4           # a thread's own default stream: only that thread can name it
+
+    # Gate.word_state: whether the GPU can see Slot.turn
+    WORD_NEW = 0             # nobody has tried
+    WORD_READY = 1
+    WORD_NONE = 2            # switched off, or the driver cannot
 
     # How a launch was let through: Pass.kind
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
@@ -143,7 +150,7 @@ cdef struct Gate:
     uint32_t stream_count
     int64_t length_ns        # of the last lease, from its beginning to the end it was given
     uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
-    uint32_t word_state      # of Slot.turn (ahead.pyx)
+    uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
     Ahead ahead
@@ -229,10 +236,10 @@ cdef extern:
     void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     void vgpu_want(Gate* gate, int64_t now) noexcept nogil
+    void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
     bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
     # ahead.pyx; the caller holds gate.lock
     bint vgpu_queue_ahead(Gate* gate, int stream, int64_t learned_ns, bint programmatic) noexcept nogil
-    void vgpu_mark_ahead(Gate* gate) noexcept nogil
     void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
     void vgpu_let_go(Gate* gate) noexcept nogil
     void vgpu_admit_release(Gate* gate) noexcept nogil
@@ -243,8 +250,7 @@ cdef extern:
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil
-    int vgpu_record(Gate* gate, const Stream* stream) noexcept nogil         # an event, or -1
-    void vgpu_return_event(Gate* gate, int event) noexcept nogil
+    void vgpu_mark_ahead(Gate* gate) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
     int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil

@@ -26,6 +26,7 @@ from cython_ext.hook.hook cimport (
     vgpu_thread,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.logic.ahead cimport ahead_mark
 from cython_ext.logic.durations cimport LaunchKey, durations_learn
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
@@ -91,14 +92,6 @@ cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
     return event
 
 
-cdef public int vgpu_record(Gate* gate, const Stream* stream) noexcept nogil:
-    return record(gate, stream, 0)
-
-
-cdef public void vgpu_return_event(Gate* gate, int event) noexcept nogil:
-    give_event(gate, event)
-
-
 cdef bint done(Gate* gate, int event) noexcept nogil:
     """Whether the event is complete; one that died with its context, or that only answers errors, is."""
     cdef void* handle = gate.events[event].handle
@@ -154,6 +147,18 @@ cdef public void vgpu_mark(Gate* gate) noexcept nogil:
     event = record(gate, &gate.streams[gate.marked_stream], 0)
     restore(mode)
     if event >= 0 and not backlog_mark(&gate.backlog, event):
+        give_event(gate, event)
+
+
+cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
+    """The same for launches that are queued ahead of their lease."""
+    cdef int mode, event
+    if gate.ahead.unmarked.launches == 0 or gate.ahead_stream < 0:
+        return
+    mode = relax()
+    event = record(gate, &gate.streams[gate.ahead_stream], 0)
+    restore(mode)
+    if event >= 0 and not ahead_mark(&gate.ahead, event):
         give_event(gate, event)
 
 

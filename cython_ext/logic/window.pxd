@@ -29,6 +29,8 @@ from libc.string cimport memset
 
 cdef enum:
     MARKERS = 128                        # unfinished markers at most; a full ring refuses the next one
+    MARK_LAUNCHES = 64                   # a marker at least that often ...
+    MARK_PARTS = 4                       # ... and after a quarter of the window of predicted work
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
     PART_NONE = 0                        # this lease tells nothing (any more) about refilling
@@ -224,6 +226,19 @@ cdef inline void backlog_submit(
     backlog.unknown += unknown
     backlog.work_ns = min(backlog.work_ns + work_ns, PREDICTION_MAX_NS)
     backlog.end_ns = min(max(backlog.end_ns, now_ns), PREDICTION_MAX_NS) + work_ns
+
+
+cdef inline bint marker_due(
+    const Stretch* unmarked, bint turned, bint first, bint programmatic, int64_t window_ns
+) noexcept nogil:
+    """Whether a marker goes behind what is unmarked before the next launch. ``turned``: that goes into another stream;
+    ``first``: it is the first of a lease; ``programmatic``: it may overlap with its predecessor's tail, which a marker
+    between the two would forbid."""
+    if unmarked.launches == 0:
+        return 0
+    return turned or (not programmatic and (
+        first or unmarked.launches >= MARK_LAUNCHES or unmarked.work_ns * MARK_PARTS >= window_ns
+    ))
 
 
 cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
