@@ -30,6 +30,7 @@ to be noticed. The pause is for wants on their way through the relay.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
+from cython_ext.logic.handover cimport CLOSE_NS
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
 
 cdef enum:
@@ -75,6 +76,7 @@ cdef struct Report:
     bint want
     uint32_t returned_epoch
     uint32_t drained_epoch
+    uint32_t tail_epoch
     int64_t drained_ns
     uint64_t busy_ns
     int64_t counted_ns       # busy_ns is known up to here
@@ -436,6 +438,13 @@ cdef inline bint board_finish(
     return any_done
 
 
+cdef inline void board_tail(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
+    """The lease takes no more work and will soon have drained: nobody need wait for that. It stays, and is charged."""
+    cdef const Turn* turn = board_find(board, key, epoch)
+    if turn != NULL and turn.went and turn.lease.end_ns - now_ns <= CLOSE_NS:
+        board_strike(board, key, epoch, now_ns)
+
+
 cdef inline void board_report(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
     """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
     cdef Desk* desk = &board.desks[key]
@@ -454,6 +463,8 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
         if board_finish(board, key, report.drained_epoch, report.drained_ns, now_ns, report.want) and not report.want:
             desk.want = 0
             desk.want_changed_ns = now_ns
+    if report.tail_epoch != before.tail_epoch:
+        board_tail(board, key, report.tail_epoch, now_ns)
     if report.want != desk.want:
         desk.want = report.want
         desk.want_changed_ns = now_ns

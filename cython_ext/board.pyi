@@ -26,6 +26,7 @@ class PyBoard:
         want: bool,
         returned_epoch: int = 0,
         drained_epoch: int = 0,
+        tail_epoch: int = 0,
         drained_ns: int = 0,
         busy_ns: int = 0,
     ) -> None: ...

@@ -44,6 +44,7 @@ from cython_ext.board cimport (
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, awake_for
 from cython_ext.logic.plan cimport publish_plan
 from cython_ext.native cimport (
     add32, exchange32, exchange64, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, storei64,
@@ -62,8 +63,6 @@ cdef extern from "limits.h":
 
 cdef enum:
     SPIN_NS = 100_000
-    HANDOVER_BEFORE_NS = 50_000      # a drain that somebody waits for is spun for, from so long before the lease's end
-    HANDOVER_AFTER_NS = 300_000      # until so long after: a wake of an idle core costs more (H200 host: 100-200 µs)
     BEAT_NS = 50_000_000     # twice as often as the pages promise
 
 
@@ -91,6 +90,7 @@ cdef struct Engine:
 cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept nogil:
     report.returned_epoch = load32(&entry.returned_epoch)
     report.drained_epoch = load32(&entry.drained_epoch)
+    report.tail_epoch = load32(&entry.tail_epoch)
     report.want = load32(&entry.want) != 0
     report.drained_ns = loadi64(&entry.drained_ns)
     report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer
@@ -164,13 +164,13 @@ cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noex
     spin[0] = 1
     if sharp and deadline_ns - SPIN_NS <= at_ns:
         return deadline_ns
-    if handover_ns - HANDOVER_BEFORE_NS <= at_ns < handover_ns + HANDOVER_AFTER_NS:
-        return min(deadline_ns, handover_ns + HANDOVER_AFTER_NS)
+    if awake_for(handover_ns, at_ns):
+        return min(deadline_ns, handover_ns + AWAKE_AFTER_NS)
     spin[0] = 0
     if sharp:
         until_ns = min(until_ns, deadline_ns - SPIN_NS)
-    if at_ns < handover_ns - HANDOVER_BEFORE_NS:
-        until_ns = min(until_ns, handover_ns - HANDOVER_BEFORE_NS)
+    if at_ns < handover_ns:
+        until_ns = min(until_ns, handover_ns - AWAKE_BEFORE_NS)
     return until_ns
 
 

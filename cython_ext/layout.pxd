@@ -164,7 +164,8 @@ cdef struct Slot:
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
     uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
-    uint8_t[124] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t tail_epoch      # takes no more work, and what still runs under it is short (logic/handover.pxd)
+    uint8_t[120] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -199,7 +200,8 @@ cdef struct RelayEntry:
     int64_t want_since_ns
     int64_t predicted_end_ns     # latest over processes of Slot.predicted_end_ns
     int64_t counted_ns       # busy_ns is known up to here: earliest of the processes with work
-    uint8_t[48] pad
+    uint32_t tail_epoch      # as in Slot, of a vGPU with one process
+    uint8_t[44] pad
 
 
 cdef struct RelayPage:

@@ -8,6 +8,7 @@ from cython_ext.layout cimport (
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_reached, pthread_mutex_t,
 )
+from cython_ext.logic.handover cimport CLOSE_NS
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wake, load32, load64, loadi64, now_ns, or64, store32, store64, storei64,
@@ -53,6 +54,7 @@ cdef struct Wire:
     bint want
     uint32_t told_drained
     uint32_t told_returned
+    uint32_t told_tail
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
     Lease over                   # the newest of the two that is over, as of this merge
@@ -84,6 +86,8 @@ cdef struct Merged:
     int64_t refill_ns
     int64_t predicted_end_ns
     int64_t counted_ns
+    bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
+    bint spent                   # ... or has drained
 
 
 cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
@@ -189,6 +193,9 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             merged.drained_epoch = drained
         if undrained:        # read before busy_ns, which may only be newer
             merged.counted_ns = min(merged.counted_ns, loadi64(&slot.counted_ns))
+        if held_epoch != 0 and load32(&slot.tail_epoch) == held_epoch:
+            merged.spent = epoch_reached(drained, held_epoch)
+            merged.tail = not merged.spent and undrained
         merged.drained_ns = max(merged.drained_ns, loadi64(&slot.drained_ns))
         merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
         merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
@@ -257,6 +264,15 @@ cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
         cas32(&wire.activity.returned_epoch, returned, 0)
 
 
+cdef inline bint at_its_tail(const Wire* wire, const Merged* merged, int64_t at_ns) noexcept nogil:
+    """Whether the newest lease has come to its tail, and nobody has heard. Of one process only: another might still
+    submit."""
+    return (
+        merged.tail and merged.processes == 1 and wire.told_tail != wire.held.epoch
+        and wire.held.end_ns - at_ns <= CLOSE_NS
+    )
+
+
 cdef inline bint merge(Wire* wire) noexcept nogil:
     """Bring the entry up to date. Whether the dispatcher must be rung. Under the lock."""
     cdef RelayEntry* entry = &wire.relays.entries[wire.key]
@@ -276,6 +292,9 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         drained = wire.over.epoch
         if merged.limited and not epoch_reached(merged.drained_epoch, drained):
             drained = merged.drained_epoch
+    if not returned and merged.spent and merged.processes == 1 and in_force(wire):
+        wire.over = wire.held            # its end was moved when it was at its tail already
+        drained = wire.held.epoch
     wire.retell = 0
     # Order matters: see dispatcher.pyx.
     if merged.want != wire.want or must_ring:
@@ -292,6 +311,10 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     storei64(&entry.want_since_ns, merged.want_since_ns)
     if merged.refill_ns != INT64_MAX:
         storei64(&entry.refill_ns, merged.refill_ns)
+    if at_its_tail(wire, &merged, at_ns):
+        wire.told_tail = wire.held.epoch
+        store32(&entry.tail_epoch, wire.held.epoch)
+        must_ring = 1
     if returned:
         wire.told_returned = wire.held.epoch
         storei64(&entry.drained_ns, at_ns)

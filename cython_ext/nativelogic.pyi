@@ -33,6 +33,7 @@ class GateVerdict(NamedTuple):
     action: int
     epoch: int
     until_ns: int
+    closed: int
 
 class Grants:
     def __init__(self, memory: Buffer) -> None: ...

@@ -46,6 +46,7 @@ class GateVerdict(NamedTuple):
     action: int
     epoch: int
     until_ns: int
+    closed: int
 
 
 cdef Lease lease_of(record) except *:
@@ -141,7 +142,7 @@ def gate_decide(
     state.unknown_in_flight, state.go_epoch, state.returned_epoch = unknown_in_flight, go_epoch, returned_epoch
     state.drained_epoch, state.last_epoch, state.contended = drained_epoch, last_epoch, contended
     gate.gate_decide(&plan, &state, &verdict)
-    return GateVerdict(verdict.action, verdict.epoch, verdict.until_ns)
+    return GateVerdict(verdict.action, verdict.epoch, verdict.until_ns, verdict.closed)
 
 
 # --- durations and window

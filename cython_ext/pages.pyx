@@ -271,6 +271,7 @@ cdef object slot_reading(int index, layout.Slot* slot):
         refused_bytes=bounded(slot.refused_bytes),
         command=text_of(slot.command, sizeof(slot.command)),
         turn=native.load32(&slot.turn),
+        tail_epoch=native.load32(&slot.tail_epoch),
     )
 
 
@@ -429,4 +430,5 @@ cdef class RelayPage(Page):
             longest_kernel_ns=at_least_zero(entry.longest_kernel_ns),
             refill_ns=at_least_zero(entry.refill_ns),
             want_since_ns=at_least_zero(entry.want_since_ns),
+            tail_epoch=native.load32(&entry.tail_epoch),
         )

@@ -104,7 +104,8 @@ class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
     ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other. ``turn``: the newest
-    epoch whose work may run, of what was queued ahead; 0: nothing ever was.
+    epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more work, and
+    what runs under it is short.
     """
 
     index: int
@@ -134,6 +135,7 @@ class SlotReading:
     refused_bytes: int
     command: str
     turn: int = 0
+    tail_epoch: int = 0
 
     @property
     def charged_bytes(self) -> int:
@@ -155,6 +157,7 @@ class RelayReading:
     longest_kernel_ns: int
     refill_ns: int
     want_since_ns: int
+    tail_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

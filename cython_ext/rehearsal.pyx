@@ -107,6 +107,11 @@ cdef class Process:
         exchange32(&self.slot.undrained, 0)
         self.ring()
 
+    def close(self, uint32_t epoch):
+        """Nothing more is submitted under the lease, and what runs will soon have finished."""
+        store32(&self.slot.tail_epoch, epoch)
+        self.ring()
+
     def idle(self):
         """Drained, and nothing wanted."""
         exchange32(&self.slot.undrained, 0)

@@ -49,6 +49,7 @@ from cython_ext.layout cimport (
     FOREVER_NS, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants, Lease, RelayEntry,
     RelayPage as Relays, Slot,
 )
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, awake_for
 from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news
 from cython_ext.native cimport (
     add32, and64, cas32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
@@ -70,8 +71,7 @@ cdef extern from "vgpu_native.h" nogil:
     const int ETIMEDOUT
 
 cdef enum:
-    HANDOVER_BEFORE_NS = 50_000  # the drain at a lease's end is spun for, from so long before ...
-    HANDOVER_AFTER_NS = 300_000  # ... until so long after
+    LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
     LOOK_WANTED_NS = 50_000_000      # plan and figures are looked at so often while the vGPU wants
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
@@ -123,7 +123,7 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
-    cdef int64_t at_ns, end_ns, look_ns
+    cdef int64_t at_ns, end_ns, look_ns, until_ns
     cdef bint must_ring, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
@@ -143,14 +143,16 @@ cdef void* wire_main(void* argument) noexcept nogil:
         look_ns = LOOK_WANTED_NS if wire.want else LOOK_NS
         pthread_mutex_unlock(&wire.lock)
         at_ns = now_ns()
-        if end_ns == FOREVER_NS or at_ns >= end_ns + HANDOVER_AFTER_NS:
-            futex_wait(&wire.activity.doorbell, heard, at_ns + look_ns)
-        elif not spins:
-            futex_wait(&wire.activity.doorbell, heard, min(at_ns + look_ns, end_ns + HANDOVER_AFTER_NS))
-        elif at_ns < end_ns - HANDOVER_BEFORE_NS:
-            futex_wait(&wire.activity.doorbell, heard, min(at_ns + look_ns, end_ns - HANDOVER_BEFORE_NS))
+        until_ns = at_ns + look_ns
+        if at_ns - end_ns < LOOK_ENDED_NS:
+            until_ns = min(until_ns - LOOK_ENDED_NS, end_ns) + LOOK_ENDED_NS
+        if not spins or at_ns - end_ns >= AWAKE_AFTER_NS:
+            futex_wait(&wire.activity.doorbell, heard, until_ns)
+        elif not awake_for(end_ns, at_ns):
+            futex_wait(&wire.activity.doorbell, heard, min(until_ns, end_ns - AWAKE_BEFORE_NS))
         else:
-            while load32(&wire.activity.doorbell) == heard and now_ns() < end_ns + HANDOVER_AFTER_NS:
+            until_ns = min(until_ns, end_ns + AWAKE_AFTER_NS)
+            while load32(&wire.activity.doorbell) == heard and now_ns() < until_ns:
                 pause()
 
 
@@ -236,6 +238,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.key = key
     wire.told_returned = load32(&entry.returned_epoch)
     wire.told_drained = load32(&entry.drained_epoch)
+    wire.told_tail = load32(&entry.tail_epoch)
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))
     memset(&wire.held, 0, sizeof(Lease))

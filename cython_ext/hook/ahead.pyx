@@ -23,7 +23,7 @@ from cython_ext.hook.hook cimport (
     Stream, state, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_opens_ns, lease_usable
 from cython_ext.logic.plan cimport read_plan
@@ -77,7 +77,6 @@ cdef int64_t most_ns(const Gate* gate) noexcept nogil:
 cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
     return (
         gate.grants.mode == MODE_TEMPORAL
-        and load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
         and 0 < gate.length_ns < FOREVER_NS / 2
         and state().gate_count == 1
         and load32(&gate.activity.processes) == 1
@@ -185,13 +184,23 @@ cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noe
     advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
 
 
-cdef public int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows."""
+cdef public int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows. When
+    it is due is noted."""
     cdef GateState view
+    cdef const Lease* lease
+    cdef int64_t opens = FOREVER_NS
+    cdef int i
+    gate.turn_due_ns = FOREVER_NS
     if gate.ahead.launches == 0:
         return FOREVER_NS
     vgpu_look(gate, now, &view)
-    return min(lease_opens_ns(&plan.current, &view), lease_opens_ns(&plan.next, &view))
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease_opens_ns(lease, &view) < FOREVER_NS:
+            opens = min(opens, lease_opens_ns(lease, &view))
+            gate.turn_due_ns = min(gate.turn_due_ns, lease.start_ns)
+    return opens
 
 
 cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:

@@ -25,6 +25,7 @@ from cython_ext.logic.durations cimport (
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, GateState, Verdict, gate_decide, lease_usable,
 )
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
@@ -63,8 +64,6 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
-    SPIN_NS = 150_000        # timed waits overshoot by 50-160 us: the last stretch before a known start is spun
-    SPIN_GO_NS = 100_000     # a GO that was due is awaited that long before sleeping
 
 
 # --- threads
@@ -192,11 +191,11 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
         until = now + LOOK_NS            # the relay may yet take its return back
     if opens < FOREVER_NS:
         until = min(until, opens)
-        spin_from = opens - SPIN_NS
+        spin_from = opens - AWAKE_BEFORE_NS
         if plan.next.flags & LEASE_ON_GO and plan.next.start_ns > now:
             # GO is due at the start, not at go_by: be awake then
-            until = min(until, plan.next.start_ns + SPIN_GO_NS)
-            spin_from = plan.next.start_ns - SPIN_NS
+            until = min(until, plan.next.start_ns + AWAKE_AFTER_NS)
+            spin_from = plan.next.start_ns - AWAKE_BEFORE_NS
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     wait(gate, change, until, spin_from)
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
@@ -232,6 +231,8 @@ cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexc
     view.go_epoch = load32(&gate.grants.go_epoch)
     view.returned_epoch = load32(&gate.activity.returned_epoch)
     view.drained_epoch = load32(&gate.slot.drained_epoch)
+    if view.drained_epoch == 0 or epoch_reached(gate.closed_epoch, view.drained_epoch):
+        view.drained_epoch = gate.closed_epoch                   # takes no more work, either
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -266,6 +267,7 @@ cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
     return (
         now >= gate.lease_end_ns
         or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
+        or epoch_reached(gate.closed_epoch, gate.began_epoch)
         or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
     )
 
@@ -466,6 +468,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
             wait(gate, change, verdict.until_ns, FOREVER_NS)
             gate.asked_ns = 0                                    # to know is worth more than to guess, now
         else:
+            if verdict.closed and load32(&gate.activity.processes) == 1:
+                gate.closed_epoch = verdict.closed
             vgpu_end(gate, &plan, now)
             if vgpu_queue_ahead(gate, index, learned_ns, programmatic):
                 queued(gate, launch, thread, index, key, now)

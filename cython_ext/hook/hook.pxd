@@ -133,6 +133,7 @@ cdef struct Gate:
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
     uint32_t began_epoch     # the lease that Backlog.leased means
+    uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
     int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
     int64_t over_end_ns
@@ -150,6 +151,7 @@ cdef struct Gate:
     uint32_t stream_count
     int64_t length_ns        # of the last lease, from its beginning to the end it was given
     uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
+    int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
@@ -246,7 +248,7 @@ cdef extern:
     void vgpu_give_turn(Gate* gate) noexcept nogil           # without gate.lock
     void vgpu_settle_ahead() noexcept nogil                  # without gate.lock
     void vgpu_open_turn(Gate* gate) noexcept nogil           # without gate.lock
-    int64_t vgpu_turn_opens_ns(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil

@@ -11,7 +11,10 @@ from cython_ext.hook.hook cimport (
     Gate, State, Thread, state, vgpu_admit_release, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_give_turn,
     vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
 )
-from cython_ext.layout cimport FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot
+from cython_ext.layout cimport (
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
+)
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
@@ -32,13 +35,12 @@ cdef extern from "hook/hook_native.h" nogil:
 cdef enum:
     # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction.
     LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: others wait for us
-    LOOK_ENDED_MOST_NS = 200_000
+    LOOK_ENDED_MOST_NS = 200_000     # ... when the drain is predicted to be far away
+    LOOK_AWAKE_NS = 30_000           # close to a hand-over, with cores to spare: the drain is somebody's start
     LOOK_LOCKED_NS = 50_000          # another thread has the lock: usually for a microsecond
     LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
     LOOK_IDLE_NS = 500_000
     LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
-    SPIN_END_NS = 150_000            # the last stretch before a lease's end, or before a drain is expected
-    SPIN_DRAIN_NS = 2_000_000        # so long after a lease's end a drain is no longer spun for
     RETRY_NS = 20_000_000            # a server that restarts
     KNOCK_NS = 1_000_000_000         # without a heartbeat for so long, the broker is asked, and that often
 
@@ -93,6 +95,8 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         tolerated = overrun_tolerated_ns(gate.grants.window_ns, backlog_longest_ns(&gate.backlog))
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
+    if gate.closed_epoch == epoch:
+        store32(&slot.tail_epoch, epoch)     # or nobody would believe it before the lease's end
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
@@ -100,7 +104,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     vgpu_log(b"window ns, busy ns", gate.window_ns, <int64_t>gate.backlog.busy_ns)
 
 
-cdef bint others_gain(Gate* gate) noexcept nogil:
+cdef bint others_gain(const Gate* gate) noexcept nogil:
     """Whether an early return is worth something to anybody."""
     return gate.lease_end_ns < FOREVER_NS or load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
 
@@ -121,6 +125,21 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if drained:
         store32(&slot.undrained, 0)
     if publish:
+        vgpu_ring(gate)
+
+
+cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
+    """The lease takes no more work and our queue is short: whoever is next may make ready (logic/handover.pxd)."""
+    cdef uint32_t epoch = gate.over_epoch
+    if (
+        epoch != 0 and gate.began_epoch == 0 and load32(&gate.slot.tail_epoch) != epoch
+        and gate.grants.mode == MODE_TEMPORAL and load32(&gate.slot.last_epoch) == epoch
+        and gate.backlog.busy and gate.backlog.unknown == 0 and not gate.untracked
+        and backlog_end_ns(&gate.backlog) - now <= TAIL_NS
+    ):
+        vgpu_log(b"tail of epoch, ns", epoch, backlog_end_ns(&gate.backlog) - now)
+        gate.closed_epoch = epoch
+        store32(&gate.slot.tail_epoch, epoch)
         vgpu_ring(gate)
 
 
@@ -154,8 +173,28 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     if load32(&slot.undrained) or gate.over_epoch:
         if gate.over_epoch or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
             observe(gate, now)
-            gate.look_ns = now + (LOOK_LEASED_NS if others_gain(gate) else LOOK_ALONE_NS)
+            gate.look_ns = now + look_every_ns(gate, now)
+        publish_tail(gate, now)
     return min(next_look(gate, now), max(vgpu_turn_opens_ns(gate, &plan, now), now + LOOK_ENDED_LEAST_NS))
+
+
+cdef int64_t due_ns(const Gate* gate) noexcept nogil:
+    """The hand-over that we have a part in: our lease's end until it has drained, or else the start of the one that
+    work is queued ahead of. FOREVER_NS: none."""
+    if gate.over_epoch:
+        return gate.over_end_ns
+    if gate.began_epoch:
+        return gate.lease_end_ns
+    return gate.turn_due_ns if gate.ahead.launches else <int64_t>FOREVER_NS
+
+
+cdef int64_t look_every_ns(const Gate* gate, int64_t now) noexcept nogil:
+    """How often the queue is looked at, as things stand."""
+    if state().spins and awake_for(due_ns(gate), now):
+        return LOOK_AWAKE_NS
+    if gate.over_epoch:
+        return LOOK_ENDED_MOST_NS
+    return LOOK_LEASED_NS if others_gain(gate) else LOOK_ALONE_NS
 
 
 cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
@@ -165,9 +204,11 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
     if load32(&slot.undrained):
         again = max(backlog_end_ns(&gate.backlog), now)
         if gate.over_epoch:
-            return min(max(again, now + LOOK_ENDED_LEAST_NS), now + LOOK_ENDED_MOST_NS)
+            if load32(&slot.tail_epoch) != gate.over_epoch:
+                again = max(again - TAIL_NS, now)
+            return min(max(again, now + LOOK_ENDED_LEAST_NS), now + look_every_ns(gate, now))
         if others_gain(gate):
-            return min(gate.lease_end_ns, max(again, now + LOOK_LEASED_NS))
+            return min(gate.lease_end_ns, max(again, now + look_every_ns(gate, now)))
         return now + LOOK_ALONE_NS
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and others_gain(gate):
         give_back(gate, now)
@@ -176,30 +217,24 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
     return now + LOOK_ALONE_NS
 
 
-cdef void rest(Gate* gate, uint32_t change, int64_t until) noexcept nogil:
-    """Sleep until the plan changes, or ``until``. Timed waits overshoot by 50-160 us and waking an idle core costs as
-    much again, so what another vGPU waits for is spun for: our lease's end, and the drain soon after it."""
+cdef void rest(Gate* gate, uint32_t change, int64_t due, int64_t until) noexcept nogil:
+    """Sleep until the plan changes, or ``until``; awake for the hand-over that is ``due``."""
     cdef const uint32_t* word = &gate.grants.change
     cdef int64_t now = now_ns()
-    cdef bint ended = gate.over_epoch != 0 and now < gate.over_end_ns + SPIN_DRAIN_NS and until - now <= SPIN_END_NS
-    if not state().spins:
+    if not state().spins or now - due >= AWAKE_AFTER_NS:
         futex_wait(word, change, until)
-        return
-    if not ended:
-        if until != gate.lease_end_ns:
-            futex_wait(word, change, until)
-            return
-        if now < until - SPIN_END_NS:
-            futex_wait(word, change, until - SPIN_END_NS)
-    while load32(word) == change and now_ns() < until:
-        pause()
+    elif not awake_for(due, now):
+        futex_wait(word, change, min(until, due - AWAKE_BEFORE_NS))
+    else:
+        while load32(word) == change and now_ns() < min(until, due + <int64_t>AWAKE_AFTER_NS):
+            pause()
 
 
 cdef void* run(void* argument) noexcept nogil:
     cdef Gate* gate = <Gate*>argument
     cdef State* all = state()
     cdef uint32_t change
-    cdef int64_t again, knocked_ns = 0
+    cdef int64_t again, due, knocked_ns = 0
     vgpu_prepare_thread()
     if not vgpu_take_slot(gate.slot):
         store32(&gate.thread_state, 2)
@@ -219,11 +254,12 @@ cdef void* run(void* argument) noexcept nogil:
         while not lock_soon(&gate.lock):
             # Whoever has it may be in the driver, behind a thread that waits there for what was queued ahead.
             vgpu_open_turn(gate)
-            futex_wait(&gate.grants.change, change, now_ns() + LOOK_LOCKED_NS)
+            rest(gate, change, due_ns(gate), now_ns() + LOOK_LOCKED_NS)
             change = load32(&gate.grants.change)
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0
+        due = due_ns(gate)
         lock_release(&gate.lock)
-        rest(gate, change, again)
+        rest(gate, change, due, again)
     while True:              # the process ends; the mutex is ours until it has
         futex_wait(&all.stopping, 1, INT64_MAX)
 

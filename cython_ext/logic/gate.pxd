@@ -5,7 +5,8 @@ has begun (its start has come; with LEASE_ON_GO: GO was given, even before the s
 it has not ended. Inside a usable lease two rules hold a launch back:
 
 * **end**: it starts only if at least half of it fits behind what is queued, or if it is the first of the lease (a
-  kernel longer than every quantum must run some time; its overuse is charged).
+  kernel longer than every quantum must run some time; its overuse is charged). Close to the end, or where it would not
+  fit even alone, the lease is **closed** for the process: it takes no more work (logic/handover.pxd).
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
@@ -17,6 +18,7 @@ An open-ended lease has no end, and no window unless another vGPU of the GPU wan
 from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, Lease, Plan, epoch_reached
+from cython_ext.logic.handover cimport CLOSE_NS
 
 cdef enum:
     UNKNOWN_NS = -1          # a duration nobody has measured yet
@@ -46,6 +48,7 @@ cdef struct Verdict:
     int action               # GATE_*
     uint32_t epoch           # the lease that GATE_SUBMIT and GATE_WAIT_BACKLOG speak of, else 0
     int64_t until_ns         # when to look again; 0 with GATE_SUBMIT
+    uint32_t closed          # a lease that is usable and takes no more work of this process; 0: none
 
 
 cdef inline bint lease_alive(const Lease* lease, const GateState* state) noexcept nogil:
@@ -107,13 +110,15 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
     cdef const Lease* lease
     cdef int i
     verdict.action = GATE_WAIT_LEASE
-    verdict.epoch = 0
+    verdict.epoch = verdict.closed = 0
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if not lease_usable(lease, state):
             opens_ns = min(opens_ns, lease_opens_ns(lease, state))
         elif not fits_end(lease, state):
-            if state.backlog_ns > 0 and verdict.action != GATE_WAIT_BACKLOG and fits_alone(lease, state):
+            if lease.end_ns - state.now_ns <= CLOSE_NS or not fits_alone(lease, state):
+                verdict.closed = lease.epoch
+            elif verdict.action != GATE_WAIT_BACKLOG:
                 # what is queued may be shorter than predicted
                 verdict.action = GATE_WAIT_BACKLOG
                 verdict.epoch = lease.epoch

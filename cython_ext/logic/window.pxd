@@ -33,10 +33,12 @@ cdef enum:
     MARK_PARTS = 4                       # ... and after a quarter of the window of predicted work
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
+    THIN_NS = 500_000                    # behind a longer queue no host is late: what looks idle is a wrong prediction
+    REFILL_LEAST_NS = 1                  # none is a finding, too; 0 says that nothing was found out
     PART_NONE = 0                        # this lease tells nothing (any more) about refilling
     PART_START = 1                       # the first REFILL_NS
     PART_REST = 2                        # after it
-    SCALE_SETTLES_NS = 2_000_000         # GPU time over which the scale follows what is observed
+    SCALE_SETTLES_NS = 60_000_000        # GPU time over which the scale follows what is observed
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
     OVERRUN_LEAST_NS = 1_000_000         # tolerated whatever the window
@@ -86,10 +88,11 @@ cdef struct Backlog:
     int64_t drained_ns       # estimated instant of the last drain
     uint64_t busy_ns         # closed busy intervals
     uint64_t idle_ns         # closed idle gaps inside leases
-    int64_t refill_ns        # idle time that the start of the last lease had more than the rest of leases has
+    int64_t refill_ns        # idle time that the start of the last lease had more than leases' rests have; 0: unknown
     int part                 # PART_* of the lease, which is being watched ...
     int64_t part_from_ns     # ... from here on
     int64_t part_work_ns     # ... work retired in it
+    bint thin                # the queue was short at some time in it: the GPU may have waited for the host
     double slack             # idle part of the time in the rest of leases: of a host that never keeps up
     int64_t longest_ns       # longest prediction since longest_from_ns ...
     int64_t longest_before_ns            # ... and in the stretch of time before
@@ -194,9 +197,9 @@ cdef inline void backlog_wake(Backlog* backlog, int64_t now_ns) noexcept nogil:
         backlog.since_ns = backlog.frontier_ns = backlog.end_ns = now_ns
         if backlog.refilling:
             watch_part(backlog, PART_START, max(backlog.lease_ns, backlog.drained_ns))
-            backlog.refill_ns = max(now_ns - backlog.part_from_ns, <int64_t>0)
+            backlog.refill_ns = max(now_ns - backlog.part_from_ns, <int64_t>REFILL_LEAST_NS)
     elif backlog.refilling:
-        backlog.refill_ns = 0
+        backlog.refill_ns = REFILL_LEAST_NS
         backlog.part = PART_NONE
     backlog.refilling = 0
 
@@ -213,6 +216,8 @@ cdef inline void backlog_submit(
     if not unknown:
         note_longest(backlog, now_ns, work_ns)
     backlog_wake(backlog, now_ns)
+    if backlog.end_ns - now_ns < <int64_t>THIN_NS:
+        backlog.thin = 1
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
@@ -330,6 +335,7 @@ cdef inline void watch_part(Backlog* backlog, int part, int64_t from_ns) noexcep
     backlog.part = part
     backlog.part_from_ns = from_ns
     backlog.part_work_ns = 0
+    backlog.thin = 0
 
 
 cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept nogil:
@@ -342,7 +348,8 @@ cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept
     backlog.part_work_ns = min(backlog.part_work_ns + stretch.work_ns, PREDICTION_MAX_NS)
     if backlog.part == PART_START and lasted_ns >= REFILL_NS:
         lasted_ns -= backlog.part_work_ns + <int64_t>(backlog.slack * <double>lasted_ns)
-        backlog.refill_ns = max(backlog.refill_ns, lasted_ns)
+        if backlog.thin:
+            backlog.refill_ns = max(backlog.refill_ns, lasted_ns)
         watch_part(backlog, PART_REST, backlog.frontier_ns)
 
 

@@ -48,11 +48,14 @@ class Hold:
     shadows: frozenset[int] = frozenset()
     """Epochs that were not drained when GO came: they pay for the overlap."""
     shadow_until_ns: int = 0
+    on_tail: bool = False
+    """They were about to drain, and GO came for that; else GO came because everybody had waited long enough."""
     idle_ns: int = 0
     drains_by_ns: int = 0
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int) -> None:
         self.went_ns = self.usable_ns = self.settled_ns = at_ns
+        self.on_tail = at_ns < self.lease.go_by_ns
         self.shadows = undrained
         self.shadow_until_ns = at_ns + grace_ns
 

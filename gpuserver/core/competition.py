@@ -454,7 +454,7 @@ class Competition(ABC):
             account.close(older, min(max(event.at_ns, older.usable_ns), now_ns))
             self._unshadow(epoch, now_ns)
             self._closed(older)
-        at_ns = min(max(event.at_ns, hold.usable_ns), now_ns)
+        at_ns = self._fair_end(event.epoch, min(max(event.at_ns, hold.usable_ns), now_ns))
         hold.idle_ns = max(hold.idle_ns, event.idle_ns)
         self._learn(account, event)
         self._settle(account, hold, at_ns)
@@ -469,6 +469,16 @@ class Competition(ABC):
         account.wants = True
         account.waiting_since_ns = at_ns
         self._seat(account, now_ns)
+
+    def _fair_end(self, epoch: int, drained_ns: int) -> int:
+        """Up to when a lease is charged that drained at ``drained_ns``. Its successor may have had GO for its tail: a
+        tail that took longer was cut by the successor's time slices, and half of it was the successor's."""
+        for account in self._accounts.values():
+            for hold in account.holds.values():
+                if hold.on_tail and hold.went_ns is not None and epoch in hold.shadows:
+                    overlap_ns = drained_ns - hold.went_ns
+                    return min(drained_ns, hold.went_ns + max(self.policy.tail_ns, overlap_ns // 2))
+        return drained_ns
 
     def _seat(self, account: Account, now_ns: int) -> None:
         """It wants a token and holds nothing: throttled, barred, or waiting."""

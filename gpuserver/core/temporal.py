@@ -148,7 +148,7 @@ class TemporalScheduler(Competition):
         if hold is self._next:
             bypassed = self._current
             self._current, self._next = hold, None
-            if bypassed is not None:
+            if bypassed is not None and not hold.on_tail:
                 self._bar(self._accounts[bypassed.lease.vgpu], now_ns)
 
     def _closed(self, hold: Hold) -> None:

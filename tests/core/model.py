@@ -32,6 +32,7 @@ from gpuserver.core.leases import (
 )
 
 US = 1_000
+TAIL_NS = 150_000
 MS = 1_000_000
 S = 1_000_000_000
 
@@ -51,6 +52,8 @@ class Work:
     resume_ns: int | None = None
     teaches: bool = True
     """Whether its hook reports kernel lengths and refill gaps."""
+    tails: bool = False
+    """Whether its hook says that the last kernel of a lease is about to end; the next holder then has GO."""
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Record:
     drained_ns: int | None = None
     busy_ns: int = 0
     planned_end_ns: int | None = None
+    tail_ns: int | None = None
+    """From here on it takes no more work, and others may have GO."""
 
     def overrun_ns(self) -> int:
         if self.drained_ns is None or self.planned_end_ns is None:
@@ -122,6 +127,7 @@ class Run:
         self.keys = keys if keys is not None else list(range(len(shares)))
         self.published: dict[int, dict[int, Published]] = {k: {} for k in self.keys}
         self.drained: set[tuple[int, int]] = set()
+        self.tails: set[tuple[int, int]] = set()
         self.records: list[Record] = []
         self.commands: list[tuple[int, Command]] = []
         self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
@@ -251,7 +257,7 @@ class Run:
                 lease = held.lease
                 if held.went_ns is not None:
                     continue
-                clear = not any(e in self.published.get(k, {}) for k, e in lease.after)
+                clear = not any(e in self.published.get(k, {}) and (k, e) not in self.tails for k, e in lease.after)
                 started, patient = self.now_ns >= lease.start_ns, self.now_ns < lease.go_by_ns
                 if (clear and (lease.early or started)) or (started and not patient):
                     self._go(key, held)
@@ -293,14 +299,24 @@ class Run:
             return
         length = self._length(app)
         end = held.lease.end_ns
-        if end is not None and (self.now_ns >= end or (not app.first and self.now_ns + length // 2 > end)):
+        closed = (app.key, held.lease.epoch) in self.tails
+        if closed or (end is not None and (self.now_ns >= end or (not app.first and self.now_ns + length // 2 > end))):
             self._drain(app)
             return
         app.running, app.first = True, False
         begun = self.now_ns
         if app.work.teaches and length > 5 * MS:
             self.tell(Observed(app.key, held.lease.epoch, 0, longest_kernel_ns=length, drains_by_ns=begun + length))
+        if app.work.tails and end is not None and begun + length + length // 2 >= end:
+            self.at(begun + length - TAIL_NS, lambda: self._comes_to_its_tail(app, held))
         self.at(begun + length, lambda: self._complete(app, held, begun))
+
+    def _comes_to_its_tail(self, app: App, held: Published) -> None:
+        if app.held is held and app.running:
+            assert held.record is not None
+            held.record.tail_ns = self.now_ns
+            self.tails.add((app.key, held.lease.epoch))
+            self._give_go()
 
     def _complete(self, app: App, held: Published, begun: int) -> None:
         app.running = False

@@ -179,12 +179,13 @@ def limit_used(run: Run, key: int) -> list[str]:
 
 
 def one_holder(run: Run) -> list[str]:
-    """7: at most one lease in force; whoever goes while another is undrained has waited for it."""
+    """7: at most one lease in force that takes work; whoever goes while another is undrained has waited for it."""
     found = []
     for before, after in zip(run.records, run.records[1:], strict=False):
         end = before.drained_ns if before.planned_end_ns is None else before.planned_end_ns
         drained = run.now_ns if before.drained_ns is None else before.drained_ns
-        if after.go_ns < min(end if end is not None else drained, drained):
+        takes_work = min(x for x in (end, drained, before.tail_ns) if x is not None)
+        if after.go_ns < takes_work:
             found.append(f"{after.key} went at {after.go_ns} while {before.key} was in force until {end}")
     return found
 

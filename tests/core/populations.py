@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -45,5 +45,6 @@ def temporal_populations(draw: st.DrawFn, *, priorities: bool = False) -> Popula
             limit = min(PPM, guarantee * draw(st.sampled_from([100, 130, 200])) // 100)
         priority = draw(st.sampled_from(list(Priority))) if priorities else Priority.NORMAL
         shares.append(Share(guarantee, limit, priority=priority))
-    drawn = [draw(works()) for _ in parts]
+    tails = st.booleans()
+    drawn = [replace(draw(works()), tails=draw(tails)) for _ in parts]
     return Population(tuple(shares), tuple(drawn), draw(st.integers(0, 2**16)))

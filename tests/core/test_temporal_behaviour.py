@@ -241,7 +241,7 @@ def test_an_unknown_vgpu_is_an_error_that_changes_nothing() -> None:
 
 
 @pytest.mark.simulation
-@pytest.mark.parametrize(("refill_us", "period_ms"), [(100, 40), (400, 57.1), (1000, 142.8)])
+@pytest.mark.parametrize(("refill_us", "period_ms"), [(0, 40), (100, 57.1), (400, 114.3), (1000, 142.8)])
 def test_the_period_grows_with_the_cost_of_a_hand_over(refill_us: int, period_ms: float) -> None:
     run = simulate([Share(3 * PPM // 10), Share(7 * PPM // 10)], [Work(refill_ns=refill_us * US)] * 2, 6)
     goes = [r.go_ns for r in run.records if r.key == 0 and r.go_ns > 3 * S]

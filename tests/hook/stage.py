@@ -259,12 +259,12 @@ class Stage:
         out, err = process.communicate(timeout=PATIENCE_S)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def events(self, kind: EventKind) -> Iterator[Event]:
-        """The dispatcher's events of one kind as they come; ends when none came for PATIENCE_S."""
+    def events(self, *kinds: EventKind) -> Iterator[Event]:
+        """The dispatcher's events of these kinds as they come; ends when none came for PATIENCE_S."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             for event in self.dispatcher.events():
-                if event.kind == kind:
+                if event.kind in kinds:
                     yield event
             time.sleep(0.001)
 

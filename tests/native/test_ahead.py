@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,3 +134,27 @@ def test_launches_submitted_meanwhile_are_not_lost(work: list[int | str], meanwh
     backlog.mark(99)
     completions(backlog, MS)
     assert (backlog.busy, backlog.unknown) == (False, 0)
+
+
+@pytest.mark.parametrize(("queued", "refill_ns"), [(400, 1), (0, 1_296_000)])
+def test_behind_a_long_queue_what_looks_idle_is_a_wrong_prediction(queued: int, refill_ns: int) -> None:
+    """Kernels of 24 µs that are predicted to take 20, in one lease: the scale has no time to learn it."""
+    ahead, backlog = Ahead(), Backlog()
+    for _ in range(queued):
+        ahead.submit(backlog, 20_000)
+    backlog.begin(MS)
+    ahead.release(backlog, MS)
+    now_ns = MS
+    for tag in range(45):
+        now_ns += 192_000  # eight kernels later
+        for _ in range(8):
+            backlog.submit(now_ns, 20_000)
+        backlog.mark(tag)
+        if not queued:
+            backlog.seen_busy(now_ns + 192_000 - 1)
+            backlog.completed(now_ns + 192_000)
+    for tag in range(45 if queued else 0):
+        now_ns = MS + 24_000 * (queued + 8 * (tag + 1))
+        backlog.seen_busy(now_ns - 1)
+        backlog.completed(now_ns)
+    assert backlog.refill_ns == pytest.approx(refill_ns, rel=0.2)

@@ -15,6 +15,7 @@ from cython_ext.readings import EventKind
 
 KEYS = (0, 64, 255)
 QUIET_NS = 200_000
+CLOSE_NS = 1_000_000
 EPOCHS = 2**32
 
 Seen = tuple[EventKind, int, int, int, int | None, bool]
@@ -81,6 +82,13 @@ class Twin:
         self.leases.remove(lease)
         self.seen.append((EventKind.DRAINED, lease.key, lease.epoch, at_ns, 0, wants))
 
+    def tail(self, key: int, epoch: int, now_ns: int) -> None:
+        lease = self.find(key, epoch)
+        if lease and lease.go_ns is not None and lease.end_ns is not None and lease.end_ns <= now_ns + CLOSE_NS:
+            for other in self.leases:
+                if other.go_ns is None:
+                    other.after.discard((key, epoch))
+
     def step(self, now_ns: int) -> None:
         again = True
         while again:
@@ -111,7 +119,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.twin = Twin()
         self.now_ns = 1_000_000_000
         self.epoch = epoch
-        self.words = {key: [0, 0] for key in KEYS}  # returned, drained as last said
+        self.words = {key: [0, 0, 0] for key in KEYS}  # returned, drained, at its tail, as last said
         self.newest: dict[int, int] = {}
         for key in KEYS:
             self.add(key)
@@ -120,7 +128,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.add(key, self.now_ns)
         self.twin.wants[key] = False
         self.twin.changed_ns[key] = self.now_ns
-        self.words[key] = [0, 0]
+        self.words[key] = [0, 0, 0]
         self.newest.pop(key, None)
 
     def next_epoch(self) -> int:
@@ -208,33 +216,44 @@ class BoardAgainstTwin(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), want=st.booleans())
     def changes_its_mind(self, key: int, want: bool) -> None:
-        returned, drained = self.words[key]
-        self.hear(key, want, returned, drained, self.now_ns)
+        self.hear(key, want, *self.words[key], self.now_ns)
 
     @rule(key=st.sampled_from(KEYS), want=st.booleans())
     def drains(self, key: int, want: bool) -> None:
         went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
         if went:
-            self.hear(key, want, self.words[key][0], went[-1], self.now_ns)
+            self.hear(key, want, self.words[key][0], went[-1], self.words[key][2], self.now_ns)
+
+    @rule(key=st.sampled_from(KEYS))
+    def comes_to_its_tail(self, key: int) -> None:
+        went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
+        if went:
+            self.hear(key, self.twin.wants[key], *self.words[key][:2], went[-1], self.now_ns)
 
     @rule(key=st.sampled_from(KEYS), want=st.booleans(), data=st.data())
     def report(self, key: int, want: bool, data: st.DataObject) -> None:
         live = [lease.epoch for lease in self.twin.own(key)]
-        words = [0, self.words[key][0], self.words[key][1], *live]
+        words = [0, *self.words[key], *live]
         returned = data.draw(st.sampled_from([self.words[key][0], *words]), "returned")
         drained = data.draw(st.sampled_from([self.words[key][1], *words]), "drained")
+        tail = data.draw(st.sampled_from([self.words[key][2], *words]), "tail")
         at_ns = self.now_ns + data.draw(st.sampled_from([-10_000_000, -50_000, 0, 10**12]), "drained_ns")
-        self.hear(key, want, returned, drained, at_ns)
+        self.hear(key, want, returned, drained, tail, at_ns)
 
-    def hear(self, key: int, want: bool, returned: int, drained: int, at_ns: int) -> None:
-        self.board.report(key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, drained_ns=at_ns)
+    def hear(self, key: int, want: bool, returned: int, drained: int, tail: int, at_ns: int) -> None:
+        self.board.report(
+            key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, tail_epoch=tail,
+            drained_ns=at_ns,
+        )  # fmt: skip
         self.twin.step(self.now_ns)
-        before, self.words[key] = self.words[key], [returned, drained]
+        before, self.words[key] = self.words[key], [returned, drained, tail]
         for old, new, wants in ((before[0], returned, False), (before[1], drained, want)):
             finished = self.finish(key, old, new, at_ns, wants)
             if finished and self.twin.wants[key] and not wants:
                 self.twin.wants[key] = False
                 self.twin.changed_ns[key] = self.now_ns
+        if tail != before[2]:
+            self.twin.tail(key, tail, self.now_ns)
         if self.twin.wants[key] != want:
             self.twin.wants[key] = want
             self.twin.changed_ns[key] = self.now_ns
@@ -406,3 +425,20 @@ def test_what_no_lease_can_be_is_refused(asked: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"epoch|start_ns|go_by_ns|ends before"):
         board.publish(0, after=(), early=True, on_want=False, now_ns=0, **lease)
     assert board.outstanding(0) == []
+
+
+def test_who_waits_for_a_lease_goes_at_its_tail_and_it_drains_all_the_same() -> None:
+    board = PyBoard()
+    for key in (0, 1):
+        board.add(key, 0)
+        board.report(key, 0, want=True)
+    board.publish(0, 1, 10, 10_000_000, (), 0, True, False, 10)
+    board.publish(1, 2, 10_000_000, 20_000_000, [(0, 1)], 15_000_000, True, False, 10)
+    board.report(0, 8_999_999, want=True, tail_epoch=1)
+    assert board.outstanding(1) == [(2, False)], "too far from its end to be believed"
+    board.report(0, 9_000_000, want=True)
+    board.report(0, 9_800_000, want=True, tail_epoch=1)
+    assert (board.outstanding(0), board.outstanding(1)) == ([(1, True)], [(2, True)])
+    board.report(0, 9_900_000, want=True, tail_epoch=1, drained_epoch=1, drained_ns=9_890_000)
+    seen = [(e.kind, e.vgpu, e.at_ns) for e in board.events()[0] if e.kind in (EventKind.WENT, EventKind.DRAINED)]
+    assert seen == [(EventKind.WENT, 0, 10), (EventKind.WENT, 1, 9_800_000), (EventKind.DRAINED, 0, 9_890_000)]

@@ -85,6 +85,39 @@ def test_a_lease_has_drained_when_its_slowest_process_has(stage: Stage) -> None:
     assert stage.relays.entry(KEY).busy_ns == 1500
 
 
+def in_force(stage: Stage, process: Process, length_ns: int) -> None:
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, length_ns)
+    assert process.wait_lease()[0] == 1
+    process.submit(1)
+
+
+@pytest.mark.parametrize("siblings", [0, 1])
+def test_a_lease_at_its_tail_is_told_if_no_other_process_can_use_it(stage: Stage, siblings: int) -> None:
+    process, _ = stage.process()
+    for _ in range(siblings):
+        stage.process()
+    in_force(stage, process, MS // 2)
+    process.close(1)
+    eventually(lambda: stage.relays.entry(KEY).processes == 1 + siblings)
+    process.drain(1)
+    stage.listener.wait(EventKind.DRAINED, KEY, 1)
+    assert stage.relays.entry(KEY).tail_epoch == (0 if siblings else 1)
+
+
+def test_a_lease_far_from_its_end_is_not_at_its_tail_but_who_has_closed_and_drained_it_is_done(stage: Stage) -> None:
+    process, _ = stage.process()
+    in_force(stage, process, 60_000 * MS)
+    wakes = stage.relay.stats().wakes
+    process.close(1)
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.relays.entry(KEY).tail_epoch == 0
+    assert stage.dispatcher.outstanding(KEY) == [(1, True)]
+    process.drain(1)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants, "its end was moved away while it was at its tail"
+
+
 def test_a_lease_is_not_drained_before_its_end_because_nothing_runs_just_now(stage: Stage) -> None:
     process, _ = stage.process()
     process.want()

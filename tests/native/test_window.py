@@ -171,12 +171,12 @@ def test_a_queue_that_never_empties_is_busy_exactly_whatever_is_predicted(seed: 
 def test_scale_and_backlog_converge_on_a_gpu_that_runs_at_another_speed(seed: int, speed: float, launches: int) -> None:
     """Predictions are ``1/speed`` of the truth, with 10 % of noise on top.
 
-    After 50 ms the scale is right within 15 %, and the backlog within what lies between two looks and a quarter of what
-    is queued.
+    After 300 ms, five times what the scale takes to settle, it is right within 5 %, and the backlog within what lies
+    between two looks and a quarter of what is queued.
     """
     source = random.Random(seed)
     gpu = Gpu()
-    while gpu.now_ns < 150 * MS:
+    while gpu.now_ns < 450 * MS:
         while gpu.true_backlog_ns < MS:
             for _ in range(launches):
                 length = source.randrange(20 * US, 300 * US)
@@ -184,8 +184,8 @@ def test_scale_and_backlog_converge_on_a_gpu_that_runs_at_another_speed(seed: in
             gpu.mark()
         gpu.now_ns += source.randrange(1, 60 * US)
         gpu.poll()
-        if gpu.now_ns > 50 * MS:
-            assert gpu.backlog.scale == pytest.approx(speed, rel=0.15)
+        if gpu.now_ns > 300 * MS:
+            assert gpu.backlog.scale == pytest.approx(speed, rel=0.05)
             error = gpu.backlog.backlog_ns(gpu.now_ns) - gpu.true_backlog_ns
             assert abs(error) <= 60 * US + 0.25 * max(gpu.true_backlog_ns, MS)
 
@@ -334,7 +334,7 @@ def test_refill_is_the_idle_time_at_the_start_of_a_lease() -> None:
     gpu.backlog.begin(2 * MS)  # the queue has not run dry between the leases
     gpu.now_ns = 2 * MS
     gpu.launch(MS, MS)
-    assert gpu.backlog.refill_ns == 0
+    assert gpu.backlog.refill_ns == 1, "nothing, and that is known"
     gpu.synchronise()
     assert gpu.backlog.idle_ns == 300 * US
 

@@ -1,0 +1,73 @@
+"""The last moments of a lease: it is closed near its end, and who waits for it goes at its tail."""
+
+from __future__ import annotations
+
+import time
+
+from cython_ext.readings import EventKind
+from tests.hook.stage import MS, Stage, eventually
+from tests.hook.test_ahead import Program
+
+LEASE_NS = 20 * MS
+
+
+def test_who_waits_goes_at_the_tail_of_the_lease_before_and_that_takes_no_more_work(stage: Stage) -> None:
+    """Kernels of 0.5 ms, lease after lease. A busy machine may miss a tail, and then GO comes after the drain as ever:
+    so not each lease is looked at for that, but some have to show it."""
+    vgpu, waiting = stage.vgpu(), stage.vgpu()
+    program = Program(stage, vgpu)
+    program.ask("beside launch 4000")
+    at_its_tail = 0
+    for _ in range(40):
+        vgpu.await_want()
+        now = time.monotonic_ns()
+        epoch = vgpu.lease(now, now + LEASE_NS)
+        following = waiting.lease(now + LEASE_NS, now + 10_000 * MS, after=((vgpu.key, epoch),))
+        went = drained = None
+        for event in stage.events(EventKind.WENT, EventKind.DRAINED):
+            if (event.kind, event.epoch) == (EventKind.WENT, following):
+                went = event
+            elif (event.kind, event.epoch) == (EventKind.DRAINED, epoch):
+                drained = event
+            if went and drained:
+                break
+        assert went
+        assert drained
+        stage.dispatcher.withdraw(waiting.key, following)
+        slot = vgpu.slot()
+        assert slot.last_epoch == epoch, "what was launched since is queued ahead of the next lease"
+        if slot.tail_epoch == epoch and went.at_ns < drained.at_ns:
+            at_its_tail += 1
+            assert drained.at_ns - went.at_ns < LEASE_NS
+        if at_its_tail == 3:
+            return
+    raise AssertionError("no lease of forty was seen at its tail")
+
+
+def test_a_lease_whose_end_moves_away_after_it_was_closed_is_given_back(stage: Stage) -> None:
+    """What it might still be used for nobody knows; it must not stay in force with nobody using it."""
+    vgpu = stage.vgpu()
+    program = Program(stage, vgpu)
+    program.ask("beside launch 100000")
+    given_back = 0
+    for _ in range(40):
+        vgpu.await_want()
+        end = time.monotonic_ns() + LEASE_NS
+        epoch = vgpu.lease(end - LEASE_NS, end)
+        time.sleep(max(0.0, (end - MS // 4 - time.monotonic_ns()) / 1e9))
+        vgpu.end(epoch, end + 3_600_000 * MS)
+        launches = vgpu.slot().launches
+
+        def over_or_used(epoch: int = epoch, launches: int = launches) -> bool:
+            return not stage.dispatcher.outstanding(vgpu.key) or vgpu.slot().launches > launches + 60
+
+        eventually(over_or_used, "it is given back, or it was not closed yet and is used")
+        if not stage.dispatcher.outstanding(vgpu.key):
+            assert vgpu.slot().want, "for the next lease"
+            given_back += 1
+        else:
+            vgpu.end(epoch, time.monotonic_ns())
+            eventually(lambda: not stage.dispatcher.outstanding(vgpu.key), "it is over")
+        if given_back == 2:
+            return
+    raise AssertionError("no lease of forty was closed at that moment")
