@@ -271,6 +271,7 @@ cdef object slot_reading(int index, layout.Slot* slot):
         refused_bytes=bounded(slot.refused_bytes),
         command=text_of(slot.command, sizeof(slot.command)),
         turn=native.load32(&slot.turn),
+        copied_bytes=bounded(slot.copied_bytes),
     )
 
 

@@ -134,6 +134,7 @@ class SlotReading:
     refused_bytes: int
     command: str
     turn: int = 0
+    copied_bytes: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -27,7 +27,11 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
-from cython_ext.logic.durations cimport LaunchKey, durations_learn
+from cython_ext.logic.durations cimport (
+    Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,
+)
+from cython_ext.logic.gate cimport UNKNOWN_NS
+from cython_ext.logic.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
 from cython_ext.native cimport fence, load32, now_ns, store32
@@ -177,6 +181,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
             return -1
         sample.key = key[0]
         sample.generation = gate.durations.generation
+        sample.updates = graph_updates(&gate.graphs, key.handle) if is_graph(key) else 0
         sample.end = -1
         sample.began_ns = now_ns() if empty else 0
         sample.host_ns = 0
@@ -198,6 +203,13 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
         sample.used = 0
 
 
+cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
+    """What a graph's sample says of the updates before it."""
+    cdef const Duration* known = durations_find(&gate.durations, &sample.key)
+    cdef int64_t learned_ns = UNKNOWN_NS if known == NULL else durations_predict(&gate.durations, known)
+    graph_timed(&gate.graphs, sample.key.handle, sample.updates, learned_ns, lasted_ns)
+
+
 cdef void learn(Gate* gate) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
@@ -214,6 +226,8 @@ cdef void learn(Gate* gate) noexcept nogil:
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
                 lasted_ns = max(<int64_t>(ms * 1e6) - sample.host_ns, <int64_t>(ms * 1e6) / 4)
+                if is_graph(&sample.key):
+                    prove(gate, sample, lasted_ns)
                 durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
                 vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
         give_event(gate, sample.start)

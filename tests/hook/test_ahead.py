@@ -21,6 +21,8 @@ import time
 streams = {"own": app.stream, "legacy": LEGACY, "per-thread": PER_THREAD}
 kernels = {name: app.kernel(0.5, stream) for name, stream in streams.items()}
 other = app.new_stream(1)
+fine = app.kernel(0.002, other)
+executable = c_void_p()
 done, graph = app.event(), c_void_p()
 block = app.allocate(1 << 20)
 kernel, stream, results = kernels["own"], app.stream, []
@@ -31,6 +33,22 @@ def warm():
         for _ in range(40):
             each.launch()
             app.synchronize()
+
+def make_graph():
+    # 300 kernels of 2 us, its length known
+    app.call("cuStreamBeginCapture_v2", other, 2)
+    for _ in range(300):
+        fine.launch()
+    app.call("cuStreamEndCapture", other, byref(graph))
+    app.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+    graphs(20, True)
+
+def graphs(count, one_by_one=False):
+    for _ in range(int(count)):
+        app.call("cuGraphLaunch", executable, app.stream)
+        if one_by_one:
+            app.synchronize()
+    return 0
 
 def use(name):
     global kernel, stream
@@ -178,6 +196,25 @@ def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: S
     eventually(lambda: program.ask("seen") == "[0]", "it is launched")
     if how == "capture":
         program.ask("captured")
+
+
+def test_graphs_do_not_fill_the_drivers_queue(stage: Stage, vgpu: StagedVgpu) -> None:
+    """In the driver each node may take one of its 1020 places: ten graphs of 300 nodes would wait there."""
+    program = Program(stage, vgpu)
+    program.ask("beside make_graph")
+    with vgpu.granting(60_000 * MS):
+        eventually(lambda: program.ask("seen") == "[None]", "its length is known")
+        eventually(lambda: not stage.dispatcher.wants(vgpu.key), "the rest is given back")
+    eventually(lambda: not vgpu.slot().want, "that is known")
+    before = vgpu.slot().launches
+    program.ask("beside graphs 10")
+    eventually(lambda: vgpu.slot().launches == before + 1, "one is queued ahead")
+    vgpu.await_want()
+    time.sleep(0.05)
+    assert vgpu.slot().launches == before + 1
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[None, 0]", "all are launched")
+    assert vgpu.slot().graph_launches >= 30
 
 
 def test_a_capture_that_begins_behind_it(stage: Stage, vgpu: StagedVgpu) -> None:

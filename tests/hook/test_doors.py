@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from client_hook.symbols import SYMBOLS, intercepted
+from client_hook.symbols import PER_THREAD, PER_THREAD_SYNCHRONOUS, SYMBOLS, intercepted
 from tests.hook.stage import Stage
-
-PER_THREAD = 2
 
 DOORS = """
 import ctypes, json, os
@@ -89,7 +87,7 @@ def test_the_list_is_sound() -> None:
     assert len(set(names)) == len(names)
     assert [s.name for s in intercepted()] == sorted(s.name for s in SYMBOLS if s.intercepted)
     for symbol in SYMBOLS:
-        assert symbol.per_thread == symbol.name.endswith("_ptsz")
+        assert symbol.per_thread == symbol.name.endswith((PER_THREAD, PER_THREAD_SYNCHRONOUS))
         assert all(kind and name.isidentifier() for kind, name in symbol.parameters)
 
 
