@@ -24,7 +24,7 @@ other = app.new_stream(1)
 fine = app.kernel(0.002, other)
 executable = c_void_p()
 done, graph = app.event(), c_void_p()
-block = app.allocate(1 << 20)
+block, filled = app.allocate(1 << 20), app.allocate(2 << 20)
 kernel, stream, results = kernels["own"], app.stream, []
 
 def warm():
@@ -33,6 +33,12 @@ def warm():
         for _ in range(40):
             each.launch()
             app.synchronize()
+    for name in streams:
+        use(name)
+        for _ in range(10):
+            fill()
+            app.synchronize()
+    use("own")
 
 def make_graph():
     # 300 kernels of 2 us, its length known
@@ -49,6 +55,17 @@ def graphs(count, one_by_one=False):
         if one_by_one:
             app.synchronize()
     return 0
+
+def fill():
+    result = app.result("cuMemsetD8Async", c_uint64(filled), 1, c_size_t(2 << 20), stream)
+    app.result("cuEventRecord", done, stream)
+    return result
+
+def fill_now():
+    return app.result("cuMemsetD8_v2", filled, 1, 2 << 20) or "filled"
+
+def read():
+    return app.read(filled, 1)[0]
 
 def use(name):
     global kernel, stream
@@ -196,6 +213,48 @@ def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: S
     eventually(lambda: program.ask("seen") == "[0]", "it is launched")
     if how == "capture":
         program.ask("captured")
+
+
+@pytest.mark.parametrize("stream", ["own", "legacy"])
+def test_a_fill_behind_it_is_queued_and_counted_too(stage: Stage, vgpu: StagedVgpu, stream: str) -> None:
+    program = Program(stage, vgpu)
+    program.ask(f"use {stream}")
+    launches = vgpu.slot().launches
+    assert program.ask("launch 3") == "0"
+    assert program.ask("fill") == "0"
+    assert program.ask("launch 3") == "0"
+    assert program.ask("fill") == "0"
+    program.stays_queued()
+    eventually(lambda: vgpu.slot().launches == launches + 8, "they are counted")
+    program.epoch = program.lease(60_000 * MS)
+    eventually(program.is_done, "it runs")
+    assert not drained(stage, vgpu, program.epoch).wants
+    assert program.ask("read") == "1"
+
+
+def test_a_synchronous_fill_waits_for_the_lease_outside_the_driver(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Inside, it might keep out whoever has to launch."""
+    program = Program(stage, vgpu)
+    program.ask("use legacy")
+    program.ask("launch 6")
+    program.ask("beside fill_now")
+    program.stays_queued()
+    assert program.ask("launch 1") == "0", "others go on queueing"
+    assert program.ask("seen") == "[]"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "['filled']", "it is through")
+        eventually(program.is_done, "it runs")
+
+
+def test_a_copy_to_the_host_behind_it_waits_in_the_driver_until_the_lease(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("use legacy")
+    program.ask("launch 6")
+    program.ask("beside read")
+    program.stays_queued()
+    assert program.ask("seen") == "[]"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[1]", "it is through")
 
 
 def test_graphs_do_not_fill_the_drivers_queue(stage: Stage, vgpu: StagedVgpu) -> None:
