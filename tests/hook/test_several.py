@@ -146,4 +146,3 @@ def test_the_driver_is_not_asked_for_the_device_at_each_launch(
     seen = [word[0].upper() for word in record.read_text().split()]
     assert seen.count("L") == 1000
     assert seen.count("D") < 100
-

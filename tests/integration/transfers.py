@@ -1,5 +1,5 @@
-"""A CUDA program that only fills (argv: ``fill``) or copies within the device (``copy``), for so many seconds, without a
-pause. Prints "ready", waits for a line, and prints the part of the time that the simulated GPU worked for it.
+"""A CUDA program that only fills (argv: ``fill``) or copies within the device (``copy``), for so many seconds, never
+pausing. Prints "ready", waits for a line, and prints the part of the time that the simulated GPU worked for it.
 """
 
 from __future__ import annotations
