@@ -12,7 +12,8 @@ from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
     PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_capturing,
     vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_gate_here, vgpu_know_stream, vgpu_log,
-    vgpu_mark, vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_stream_index,
+    vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say,
+    vgpu_stream_index,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
@@ -230,6 +231,8 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         return 0
     index = vgpu_stream_index(gate, launch.handle)
     gate.streams[index].dirty = 1
+    if gate.streams[index].flags & STREAM_OWN:
+        vgpu_outdate_probe(gate)
     gate.untracked = 1
     gate.idle_since_ns = 0
     backlog_submit(&gate.backlog, now, 0, 0)
@@ -267,11 +270,16 @@ cdef void tracked(
     gate.idle_since_ns = 0
     launch.stream = index
     launch.kind = PASS_TRACKED
-    launch.mark = own or unknown or load32(&state().captures) != 0
     if programmatic:
         stream.overlapping = OVERLAPS_AGAIN
     elif stream.overlapping:
         stream.overlapping -= 1
+    launch.mark = unknown or load32(&state().captures) != 0
+    if own and stream.overlapping:
+        vgpu_outdate_probe(gate)
+        gate.own_unmarked = 1            # the next one may overlap with it: marked before one that does not
+    elif own:
+        launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
     if sample and not first and not gate.backlog.discard and (unknown or (

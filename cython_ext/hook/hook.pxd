@@ -144,6 +144,7 @@ cdef struct Gate:
     bint lost                # the server has been silent for longer than its grace
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
+    bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
     int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
@@ -305,6 +306,7 @@ cdef extern:
     int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
+    void vgpu_outdate_probe(Gate* gate) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil
     # endings.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil

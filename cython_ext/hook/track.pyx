@@ -7,7 +7,8 @@ Rules that every call here keeps:
 * while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
   markers set before;
-* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one;
+* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
+  they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
 * handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
 
 Unless said otherwise the caller holds ``gate.lock``.
@@ -34,11 +35,12 @@ from cython_ext.logic.gate cimport UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
-from cython_ext.native cimport fence, load32, now_ns, store32
+from cython_ext.native cimport fence, load32, loadi64, now_ns, store32
 
 cdef enum:
     LEGACY_HANDLE = 1
     OWN_HANDLE = 2
+    OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
 
 
 cdef inline void* current_context() noexcept nogil:
@@ -308,9 +310,28 @@ cdef bint all_outside() noexcept nogil:
     return 1
 
 
+cdef public void vgpu_outdate_probe(Gate* gate) noexcept nogil:
+    """A thread's own default stream gets work that the event, if there is one, is not behind."""
+    if gate.probe >= 0:
+        give_event(gate, gate.probe)
+        gate.probe = -1
+
+
+cdef inline bint overlaps_now(const Gate* gate) noexcept nogil:
+    """Launches in a thread's own stream follow each other closely: an event in the legacy stream would come between two
+    that overlap, and work is there in any case."""
+    return (
+        gate.own_unmarked and not gate.untracked and gate.over_epoch == 0
+        and now_ns() - loadi64(&gate.slot.last_submit_ns) < OVERLAPS_NS
+    )
+
+
 cdef bint own_streams_busy(Gate* gate) noexcept nogil:
-    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it."""
+    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it. (A marker
+    in another stream may have closed its stretch, so the backlog does not tell.)"""
     cdef Stream legacy
+    if overlaps_now(gate):
+        return 1
     if gate.probe < 0:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
@@ -318,8 +339,7 @@ cdef bint own_streams_busy(Gate* gate) noexcept nogil:
         return 1
     if not done(gate, gate.probe):
         return 1
-    give_event(gate, gate.probe)
-    gate.probe = -1
+    vgpu_outdate_probe(gate)
     return 0
 
 
@@ -341,7 +361,7 @@ cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
             own = 1
         elif real_cuStreamQuery(stream.handle) == CUDA_ERROR_NOT_READY:
             return 1
-    return own and gate.untracked and own_streams_busy(gate)
+    return own and (gate.untracked or gate.own_unmarked) and own_streams_busy(gate)
 
 
 cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:
@@ -386,7 +406,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     backlog_drained(&gate.backlog, now)
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
-    gate.untracked = 0
+    gate.untracked = gate.own_unmarked = 0
     gate.idle_since_ns = gate.backlog.drained_ns
     return 1
 

@@ -212,6 +212,49 @@ def test_a_sleeper_with_long_work_is_seen_to_drain(stage: Stage, stream: str, ki
     assert not vgpu.slot().undrained
 
 
+OVERLAPPING = """
+import time
+from ctypes import c_int
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int * 16)]
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("shape", c_uint * 7), ("stream", c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", c_uint)]
+
+overlaps = Attribute(6)
+overlaps.value[0] = 1
+
+def launch(kernel):
+    function, gx, gy, gz, bx, by, bz, shared, stream, parameters, _ = kernel.arguments
+    config = Config((c_uint * 7)(gx, gy, gz, bx, by, bz, shared), stream, ctypes.pointer(overlaps), 1)
+    app.call("cuLaunchKernelEx", byref(config), function, parameters, None)
+
+short, long = (app.kernel(ms, PER_THREAD) for ms in (0.1, 150.0))
+for _ in range(20):
+    launch(short)
+    app.synchronize()
+launch(long)
+launch(short)
+print(time.monotonic_ns(), flush=True)
+input()
+"""
+
+
+def test_launches_that_overlap_in_a_threads_own_stream_are_seen_to_drain(stage: Stage) -> None:
+    """No marker stands behind them, and nobody else can name the stream."""
+    vgpu = stage.vgpu()
+    program = stage.start(PROLOGUE + OVERLAPPING, stage.environment(vgpu))
+    vgpu.await_want()
+    epoch = vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    vgpu.grants.flags = GrantsFlag.CONTENDED
+    launched_ns = int(stage.heard(program))
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= launched_ns + 140 * MS  # some of it may have run before it said so
+    assert vgpu.slot().busy_ns > 140 * MS
+
+
 def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = stage.start(
