@@ -39,6 +39,9 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     note('L', stream);
     return 0;
 }
+int cuLaunch(void *f) { note('L', NULL); return 0; }
+int cuLaunchGrid(void *f, int width, int height) { note('L', NULL); return 0; }
+int cuLaunchGridAsync(void *f, int width, int height, void *stream) { note('L', stream); return 0; }
 int cuLaunchKernelEx(struct config *config, void *f, void **params, void **extra) {
     note(config->count && config->attributes[0].id == 6 && config->attributes[0].value[0] ? 'P' : 'L', config->stream);
     return 0;

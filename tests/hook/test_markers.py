@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.stage import MS, Stage
+from tests.hook.stage import MS, Stage, eventually
 
 PROGRAM = """
 import ctypes, sys
@@ -94,6 +94,26 @@ def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: 
     for a, b in turns:
         stream = seen[a][1:]
         assert {f"R{stream}", f"S{stream}"} & set(seen[a:b]), seen[a : b + 1]  # marked, or found drained
+
+
+def test_launches_of_the_first_kind_are_gated_too(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    """Not in the header any more; the driver has them for old programs."""
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(tmp_path / "record"))
+    body = """
+f = c_void_p(77)
+print("ready", flush=True)
+assert (cuda.cuLaunch(f), cuda.cuLaunchGrid(f, 2, 3), cuda.cuLaunchGridAsync(f, 2, 3, c_void_p(0x100))) == (0, 0, 0)
+print("launched", flush=True)
+input()
+"""
+    program = stage.start(PROGRAM + body, environment)
+    assert stage.heard(program) == "ready"
+    vgpu.await_want()
+    assert vgpu.slot().launches == 0
+    vgpu.open()
+    assert stage.heard(program) == "launched"
+    eventually(lambda: vgpu.slot().launches == 3, "they are counted")
 
 
 def test_few_calls_of_our_own(stage: Stage, recorder: Path, tmp_path: Path) -> None:

@@ -48,6 +48,27 @@ def in_turns(name, count):
         for device in devices:
             device.launch(name, 1)
 
+class LaunchParams(ctypes.Structure):
+    _fields_ = [("function", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
+                ("stream", c_void_p), ("parameters", c_void_p)]
+
+def together():
+    "One kernel on each GPU, which may wait for each other."
+    each = []
+    for device in devices:
+        function, gx, gy, gz, bx, by, bz, shared, stream, parameters, _ = device.kernels["own"].arguments
+        at = ctypes.cast(parameters, c_void_p)
+        each.append(LaunchParams(function, (c_uint * 3)(1, 1, 1), (c_uint * 3)(bx, by, bz), shared, stream, at))
+    devices[0].turn_to()
+    launches = (LaunchParams * 2)(*each)
+    result = app.result("cuLaunchCooperativeKernelMultiDevice", byref(launches), c_uint(2), c_uint(0))
+    current = c_void_p()
+    app.call("cuCtxGetCurrent", byref(current))
+    print("context is the same" if current.value == devices[0].context.value else "another context", result, flush=True)
+
+def together_beside():
+    threading.Thread(target=together, daemon=True).start()
+
 def beside(*arguments):
     threading.Thread(target=launch, args=arguments, daemon=True).start()
 
@@ -117,6 +138,20 @@ def test_one_without_a_lease_holds_its_launches_alone(stage: Stage, name: str) -
     eventually(lambda: program.counted() == [50, 150], "the other's went through, and its own did not")
     first.open()
     eventually(lambda: program.counted() == [51, 150], "with a lease it goes")
+
+
+def test_a_launch_on_both_waits_for_both(stage: Stage) -> None:
+    program = Program(stage)
+    first, second = program.vgpus
+    first.open()
+    assert program.ask("together_beside") == "None"
+    second.await_want()
+    assert program.counted()[1] == 0
+    second.open()
+    assert stage.heard(program.process) == "context is the same 0"
+    eventually(lambda: program.counted() == [1, 1], "both are counted")
+    for vgpu in program.vgpus:
+        eventually(lambda: not vgpu.slot().undrained, "its drain was seen")  # noqa: B023
 
 
 def test_a_drain_is_seen_in_each(stage: Stage) -> None:
