@@ -80,6 +80,11 @@ def _update(name: str, arguments: str, version: int, *, base: str = "") -> Itera
     yield Symbol("cuda", name, arguments, base or name, version, False, True, after="graph_updated(executable)")
 
 
+def _turn(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
+    """A change of the thread's current context."""
+    yield Symbol("cuda", name, arguments, base or name, version, False, True, after="context_turned()")
+
+
 def _fills(bits: int, value: str) -> Iterator[Symbol]:
     """The memsets of elements of so many bits."""
     bytes_ = bits // 8
@@ -224,6 +229,21 @@ SYMBOLS: tuple[Symbol, ...] = (
         "prefetch_batch(sizes, count)",
         twin=13000,
     ),
+    # --- the current context, whose default stream is meant, becomes another (threads.pyx)
+    *_turn("cuCtxSetCurrent", "void* context", 4000),
+    *_turn("cuCtxPushCurrent", "void* context", 2000),
+    *_turn("cuCtxPushCurrent_v2", "void* context", 4000, base="cuCtxPushCurrent"),
+    *_turn("cuCtxPopCurrent", "void** context", 2000),
+    *_turn("cuCtxPopCurrent_v2", "void** context", 4000, base="cuCtxPopCurrent"),
+    *_turn("cuCtxCreate", "void** context, unsigned flags, int device", 2000),
+    *_turn("cuCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuCtxCreate"),
+    *_turn(
+        "cuCtxCreate_v3",
+        "void** context, void* affinities, int count, unsigned flags, int device",
+        11040,
+        base="cuCtxCreate",
+    ),
+    *_turn("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
     # --- what an executable graph does is changed (endings.pyx)
     *_update("cuGraphExecUpdate", "void* executable, void* graph, void** wrong, int* answer", 10020),
     *_update("cuGraphExecUpdate_v2", "void* executable, void* graph, void* answer", 12000, base="cuGraphExecUpdate"),
@@ -342,7 +362,6 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000, intercepted=False),
     *_cuda("cuCtxGetCurrent", "void** context", 4000, intercepted=False),
-    *_cuda("cuCtxSetCurrent", "void* context", 4000, intercepted=False),
     *_cuda("cuCtxGetDevice", "int* device", 2000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxRetain", "void** context, int device", 7000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxGetState", "int device, unsigned* flags, int* active", 7000, intercepted=False),

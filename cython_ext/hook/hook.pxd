@@ -82,7 +82,7 @@ cdef struct Thread:
     uint64_t launches
     uint64_t graph_launches  # of these
     Thread* next             # never unlinked: reused when its thread has ended
-    void* context            # of ``stream``, where the process has several vGPUs
+    void* context            # current when ``stream`` became known: of that one, if it is a default stream
 
 
 cdef struct Stream:
@@ -246,6 +246,7 @@ cdef extern:
     Gate* vgpu_gate_here() noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
     void vgpu_count_copy(uint64_t size_bytes) noexcept nogil
+    void vgpu_context_turned() noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil
     void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil

@@ -126,12 +126,16 @@ cdef public Thread* vgpu_announce_in_context(void* stream) noexcept nogil:
 cdef public void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil:
     """The gate knows that the stream has work: the thread's next launches there are let through by ``announce``. The
     caller holds ``gate.lock``."""
-    if state().gate_count == 1:
-        thread.stream = stream
-    else:
-        thread.stream = name_in_context(stream)
-        thread.context = current_context()
+    thread.stream = stream if state().gate_count == 1 else name_in_context(stream)
+    thread.context = current_context()
     thread.round = gate.round
+
+
+cdef public void vgpu_context_turned() noexcept nogil:
+    """After a change of the current context: if it is another one, its default stream is not the one that is known."""
+    cdef Thread* thread = <Thread*>vgpu_thread
+    if thread != NULL and <size_t>thread.stream <= DEFAULT_HANDLES and thread.context != current_context():
+        thread.stream = NULL
 
 
 # --- counting

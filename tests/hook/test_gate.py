@@ -18,6 +18,7 @@ PROLOGUE = """
 import ctypes, sys, threading
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from tests.hook.app import App, LEGACY, PER_THREAD
+from vgpu.workload.kernels import PTX
 app = App()
 """
 
@@ -263,6 +264,42 @@ def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
 stream = app.new_stream(1)
 app.kernel(150.0, stream).launch()
 app.call("cuStreamDestroy_v2", stream)
+print(1, flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    start_ns = time.monotonic_ns()
+    epoch = vgpu.open()
+    stage.heard(program)
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= start_ns + 149 * MS
+
+
+@pytest.mark.parametrize("turn", ["cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxCreate_v2"])
+def test_another_contexts_default_stream_is_another_stream(stage: Stage, turn: str) -> None:
+    """Long work in the second context's: the lease has not drained when the first one's has."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + f"""
+first, second, function = c_void_p(), c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+long = app.kernel(150.0, LEGACY)
+app.call("cuCtxSetCurrent", first)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+app.kernel(0.1, LEGACY).launch()
+if "{turn}" == "cuCtxCreate_v2":
+    app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+    app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+    long = app.kernel(150.0, LEGACY)
+else:
+    app.call("{turn}", second)
+long.launch()
 print(1, flush=True)
 input()
 """,
