@@ -278,6 +278,33 @@ input()
     assert time.monotonic_ns() >= start_ns + 149 * MS
 
 
+def test_a_stream_with_a_dead_ones_handle_is_another_stream(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream = app.new_stream(1)
+app.kernel(0.01, stream).launch()
+app.call("cuStreamSynchronize", stream)
+app.call("cuStreamDestroy_v2", stream)
+others = [app.new_stream(1)]
+while others[-1].value != stream.value and len(others) < 100:
+    others.append(app.new_stream(1))
+app.kernel(150.0, others[-1]).launch()
+print(others[-1].value == stream.value, flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    start_ns = time.monotonic_ns()
+    epoch = vgpu.open()
+    assert stage.heard(program) == "True"
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= start_ns + 149 * MS
+
+
 @pytest.mark.parametrize("turn", ["cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxCreate_v2"])
 def test_another_contexts_default_stream_is_another_stream(stage: Stage, turn: str) -> None:
     """Long work in the second context's: the lease has not drained when the first one's has."""
