@@ -27,7 +27,8 @@ DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initia
 # Cython writes its loops with a signed bound over unsigned counters, and keeps inline functions nobody calls.
 COMMON_CFLAGS = ["-O2", "-g1", "-Wno-sign-compare", "-Wno-unused-function"]
 CFLAGS = [*COMMON_CFLAGS, "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wall"]
-LDFLAGS = ["-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--no-undefined-version"]
+# Bsymbolic: what a library calls of itself stays inside, as in the real driver. A preloaded hook sees a call once.
+LDFLAGS = ["-Wl,--gc-sections", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--no-undefined-version"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Library:
 
     @property
     def sources(self) -> list[Path]:
-        return sorted((NATIVE / self.folder).glob("*.pyx"))
+        return sorted((NATIVE / self.folder).rglob("*.pyx"))
 
 
 LIBRARIES = [

@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
     CALL(cuCtxSetCurrent, context);
     CALL(cuModuleLoadData, &module, PTX);
     CALL(cuModuleGetFunction, &function, module, "empty");
-    CALL(cuStreamCreate, &stream, 1);
+    if (argc < 3) CALL(cuStreamCreate, &stream, 1); /* any second argument: the default stream */
     launch_t gated = (launch_t)hooked("cuLaunchKernel");
     launch_t direct = (launch_t)dlvsym(library, "cuLaunchKernel", "libcuda.so.1");
     if (!direct) { /* unversioned symbols: find the plain dlsym by its version */

@@ -5,7 +5,8 @@
 Compiles ``launch.c`` and runs it in a 100 % vGPU of a node of its own, on a simulated GPU (or, with --gpu, on the
 real one). Nanoseconds: hooked and direct launches in turns within one process, medians of paired differences.
 Instructions: what callgrind counts inside libvgpu_hook.so, per launch; deterministic to a few percent, and the only
-figure to trust on a busy machine.
+figure to trust on a busy machine. They are counted for a process with one vGPU, and for one with a vGPU on each of two
+GPUs, where a launch into a default stream has to ask the driver for the context.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.node import Node
@@ -50,23 +52,28 @@ def hook_instructions(profile: Path) -> int:
     return total
 
 
-def instructions(node: Node, program: Path, folder: Path, rounds: int) -> int:
-    profile = folder / f"callgrind.{rounds}"
-    valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={profile}"]
-    subprocess.run(
-        [*node.vgpuctl, "run", "--sm", "100", "--mem", "1G", "--", *valgrind, program, str(rounds)],
-        env=node.environment,
-        check=True,
-        capture_output=True,
-    )
-    return hook_instructions(profile)
+def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, *arguments: str) -> float:
+    """Instructions a launch, in a process with those vGPUs."""
+    few, many = 10, 60
+    counted = []
+    for rounds in (few, many):
+        profile = folder / f"callgrind.{rounds}"
+        valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={profile}"]
+        subprocess.run(
+            [*node.vgpuctl, "exec", ",".join(vgpus), "--", *valgrind, program, str(rounds), *arguments],
+            env=node.environment,
+            check=True,
+            capture_output=True,
+        )
+        counted.append(hook_instructions(profile))
+    return (counted[1] - counted[0]) / ((many - few) * BATCH)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="on the real GPU")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 1) as node:
+    with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 2) as node:
         program = compile_launch(Path(scratch))
         answer = json.loads(node.run("run", "--sm", "100", "--mem", "1G", "--", str(program), str(ROUNDS), timeout=300))
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
@@ -75,11 +82,18 @@ def main() -> None:
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return
-        few, many = 10, 60
-        per_launch = (
-            instructions(node, program, Path(scratch), many) - instructions(node, program, Path(scratch), few)
-        ) / ((many - few) * BATCH)
-        print(f"{'instructions in the hook':28}{per_launch:18.1f}")
+        vgpus = [
+            node.run("create", "--sm", "100", "--mem", "1G", "--gpu", str(gpu)).strip().splitlines()[-1]
+            for gpu in (0, 1)
+        ]
+        rows: tuple[tuple[str, Sequence[str], tuple[str, ...]], ...] = (
+            ("one vGPU", vgpus[:1], ()),
+            ("two vGPUs", vgpus, ()),
+            ("... default stream", vgpus, ("default",)),
+        )
+        print("instructions in the hook")
+        for name, among, arguments in rows:
+            print(f"  {name:26}{instructions(node, among, program, Path(scratch), *arguments):18.1f}")
 
 
 if __name__ == "__main__":

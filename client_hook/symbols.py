@@ -1,10 +1,11 @@
 """The one list of driver functions that the hook intercepts or calls. Everything else is derived from it.
 
 ``cython_ext/generate_hook.py`` makes of it: the linker's export list, the table by which ``dlsym`` and
-``cuGetProcAddress`` find a wrapper, and a typed call of the real function for each entry (``real_NAME``). The
-wrappers themselves, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
+``cuGetProcAddress`` find a wrapper, a typed call of the real function for each entry (``real_NAME``), and the wrappers
+that only ask before the call or tell after it (``before``, ``after``). The other wrappers, functions called NAME, stand
+in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
 
-To intercept one more function: add a line here, write the function NAME there.
+To intercept one more function: add a line here; without ``before`` or ``after``, write the function NAME there.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.0, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
@@ -18,6 +19,9 @@ from dataclasses import dataclass
 
 PER_THREAD = "_ptsz"
 """Suffix of the twin for which stream 0 is the calling thread's own default stream."""
+
+PER_THREAD_SYNCHRONOUS = "_ptds"
+"""The same for a function that takes no stream, and means the default one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,10 @@ class Symbol:
     version: int
     per_thread: bool
     intercepted: bool
+    before: str = ""
+    """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or says why not (``cython_ext/hook/transfers.pyx``)."""
+    after: str = ""
+    """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
@@ -57,11 +65,58 @@ def _cuda(
         yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, intercepted)
 
 
+def _work(name: str, arguments: str, version: int, before: str, *, base: str = "", twin: int = 0) -> Iterator[Symbol]:
+    """A function that submits work, let through by ``before``, and its twin. Those that take no stream have another
+    suffix."""
+    base = base or name
+    suffix = PER_THREAD if "void* stream" in arguments else PER_THREAD_SYNCHRONOUS
+    yield Symbol("cuda", name, arguments, base, version, False, True, before)
+    if twin:
+        yield Symbol("cuda", name + suffix, arguments, base, twin, True, True, before)
+
+
+def _update(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
+    """A change of an executable graph."""
+    yield Symbol("cuda", name, arguments, base or name, version, False, True, after="graph_updated(executable)")
+
+
+def _turn(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
+    """A change of the thread's current context."""
+    yield Symbol("cuda", name, arguments, base or name, version, False, True, after="context_turned()")
+
+
+def _fills(bits: int, value: str) -> Iterator[Symbol]:
+    """The memsets of elements of so many bits."""
+    bytes_ = bits // 8
+    line = f"unsigned long long target, {value} value, size_t count"
+    rows = f"unsigned long long target, size_t pitch, {value} value, size_t width, size_t height"
+    fill, fill_rows = f"fill({bytes_} * count, 0)", f"fill({bytes_} * width * height, {bytes_} * width)"
+    yield from _work(f"cuMemsetD{bits}_v2", line, 3020, fill, base=f"cuMemsetD{bits}", twin=7000)
+    yield from _work(f"cuMemsetD{bits}Async", line + ", void* stream", 3020, fill, twin=7000)
+    yield from _work(f"cuMemsetD2D{bits}_v2", rows, 3020, fill_rows, base=f"cuMemsetD2D{bits}", twin=7000)
+    yield from _work(f"cuMemsetD2D{bits}Async", rows + ", void* stream", 3020, fill_rows, twin=7000)
+
+
+def _copies(name: str, arguments: str, before: str, *, asynchronous: bool = True) -> Iterator[Symbol]:
+    """A copy, and the same in a stream. Their first versions, which took 32-bit addresses, reach no device memory of a
+    64-bit process: they are left alone, as are the memsets'."""
+    yield from _work(f"{name}_v2", arguments, 3020, before, base=name, twin=7000)
+    if asynchronous:
+        yield from _work(f"{name}Async_v2", f"{arguments}, void* stream", 3020, before, base=f"{name}Async", twin=7000)
+
+
 def _nvml(name: str, arguments: str, *, intercepted: bool = True) -> Iterator[Symbol]:
     yield Symbol("nvml", name, arguments, name, 0, False, intercepted)
 
 
 _SHAPE = "unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared"
+_TO_DEVICE = "unsigned long long target, const void* source, size_t size"
+_FROM_DEVICE = "void* target, unsigned long long source, size_t size"
+_IN_DEVICE = "unsigned long long target, unsigned long long source, size_t size"
+_PEER = "unsigned long long target, void* target_context, unsigned long long source, void* source_context, size_t size"
+_BATCH = "void* targets, void* sources, size_t* sizes, size_t count, void* attributes, void* indices, size_t kinds"
+_PLACES = "void* addresses, size_t* sizes, size_t count, void* places, void* indices, size_t kinds"
+_NODE = "void* executable, void* node, const void* params"
 _PROC = "const char* symbol, void** pfn, int version, unsigned long long flags"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -74,6 +129,136 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuLaunchKernelEx", "const void* config, void* f, void** params, void** extra", 11060, twin=11060),
     *_cuda("cuLaunchCooperativeKernel", f"void* f, {_SHAPE}, void* stream, void** params", 9000, twin=9000),
     *_cuda("cuGraphLaunch", "void* graph, void* stream", 10000, twin=10000),
+    *_cuda("cuLaunchCooperativeKernelMultiDevice", "void* launches, unsigned count, unsigned flags", 9000),
+    # ... of CUDA 3, not in the header any more: the driver still has them
+    *_work("cuLaunch", "void* f", 2000, "grid(f, 1, 1)"),
+    *_work("cuLaunchGrid", "void* f, int width, int height", 2000, "grid(f, width, height)"),
+    *_work("cuLaunchGridAsync", "void* f, int width, int height, void* stream", 2000, "grid(f, width, height)"),
+    # --- memory that the GPU fills, copies and moves (transfers.pyx)
+    *_fills(8, "unsigned char"),
+    *_fills(16, "unsigned short"),
+    *_fills(32, "unsigned"),
+    *_copies("cuMemcpyHtoD", _TO_DEVICE, "host_copy(size)"),
+    *_copies("cuMemcpyDtoH", _FROM_DEVICE, "host_copy(size)"),
+    *_copies("cuMemcpyDtoD", _IN_DEVICE, "copy(size)"),
+    *_work("cuMemcpy", _IN_DEVICE, 4000, "copy_between(target, source, size)", twin=7000),
+    *_work("cuMemcpyAsync", _IN_DEVICE + ", void* stream", 4000, "copy_between(target, source, size)", twin=7000),
+    *_work("cuMemcpyPeer", _PEER, 4000, "peer_copy(size)", twin=7000),
+    *_work("cuMemcpyPeerAsync", _PEER + ", void* stream", 4000, "peer_copy(size)", twin=7000),
+    *_copies("cuMemcpyHtoA", "void* target, size_t at, const void* source, size_t size", "host_copy(size)"),
+    *_copies("cuMemcpyAtoH", "void* target, void* source, size_t at, size_t size", "host_copy(size)"),
+    *_copies(
+        "cuMemcpyDtoA",
+        "void* target, size_t at, unsigned long long source, size_t size",
+        "copy(size)",
+        asynchronous=False,
+    ),
+    *_copies(
+        "cuMemcpyAtoD",
+        "unsigned long long target, void* source, size_t at, size_t size",
+        "copy(size)",
+        asynchronous=False,
+    ),
+    *_copies(
+        "cuMemcpyAtoA",
+        "void* target, size_t target_at, void* source, size_t source_at, size_t size",
+        "copy(size)",
+        asynchronous=False,
+    ),
+    *_copies("cuMemcpy2D", "const void* copy", "copy_2d(copy)"),
+    *_copies("cuMemcpy2DUnaligned", "const void* copy", "copy_2d(copy)", asynchronous=False),
+    *_copies("cuMemcpy3D", "const void* copy", "copy_3d(copy)"),
+    *_work("cuMemcpy3DPeer", "const void* copy", 4000, "peer_copy_3d(copy)", twin=7000),
+    *_work("cuMemcpy3DPeerAsync", "const void* copy, void* stream", 4000, "peer_copy_3d(copy)", twin=7000),
+    *_work(
+        "cuMemcpyBatchAsync",
+        _BATCH + ", size_t* failed, void* stream",
+        12080,
+        "copy_batch(targets, sources, sizes, count)",
+        twin=12080,
+    ),
+    *_work(
+        "cuMemcpyBatchAsync_v2",
+        _BATCH + ", void* stream",
+        13000,
+        "copy_batch(targets, sources, sizes, count)",
+        base="cuMemcpyBatchAsync",
+        twin=13000,
+    ),
+    *_work(
+        "cuMemcpy3DBatchAsync",
+        "size_t count, void* copies, size_t* failed, unsigned long long flags, void* stream",
+        12080,
+        "copy_3d_batch(copies, count)",
+        twin=12080,
+    ),
+    *_work(
+        "cuMemcpy3DBatchAsync_v2",
+        "size_t count, void* copies, unsigned long long flags, void* stream",
+        13000,
+        "copy_3d_batch(copies, count)",
+        base="cuMemcpy3DBatchAsync",
+        twin=13000,
+    ),
+    *_work(
+        "cuMemPrefetchAsync",
+        "unsigned long long address, size_t size, int device, void* stream",
+        8000,
+        "prefetch(size)",
+        twin=8000,
+    ),
+    *_work(  # CUmemLocation, by value: two ints, which travel in one register
+        "cuMemPrefetchAsync_v2",
+        "unsigned long long address, size_t size, unsigned long long place, unsigned flags, void* stream",
+        12020,
+        "prefetch(size)",
+        base="cuMemPrefetchAsync",
+        twin=12020,
+    ),
+    *_work(
+        "cuMemPrefetchBatchAsync",
+        _PLACES + ", unsigned long long flags, void* stream",
+        13000,
+        "prefetch_batch(sizes, count)",
+        twin=13000,
+    ),
+    *_work(
+        "cuMemDiscardAndPrefetchBatchAsync",
+        _PLACES + ", unsigned long long flags, void* stream",
+        13000,
+        "prefetch_batch(sizes, count)",
+        twin=13000,
+    ),
+    # --- the current context, whose default stream is meant, becomes another (threads.pyx)
+    *_turn("cuCtxSetCurrent", "void* context", 4000),
+    *_turn("cuCtxPushCurrent", "void* context", 2000),
+    *_turn("cuCtxPushCurrent_v2", "void* context", 4000, base="cuCtxPushCurrent"),
+    *_turn("cuCtxPopCurrent", "void** context", 2000),
+    *_turn("cuCtxPopCurrent_v2", "void** context", 4000, base="cuCtxPopCurrent"),
+    *_turn("cuCtxCreate", "void** context, unsigned flags, int device", 2000),
+    *_turn("cuCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuCtxCreate"),
+    *_turn(
+        "cuCtxCreate_v3",
+        "void** context, void* affinities, int count, unsigned flags, int device",
+        11040,
+        base="cuCtxCreate",
+    ),
+    *_turn("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
+    # --- what an executable graph does is changed (endings.pyx)
+    *_update("cuGraphExecUpdate", "void* executable, void* graph, void** wrong, int* answer", 10020),
+    *_update("cuGraphExecUpdate_v2", "void* executable, void* graph, void* answer", 12000, base="cuGraphExecUpdate"),
+    *_update("cuGraphExecKernelNodeSetParams", _NODE, 10010),
+    *_update(
+        "cuGraphExecKernelNodeSetParams_v2",
+        _NODE,
+        12000,
+        base="cuGraphExecKernelNodeSetParams",
+    ),
+    *_update("cuGraphExecMemcpyNodeSetParams", _NODE + ", void* context", 10020),
+    *_update("cuGraphExecMemsetNodeSetParams", _NODE + ", void* context", 10020),
+    *_update("cuGraphExecChildGraphNodeSetParams", "void* executable, void* node, void* graph", 11010),
+    *_update("cuGraphExecNodeSetParams", "void* executable, void* node, void* params", 12020),
+    *_update("cuGraphNodeSetEnabled", "void* executable, void* node, unsigned enabled", 11060),
     # --- captures, and handles that die (wrappers.pyx)
     *_cuda("cuStreamBeginCapture", "void* stream", 10000, twin=10000),
     *_cuda("cuStreamBeginCapture_v2", "void* stream, int mode", 10010, base="cuStreamBeginCapture", twin=10010),
@@ -147,6 +332,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
     *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),
     *_cuda("cuStreamQuery", "void* stream", 2000, twin=7000, intercepted=False),
+    *_cuda("cuStreamGetCtx", "void* stream, void** context", 9020, intercepted=False),
     *_cuda("cuStreamGetFlags", "void* stream, unsigned* flags", 7000, intercepted=False),
     *_cuda("cuEventCreate", "void** event, unsigned flags", 2000, intercepted=False),
     *_cuda("cuEventDestroy_v2", "void* event", 4000, base="cuEventDestroy", intercepted=False),
@@ -174,8 +360,8 @@ SYMBOLS: tuple[Symbol, ...] = (
         base="cuMemHostGetDevicePointer",
         intercepted=False,
     ),
+    *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000, intercepted=False),
     *_cuda("cuCtxGetCurrent", "void** context", 4000, intercepted=False),
-    *_cuda("cuCtxSetCurrent", "void* context", 4000, intercepted=False),
     *_cuda("cuCtxGetDevice", "int* device", 2000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxRetain", "void** context, int device", 7000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxGetState", "int device, unsigned* flags, int* active", 7000, intercepted=False),

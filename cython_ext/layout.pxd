@@ -146,7 +146,7 @@ cdef struct Slot:
     uint64_t overrun_ns      # sum of drained − lease end, where positive
     uint64_t launches
     uint64_t graph_launches
-    uint64_t copies
+    uint64_t copies          # between host and device: not gated
     uint64_t gate_waits
     uint64_t gate_wait_ns
     int64_t longest_kernel_ns
@@ -165,7 +165,8 @@ cdef struct Slot:
     char[64] command         # argv[0], for ps; a tenant's word
     uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
     uint32_t tail_epoch      # takes no more work, and what still runs under it is short (logic/handover.pxd)
-    uint8_t[120] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint64_t copied_bytes    # of ``copies``
+    uint8_t[112] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

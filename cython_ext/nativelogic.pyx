@@ -14,7 +14,7 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
-from cython_ext.logic cimport ahead as ahead_logic, durations, gate, plan as planning, window
+from cython_ext.logic cimport ahead as ahead_logic, durations, gate, graphs, plan as planning, transfers, window
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
@@ -151,6 +151,7 @@ cdef durations.LaunchKey key_of(key) except *:
     cdef durations.LaunchKey result
     (result.handle, result.grid_x, result.grid_y, result.grid_z,
      result.block_x, result.block_y, result.block_z, result.after) = key
+    result.hash = durations.launch_hash(&result)
     return result
 
 
@@ -193,8 +194,7 @@ cdef class Durations:
     @staticmethod
     def hash(key):
         """What a launch of ``key`` is to the next one in its stream."""
-        cdef durations.LaunchKey wanted = key_of(key)
-        return durations.launch_hash(&wanted)
+        return key_of(key).hash
 
     def learn(self, key, uint32_t generation, int64_t sample_ns):
         cdef durations.LaunchKey wanted = key_of(key)
@@ -278,6 +278,41 @@ cdef class Backlog:
         return bool(self.backlog.busy)
 
 
+cdef class Graphs:
+    """A GraphTable."""
+
+    cdef graphs.GraphTable table
+
+    def updated(self, uint64_t handle):
+        graphs.graph_updated(&self.table, handle)
+
+    def updates(self, uint64_t handle):
+        return graphs.graph_updates(&self.table, handle)
+
+    def doubted(self, uint64_t handle):
+        return bool(graphs.graph_doubted(&self.table, handle))
+
+    def version(self, uint64_t handle):
+        return graphs.graph_version(&self.table, handle)
+
+    def timed(self, uint64_t handle, uint32_t updates, int64_t learned_ns, int64_t lasted_ns):
+        graphs.graph_timed(&self.table, handle, updates, learned_ns, lasted_ns)
+
+    def forget(self, uint64_t handle=0):
+        graphs.graph_forget(&self.table, handle)
+
+
+cdef class Trifles:
+    cdef transfers.Trifles trifles
+
+    def passes(self, int64_t now_ns):
+        return bool(transfers.trifle_passes(&self.trifles, now_ns))
+
+
+def size_class(uint64_t size_bytes):
+    return transfers.size_class(size_bytes)
+
+
 cdef class Ahead:
     """Work queued ahead of a lease, beside the ``Backlog`` that it will join."""
 
@@ -298,6 +333,13 @@ cdef class Ahead:
 
     def release(self, Backlog backlog, int64_t now_ns):
         ahead_logic.ahead_release(&self.ahead, &backlog.backlog, now_ns)
+
+    def takes_graph(self, int64_t learned_ns):
+        return bool(ahead_logic.ahead_takes_graph(&self.ahead, learned_ns))
+
+    def submit_graph(self, Backlog backlog, int64_t learned_ns):
+        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns)
+        ahead_logic.ahead_submit_graph(&self.ahead, learned_ns)
 
     @property
     def launches(self):

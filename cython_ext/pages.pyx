@@ -272,6 +272,7 @@ cdef object slot_reading(int index, layout.Slot* slot):
         command=text_of(slot.command, sizeof(slot.command)),
         turn=native.load32(&slot.turn),
         tail_epoch=native.load32(&slot.tail_epoch),
+        copied_bytes=bounded(slot.copied_bytes),
     )
 
 

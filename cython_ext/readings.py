@@ -136,6 +136,7 @@ class SlotReading:
     command: str
     turn: int = 0
     tail_epoch: int = 0
+    copied_bytes: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -5,8 +5,8 @@
 A stream waits with cuStreamWaitValue32 behind which kernels are queued. While it does, driver calls are made from a
 thread of their own; printed is how long each took, and "until released" where it came back only when the word was
 written (after HOLD_S). Once with the legacy stream, in which PyTorch works by default, once with a stream that does not
-synchronise with it; and with a second thread held up in cuMemFree, which may have locked what others need. Then: how
-many launches can be queued before cuLaunchKernel itself waits, and how soon after the
+synchronise with it; and with a second thread held up in a call that waits, which may have locked what others need. Then
+how many launches, and how many graphs of 300 nodes, can be queued before the call itself waits, and how soon after the
 word the first kernel is done.
 """
 
@@ -27,6 +27,8 @@ LEGACY = 1
 WAIT_GEQ = 0
 MAPPED = 2  # cuMemHostAlloc: with an address for the device
 TINY = 1 << 20
+HALF = TINY // 2
+NODES = 300
 READ_ONLY_HOST_REGISTER_SUPPORTED = 113
 
 
@@ -54,7 +56,7 @@ def probes(gpu: Gpu, before: c_void_p, other: c_void_p) -> dict[str, Callable[[]
     ``before``: an event recorded before the wait. ``other``: a stream that does not synchronise with the legacy one.
     """
     library, buffer = gpu.library, ctypes.create_string_buffer(64)
-    block, spare, pinned = gpu.allocate(TINY), gpu.allocate(TINY), c_void_p()
+    block, spare, pinned, kind = gpu.allocate(TINY), gpu.allocate(TINY), c_void_p(), c_uint()
     assert block is not None
     assert spare is not None
     tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
@@ -72,6 +74,10 @@ def probes(gpu: Gpu, before: c_void_p, other: c_void_p) -> dict[str, Callable[[]
         "cuMemGetInfo": gpu.memory_info,
         "cuMemAlloc": lambda: gpu.allocate(TINY),
         "cuMemcpyHtoD, 64 B": lambda: library.cuMemcpyHtoD_v2(block, buffer, 64),
+        "cuMemcpyDtoH, 64 B": lambda: library.cuMemcpyDtoH_v2(buffer, block, 64),
+        "cuMemcpyDtoD, 512 kB": lambda: gpu.call("cuMemcpyDtoD_v2", c_uint64(block), c_uint64(block + HALF), HALF),
+        "cuMemsetD8": lambda: library.cuMemsetD8_v2(block, 0, TINY),
+        "cuPointerGetAttribute": lambda: gpu.call("cuPointerGetAttribute", byref(kind), 2, c_uint64(block)),
         "cuMemHostAlloc": lambda: library.cuMemHostAlloc(byref(pinned), ctypes.c_size_t(4096), c_uint(0)),
         "cuModuleLoadData": lambda: gpu.call("cuModuleLoadData", byref(c_void_p()), PTX.encode()),
         "launch and wait in another stream": launch_elsewhere,
@@ -97,15 +103,41 @@ def in_a_thread(gpu: Gpu, call: Callable[[], object]) -> tuple[threading.Thread,
     return thread, took
 
 
-def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[], object], beside: str = "") -> str:
-    """How long ``probe`` takes while ``stream`` is blocked; ``beside``: and another thread is in cuMemFree, waiting."""
-    spare = gpu.allocate(TINY)
-    assert spare is not None
+def waiting_calls(gpu: Gpu) -> dict[str, Callable[[], object]]:
+    """Calls in which the driver waits for a blocked stream, or may."""
+    buffer = ctypes.create_string_buffer(64)
+    block, spares = gpu.allocate(TINY), [gpu.allocate(TINY) for _ in range(10)]
+    assert block is not None
+
+    def free() -> None:
+        spare = spares.pop()
+        assert spare is not None
+        gpu.free(spare)
+
+    return {
+        "cuMemFree": free,
+        "cuModuleLoadData": lambda: gpu.call("cuModuleLoadData", byref(c_void_p()), PTX.encode()),
+        "cuCtxSynchronize": gpu.synchronize,
+        "cuMemcpyHtoD": lambda: gpu.library.cuMemcpyHtoD_v2(block, buffer, 64),
+        "cuMemcpyDtoH": lambda: gpu.library.cuMemcpyDtoH_v2(buffer, block, 64),
+        "cuMemsetD8": lambda: gpu.library.cuMemsetD8_v2(block, 0, TINY),
+    }
+
+
+def held_up(
+    gpu: Gpu,
+    word: Word,
+    stream: c_void_p,
+    name: str,
+    probe: Callable[[], object],
+    beside: tuple[str, Callable[[], object]] | None = None,
+) -> str:
+    """How long ``probe`` takes while ``stream`` is blocked; ``beside``: and another thread makes that call."""
     word.block(stream)
     launch(gpu, Kernel(gpu, "tiny", 1, 32, (c_uint64(0),)), stream, 10)
     threads = []
     if beside:
-        threads.append(in_a_thread(gpu, lambda: gpu.free(spare))[0])
+        threads.append(in_a_thread(gpu, beside[1])[0])
         time.sleep(0.05)
     thread, took = in_a_thread(gpu, probe)
     thread.join(HOLD_S)
@@ -114,16 +146,13 @@ def held_up(gpu: Gpu, word: Word, stream: c_void_p, name: str, probe: Callable[[
     for each in (thread, *threads):
         each.join(10)
     gpu.synchronize()
-    if not beside:
-        gpu.free(spare)
+    label = f"beside {beside[0]}: {name:40}" if beside else f"{name:40}"
     if not took:
-        return f"{beside}{name:40} never came back"
-    return f"{beside}{name:40} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
+        return f"{label} never came back"
+    return f"{label} " + ("until released" if waited else f"{1e6 * took[0]:9.1f} us")
 
 
-def probes_beside_a_free(
-    gpu: Gpu, before: c_void_p, stream: c_void_p, other: c_void_p
-) -> dict[str, Callable[[], object]]:
+def probes_beside(gpu: Gpu, before: c_void_p, stream: c_void_p, other: c_void_p) -> dict[str, Callable[[], object]]:
     """What hook threads and launching threads do, all the time."""
     library, late, tiny = gpu.library, gpu.event(), Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
     return {
@@ -143,10 +172,20 @@ def launch(gpu: Gpu, kernel: Kernel, stream: c_void_p, count: int) -> None:
             gpu.fail("cuLaunchKernel", code)
 
 
-def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
-    """Launches that can be queued behind the wait before one takes longer than 50 ms."""
+def graph_of(gpu: Gpu, nodes: int) -> c_void_p:
+    """So many tiny kernels, one after the other."""
+    tiny, stream, graph, executable = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),)), c_void_p(), c_void_p(), c_void_p()
+    gpu.call("cuStreamCreate", byref(stream), 1)
+    gpu.call("cuStreamBeginCapture_v2", stream, 2)
+    launch(gpu, tiny, stream, nodes)
+    gpu.call("cuStreamEndCapture", stream, byref(graph))
+    gpu.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+    return executable
+
+
+def depth(gpu: Gpu, word: Word, stream: c_void_p, submit: Callable[[], object], most: int = 5000) -> int:
+    """How often ``submit``, into the blocked stream, comes back before it takes longer than 50 ms."""
     queued = 0
-    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
     context = c_void_p()
     gpu.call("cuCtxGetCurrent", byref(context))
 
@@ -154,7 +193,7 @@ def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
         nonlocal queued
         gpu.call("cuCtxSetCurrent", context)
         for _ in range(most):
-            launch(gpu, tiny, stream, 1)
+            submit()
             queued += 1
 
     word.block(stream)
@@ -169,6 +208,16 @@ def depth(gpu: Gpu, word: Word, stream: c_void_p, most: int = 5000) -> int:
     thread.join()
     gpu.synchronize()
     return found
+
+
+def launches(gpu: Gpu, stream: c_void_p) -> Callable[[], object]:
+    tiny = Kernel(gpu, "tiny", 1, 32, (c_uint64(0),))
+    return lambda: launch(gpu, tiny, stream, 1)
+
+
+def graph_launches(gpu: Gpu, stream: c_void_p) -> Callable[[], object]:
+    graph = graph_of(gpu, NODES)
+    return lambda: gpu.call("cuGraphLaunch", graph, stream)
 
 
 def first_kernel_us(gpu: Gpu, word: Word, stream: c_void_p) -> float:
@@ -200,9 +249,11 @@ def main() -> None:
         gpu.call("cuEventRecord", before, stream)
         for what, probe in probes(gpu, before, other).items():
             print(" ", held_up(gpu, word, stream, what, probe), flush=True)
-        for what, probe in probes_beside_a_free(gpu, before, stream, other).items():
-            print(" ", held_up(gpu, word, stream, what, probe, "beside a cuMemFree that waits: "), flush=True)
-        print(f"  launches queued before one waits: {depth(gpu, word, stream)}")
+        for beside in waiting_calls(gpu).items():
+            for what, probe in probes_beside(gpu, before, stream, other).items():
+                print(" ", held_up(gpu, word, stream, what, probe, beside), flush=True)
+        print(f"  launches queued before one waits: {depth(gpu, word, stream, launches(gpu, stream))}")
+        print(f"  graphs of {NODES} nodes: {depth(gpu, word, stream, graph_launches(gpu, stream))}")
         times = [first_kernel_us(gpu, word, stream) for _ in range(200)]
         print(f"  word written to first kernel done: {statistics.median(times):.1f} us p50, {max(times):.1f} us worst")
 

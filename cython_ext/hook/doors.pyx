@@ -22,6 +22,7 @@ cdef extern from *:
     #include "hook/dlsym.h"
     void *(*vgpu_real_dlsym)(void *, const char *);
     """
+    void** vgpu_aliases
 
 cdef extern from "hook/hook_native.h" nogil:
     void* RTLD_DEFAULT
@@ -36,7 +37,6 @@ cdef extern from "hook/hook_native.h" nogil:
 
 cdef void* cuda_library
 cdef void* nvml_library
-cdef void* aliases[256]      # the same function, as cuGetProcAddress knows it
 cdef uint32_t aliases_known
 
 
@@ -139,7 +139,7 @@ cdef void learn_aliases() noexcept nogil:
         if real_cuGetProcAddress_v2(
             vgpu_symbols[i].base, &address, vgpu_symbols[i].version, <unsigned long long>vgpu_symbols[i].flags, NULL
         ) == 0:
-            aliases[i] = address
+            vgpu_aliases[i] = address
     store32(&aliases_known, 1)
 
 
@@ -154,7 +154,7 @@ cdef public void* vgpu_wrapper_of(void* address) noexcept nogil:
         if address == vgpu_real[i]:
             return vgpu_symbols[i].wrapper
     for i in range(VGPU_INTERCEPTED - 1, -1, -1):
-        if address == aliases[i]:
+        if address == vgpu_aliases[i]:
             return vgpu_symbols[i].wrapper
     return NULL
 

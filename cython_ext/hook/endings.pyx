@@ -12,8 +12,9 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport durations_forget
+from cython_ext.logic.graphs cimport graph_forget, graph_updated
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport add32, load32
+from cython_ext.native cimport add32, load32, store32
 
 
 # --- captures
@@ -108,6 +109,7 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
             if gate.ahead_stream == <int>i:
                 vgpu_mark_ahead(gate)
             memset(stream, 0, sizeof(Stream))
+            store32(&gate.round, gate.round + 1)         # the next stream may get the same handle
         lock_release(&gate.lock)
     drop_capture(handle)     # a stream that is destroyed captures no more
 
@@ -152,10 +154,23 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
         if dead:
             gate.word_state = WORD_NEW       # it may have been registered in this context
             durations_forget(&gate.durations, 0)
+            graph_forget(&gate.graphs, 0)
+            store32(&gate.round, gate.round + 1)         # its handles, too, may be given again
         lock_release(&gate.lock)
     add32(&state().dying, <uint32_t>-1)
     if dead:
         vgpu_memory_of_context_died(context)
+
+
+cdef public void vgpu_graph_updated(void* graph) noexcept nogil:
+    """An executable graph does something else from its next launch on, perhaps for another length of time."""
+    cdef uint32_t g
+    if not attached():
+        return
+    for g in range(state().gate_count):
+        lock_acquire(&state().gates[g].lock)
+        graph_updated(&state().gates[g].graphs, <uint64_t>graph)
+        lock_release(&state().gates[g].lock)
 
 
 cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
@@ -166,4 +181,6 @@ cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
     for g in range(state().gate_count):
         lock_acquire(&state().gates[g].lock)
         durations_forget(&state().gates[g].durations, handle)
+        if handle:
+            graph_forget(&state().gates[g].graphs, handle)
         lock_release(&state().gates[g].lock)

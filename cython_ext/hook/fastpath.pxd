@@ -14,6 +14,13 @@ from cython_ext.hook.hook cimport Gate, Thread, vgpu_thread
 from cython_ext.native cimport fence, load32, store32
 
 
+cdef inline void* named(void* stream, bint own) noexcept nogil:
+    """Stream 0 by its other name, which says whose default stream is meant."""
+    if stream != NULL:
+        return stream
+    return <void*>2 if own else <void*>1
+
+
 cdef inline Thread* announce(void* stream) noexcept nogil:
     """The thread's record, announced, if it may submit to ``stream`` now; clear ``inside`` afterwards. Else NULL."""
     cdef Thread* thread = <Thread*>vgpu_thread

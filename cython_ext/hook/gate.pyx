@@ -8,54 +8,37 @@ holds it to window and lease end).
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-
-from cython_ext.hook.generated.driver cimport real_cuCtxGetDevice
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TRACKED, STREAM_OWN, Gate, Pass,
-    State, Stream, Thread, attached, state, vgpu_capturing, vgpu_collect, vgpu_drained, vgpu_log, vgpu_mark,
-    vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_stream_index, vgpu_thread,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
+    PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_capturing,
+    vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_gate_here, vgpu_know_stream, vgpu_log,
+    vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say,
+    vgpu_stream_index,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
     Plan, Slot, epoch_reached,
 )
+from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.durations cimport (
-    Duration, LaunchKey, durations_find, durations_launch, durations_predict, launch_hash, should_sample,
+    Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
 )
 from cython_ext.logic.gate cimport (
-    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, GateState, Verdict, gate_decide, lease_usable,
+    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
+    lease_usable,
 )
+from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_submit, marker_due,
+    backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
 )
 
-cdef extern from *:
-    """
-    #include "hook/hook_native.h"
-    __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
-    """
-
-cdef extern from "hook/hook_native.h" nogil:
-    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
-    int madvise(void* address, size_t size, int advice) noexcept
-    enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_PRIVATE
-        MAP_ANONYMOUS
-        MADV_WIPEONFORK
-    void* MAP_FAILED
-    void vgpu_set_thread(void* record) noexcept
-    void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
-
 cdef enum:
-    PAGE_BYTES = 4096
     OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
@@ -64,65 +47,6 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
-
-
-# --- threads
-
-cdef void release_thread(void* record) noexcept nogil:
-    """At the end of an application thread: its record is free for the next one."""
-    cdef Thread* thread = <Thread*>record
-    store32(&thread.inside, 0)
-    thread.stream = NULL
-    thread.gate = NULL
-    store32(&thread.taken, 0)
-
-
-cdef Thread* claim_thread() noexcept nogil:
-    """This thread's record, made at its first launch (and anew in the child of a fork, where it was wiped)."""
-    cdef State* all = state()
-    cdef Thread* thread = <Thread*>vgpu_thread
-    cdef Thread* page
-    cdef unsigned int i
-    if thread != NULL and load32(&thread.taken):
-        return thread
-    lock_acquire(&all.threads_lock)
-    thread = all.threads
-    while thread != NULL and load32(&thread.taken):
-        thread = thread.next
-    if thread == NULL:
-        page = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if page == MAP_FAILED:
-            lock_release(&all.threads_lock)
-            return NULL
-        madvise(page, PAGE_BYTES, MADV_WIPEONFORK)
-        for i in range(PAGE_BYTES // sizeof(Thread)):
-            page[i].next = all.threads
-            all.threads = page + i
-        thread = all.threads
-    store32(&thread.taken, 1)
-    thread.stream = NULL
-    thread.gate = &all.gates[0] if all.gate_count == 1 else NULL
-    lock_release(&all.threads_lock)
-    vgpu_set_thread(thread)
-    vgpu_at_thread_exit(release_thread, thread)
-    return thread
-
-
-cdef public Gate* vgpu_gate_here() noexcept nogil:
-    """The gate of the device of the thread's current context; NULL if the process has no vGPU there."""
-    cdef State* all = state()
-    cdef int device = -1
-    cdef unsigned int i
-    if not attached() or all.stopping:
-        return NULL
-    if all.gate_count == 1:
-        return &all.gates[0]
-    if real_cuCtxGetDevice(&device) != CUDA_SUCCESS:
-        return NULL
-    for i in range(all.gate_count):
-        if all.gates[i].device == device:
-            return &all.gates[i]
-    return NULL
 
 
 # --- what the relay is told
@@ -301,14 +225,6 @@ cdef bint siblings_run(const Gate* gate) noexcept nogil:
 
 # --- the three ways through
 
-cdef inline void counted(Gate* gate, Thread* thread) noexcept nogil:
-    """A thread's counter belongs to its one gate; with several, the slots are counted up here (thread.pyx, count)."""
-    if thread.gate == gate:
-        thread.launches += 1
-    else:
-        store64(&gate.slot.launches, gate.slot.launches + 1)
-
-
 cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
     """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
     meanwhile."""
@@ -317,12 +233,13 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         return 0
     index = vgpu_stream_index(gate, launch.handle)
     gate.streams[index].dirty = 1
+    if gate.streams[index].flags & STREAM_OWN:
+        vgpu_outdate_probe(gate)
     gate.untracked = 1
     gate.idle_since_ns = 0
     backlog_submit(&gate.backlog, now, 0, 0)
-    thread.stream = launch.handle if thread.gate == gate else NULL
-    thread.round = gate.round
-    counted(gate, thread)
+    vgpu_count_launch(gate, thread)
+    vgpu_know_stream(gate, thread, launch.handle)
     store32(&thread.inside, 1)
     fence()
     if load32(&gate.grants.open_epoch) != epoch or load32(&gate.activity.generation) != gate.generation:
@@ -334,9 +251,10 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
-    bint programmatic, bint first, int64_t now,
+    int64_t assumed_ns, bint programmatic, bint first, int64_t now,
 ) noexcept nogil:
-    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
+    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due.
+    ``assumed_ns``: what it counts for if its length is not known."""
     cdef int64_t window = gate.window_ns
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
@@ -350,43 +268,65 @@ cdef void tracked(
     gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
     gate.marked_stream = index
     stream.dirty = 1
-    stream.after = launch_hash(key)
+    stream.after = key.hash
     gate.idle_since_ns = 0
     launch.stream = index
     launch.kind = PASS_TRACKED
-    launch.mark = own or unknown or load32(&state().captures) != 0
     if programmatic:
         stream.overlapping = OVERLAPS_AGAIN
     elif stream.overlapping:
         stream.overlapping -= 1
+    launch.mark = unknown or load32(&state().captures) != 0
+    if own and stream.overlapping:
+        vgpu_outdate_probe(gate)
+        gate.own_unmarked = 1            # the next one may overlap with it: marked before one that does not
+    elif own:
+        launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
     if sample and not first and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
-    backlog_submit(&gate.backlog, now, learned_ns, min(window, UNKNOWN_MOST_NS))
+    backlog_submit(&gate.backlog, now, learned_ns, assumed_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
-    counted(gate, thread)
+    vgpu_count_launch(gate, thread)
 
 
-cdef void queued(Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, int64_t now) noexcept nogil:
+cdef void queued(
+    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, int64_t learned_ns, int64_t now
+) noexcept nogil:
     """Queued ahead of the lease: it wants one, whoever waits for what afterwards."""
     vgpu_want(gate, now)
-    gate.streams[index].after = launch_hash(key)
+    if is_graph(key):
+        ahead_submit_graph(&gate.ahead, learned_ns)
+    gate.streams[index].after = key.hash
     launch.stream = index
     launch.kind = PASS_TRACKED
     add32(&gate.submitting, 1)
-    counted(gate, thread)
+    vgpu_count_launch(gate, thread)
 
 
-cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint programmatic) noexcept nogil:
+cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted) noexcept nogil:
+    """The learned lengths of the launch ``key`` behind the one with that hash, where it is counted once; completes the
+    key."""
+    cdef Duration* known = NULL
+    key.after = after
+    if is_graph(key):
+        key.grid_y = graph_version(&gate.graphs, key.handle)
+    if not counted or is_graph(key):
+        key.hash = launch_hash(key)
+    if counted:
+        known = durations_find(&gate.durations, key)
+    return durations_launch(&gate.durations, key) if known == NULL else known
+
+
+cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
     """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
     instead.
 
-    ``key``: ``after`` is filled in here. ``programmatic``: it may overlap with the tail of its predecessor in the
-    stream (no marker between the two).
+    ``key``: ``hash``, ``after`` and the version of a graph are filled in here. ``manner``: LAUNCH_*.
     """
     cdef Gate* gate
     cdef Thread* thread
@@ -395,18 +335,23 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
     cdef Verdict verdict
     cdef Plan plan
     cdef uint32_t change, open_epoch
-    cdef int64_t now, learned_ns
-    cdef bint counted = 0, empty
+    cdef int64_t now, learned_ns, assumed_ns
+    cdef bint counted = 0, empty, doubted
     cdef int index, error = CUDA_SUCCESS
     launch.kind = PASS_PLAIN
     launch.sample = -1
     launch.mark = 0
     launch.handle = stream
     launch.thread = NULL
+    thread = vgpu_announce_in_context(stream)
+    if thread != NULL:
+        launch.kind = PASS_ANNOUNCED
+        launch.thread = thread
+        return CUDA_SUCCESS
     gate = vgpu_gate_here()
     if gate == NULL or vgpu_capturing(stream):
         return CUDA_SUCCESS
-    thread = claim_thread()
+    thread = vgpu_claim_thread()
     if thread == NULL:
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     launch.gate = gate
@@ -436,16 +381,18 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
             if not gate.untracked and backlog_ns(&gate.backlog, now) < DOUBTED_NS:
                 vgpu_drained(gate, now, 0)
         index = vgpu_stream_index(gate, launch.handle)
-        key.after = gate.streams[index].after
-        known = durations_find(&gate.durations, key) if counted else NULL
-        if known == NULL:
-            known = durations_launch(&gate.durations, key)
-            counted = 1
+        known = entry_of(gate, key, gate.streams[index].after, counted)
+        counted = 1
         learned_ns = durations_predict(&gate.durations, known)
+        assumed_ns = min(gate.window_ns, UNKNOWN_MOST_NS)
+        doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
+        if doubted and learned_ns >= 0:
+            assumed_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
+            learned_ns = UNKNOWN_NS
         vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
         view.backlog_ns = backlog_ns(&gate.backlog, now)
-        view.predicted_ns = <int64_t>(learned_ns * gate.backlog.scale) if learned_ns > 0 else learned_ns
+        view.predicted_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
         view.unknown_in_flight = gate.backlog.unknown
         view.last_epoch = load32(&gate.slot.last_epoch)
         view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
@@ -458,8 +405,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
         elif verdict.action == GATE_SUBMIT:
             if vgpu_publish_submission(gate, verdict.epoch, now):
                 tracked(
-                    gate, launch, thread, index, key, should_sample(known), learned_ns, programmatic,
-                    view.last_epoch != verdict.epoch, now,
+                    gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, assumed_ns,
+                    manner & LAUNCH_OVERLAPS != 0, view.last_epoch != verdict.epoch, now,
                 )
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
@@ -471,8 +418,11 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint prog
             if verdict.closed and load32(&gate.activity.processes) == 1:
                 gate.closed_epoch = verdict.closed
             vgpu_end(gate, &plan, now)
-            if vgpu_queue_ahead(gate, index, learned_ns, programmatic):
-                queued(gate, launch, thread, index, key, now)
+            if (
+                manner & LAUNCH_WAITS == 0 and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))
+                and vgpu_queue_ahead(gate, index, learned_ns, manner & LAUNCH_OVERLAPS != 0)
+            ):
+                queued(gate, launch, thread, index, key, learned_ns, now)
                 break
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)

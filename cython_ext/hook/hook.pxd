@@ -21,6 +21,8 @@ from cython_ext.logic.alloctable cimport AllocTable
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.gate cimport GateState
+from cython_ext.logic.graphs cimport GraphTable
+from cython_ext.logic.transfers cimport Trifles
 from cython_ext.logic.window cimport Backlog
 
 cdef enum:
@@ -59,6 +61,10 @@ cdef enum:
     WORD_READY = 1
     WORD_NONE = 2            # switched off, or the driver cannot
 
+    # What is special about a launch
+    LAUNCH_OVERLAPS = 1      # it may overlap with the tail of its predecessor: no marker between the two
+    LAUNCH_WAITS = 2         # the driver may wait for the work before it returns: never ahead of its lease
+
     # How a launch was let through: Pass.kind
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
     PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
@@ -69,14 +75,14 @@ cdef struct Thread:
     # one application thread that launches; 64 bytes, its own cache line
     uint32_t inside          # between announcement and submission
     uint32_t taken
-    Gate* gate               # where its launches go; NULL: ask each time (several vGPUs), or it is a child of fork
-    void* stream             # stream whose untracked work is known to the gate ...
+    Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
+    void* stream             # stream whose untracked work is known to the gate (threads.pyx, vgpu_know_stream) ...
     uint32_t round           # ... since this round of Gate.round
     uint32_t pad
     uint64_t launches
-    uint64_t graph_launches
+    uint64_t graph_launches  # of these
     Thread* next             # never unlinked: reused when its thread has ended
-    uint64_t pad2
+    void* context            # current when ``stream`` became known: of that one, if it is a default stream
 
 
 cdef struct Stream:
@@ -87,7 +93,7 @@ cdef struct Stream:
     uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
     bint dirty               # work of ours since it was last seen drained
     uint32_t turn            # it waits for this one (Gate.turn), or did
-    uint64_t after           # launch_hash of the last tracked launch
+    uint64_t after           # LaunchKey.hash of the last tracked launch
 
 
 cdef struct Event:
@@ -100,6 +106,7 @@ cdef struct Event:
 cdef struct Sample:
     LaunchKey key
     uint32_t generation
+    uint32_t updates         # of a graph, before the launch
     int32_t start            # index of Gate.events
     int32_t end              # -1: not recorded yet
     int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
@@ -126,12 +133,18 @@ cdef struct Gate:
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     # --- under lock
     uint32_t lock
+    uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
+    uint64_t past_graph_launches
+    uint64_t copies          # between host and device (atomic)
+    uint64_t copied_bytes
+    Trifles trifles          # without a lock: a race lets one more pass
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
     uint32_t waiters         # threads that wait: the process wants, whatever the queue says
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
+    bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
@@ -158,6 +171,7 @@ cdef struct Gate:
     Ahead ahead
     Backlog backlog
     DurationTable durations
+    GraphTable graphs
     Stream[512] streams
     Event[256] events
     Sample[32] samples
@@ -229,11 +243,48 @@ cdef extern:
     bint vgpu_start_thread(Gate* gate) noexcept nogil
     bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may
     void vgpu_stop_at_exit() noexcept nogil
-    # gate.pyx
-    int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, bint programmatic) noexcept nogil
-    void vgpu_leave(Pass* launch) noexcept nogil
+    # threads.pyx
+    Thread* vgpu_claim_thread() noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
+    Thread* vgpu_announce_in_context(void* stream) noexcept nogil
+    void vgpu_count_copy(uint64_t size_bytes) noexcept nogil
+    void vgpu_context_turned() noexcept nogil
+    # ... the caller holds gate.lock
+    void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil
+    void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil
+    void vgpu_publish_counts(Gate* gate) noexcept nogil
+    # gate.pyx
+    int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
+    void vgpu_leave(Pass* launch) noexcept nogil
     void vgpu_ring(Gate* gate) noexcept nogil
+    # transfers.pyx, and wrappers.pyx the last: before the call, as vgpu_enter does; ``own``: stream 0 is the thread's
+    # own; ``waits``: LAUNCH_WAITS
+    int vgpu_fill(
+        Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes, uint64_t row_bytes
+    ) noexcept nogil
+    int vgpu_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
+    int vgpu_copy_between(
+        Pass* work, void* stream, bint own, bint waits, uint64_t target, uint64_t source, uint64_t size_bytes
+    ) noexcept nogil
+    int vgpu_host_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
+    int vgpu_peer_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
+    int vgpu_copy_2d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil
+    int vgpu_copy_3d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil
+    int vgpu_peer_copy_3d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil
+    int vgpu_copy_batch(
+        Pass* work, void* stream, bint own, bint waits, const void* targets, const void* sources,
+        const size_t* sizes_bytes, size_t count
+    ) noexcept nogil
+    int vgpu_copy_3d_batch(
+        Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
+    ) noexcept nogil
+    int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
+    int vgpu_prefetch_batch(
+        Pass* work, void* stream, bint own, bint waits, const size_t* sizes_bytes, size_t count
+    ) noexcept nogil
+    int vgpu_grid(
+        Pass* work, void* stream, bint own, bint waits, void* function, unsigned int width, unsigned int height
+    ) noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
@@ -258,9 +309,11 @@ cdef extern:
     int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
+    void vgpu_outdate_probe(Gate* gate) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil
     # endings.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil
+    void vgpu_graph_updated(void* graph) noexcept nogil
     void vgpu_capture_begins() noexcept nogil
     void vgpu_capture_began(void* stream) noexcept nogil
     void vgpu_capture_ended(void* stream) noexcept nogil

@@ -8,8 +8,8 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    Gate, State, Thread, state, vgpu_admit_release, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_give_turn,
-    vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
+    Gate, State, state, vgpu_admit_release, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_give_turn,
+    vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
@@ -23,7 +23,7 @@ from cython_ext.logic.window cimport (
     overrun_tolerated_ns, window_adapt,
 )
 from cython_ext.native cimport (
-    cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
+    cas32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64,
     storei64,
 )
 
@@ -50,16 +50,8 @@ cdef enum:
 
 
 cdef void count(Gate* gate) noexcept nogil:
-    """The threads' own counters into the slot."""
-    cdef Thread* thread = state().threads
-    cdef uint64_t launches = 0, graphs = 0
-    while thread != NULL:
-        launches += load64(&thread.launches)
-        graphs += load64(&thread.graph_launches)
-        thread = thread.next
-    if state().gate_count == 1:
-        store64(&gate.slot.launches, launches)
-        store64(&gate.slot.graph_launches, graphs)
+    """Everything that the slot tells in figures."""
+    vgpu_publish_counts(gate)
     store64(&gate.slot.busy_ns, backlog_busy_ns(&gate.backlog))
     storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))

@@ -7,7 +7,8 @@ Rules that every call here keeps:
 * while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
   markers set before;
-* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one;
+* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
+  they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
 * handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
 
 Unless said otherwise the caller holds ``gate.lock``.
@@ -27,14 +28,19 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
-from cython_ext.logic.durations cimport LaunchKey, durations_learn
+from cython_ext.logic.durations cimport (
+    Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,
+)
+from cython_ext.logic.gate cimport UNKNOWN_NS
+from cython_ext.logic.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
-from cython_ext.native cimport fence, load32, now_ns, store32
+from cython_ext.native cimport fence, load32, loadi64, now_ns, store32
 
 cdef enum:
     LEGACY_HANDLE = 1
     OWN_HANDLE = 2
+    OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
 
 
 cdef inline void* current_context() noexcept nogil:
@@ -177,6 +183,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
             return -1
         sample.key = key[0]
         sample.generation = gate.durations.generation
+        sample.updates = graph_updates(&gate.graphs, key.handle) if is_graph(key) else 0
         sample.end = -1
         sample.began_ns = now_ns() if empty else 0
         sample.host_ns = 0
@@ -198,6 +205,13 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
         sample.used = 0
 
 
+cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
+    """What a graph's sample says of the updates before it."""
+    cdef const Duration* known = durations_find(&gate.durations, &sample.key)
+    cdef int64_t learned_ns = UNKNOWN_NS if known == NULL else durations_predict(&gate.durations, known)
+    graph_timed(&gate.graphs, sample.key.handle, sample.updates, learned_ns, lasted_ns)
+
+
 cdef void learn(Gate* gate) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
@@ -214,6 +228,8 @@ cdef void learn(Gate* gate) noexcept nogil:
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
                 lasted_ns = max(<int64_t>(ms * 1e6) - sample.host_ns, <int64_t>(ms * 1e6) / 4)
+                if is_graph(&sample.key):
+                    prove(gate, sample, lasted_ns)
                 durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
                 vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
         give_event(gate, sample.start)
@@ -294,9 +310,28 @@ cdef bint all_outside() noexcept nogil:
     return 1
 
 
+cdef public void vgpu_outdate_probe(Gate* gate) noexcept nogil:
+    """A thread's own default stream gets work that the event, if there is one, is not behind."""
+    if gate.probe >= 0:
+        give_event(gate, gate.probe)
+        gate.probe = -1
+
+
+cdef inline bint overlaps_now(const Gate* gate) noexcept nogil:
+    """Launches in a thread's own stream follow each other closely: an event in the legacy stream would come between two
+    that overlap, and work is there in any case."""
+    return (
+        gate.own_unmarked and not gate.untracked and gate.over_epoch == 0
+        and now_ns() - loadi64(&gate.slot.last_submit_ns) < OVERLAPS_NS
+    )
+
+
 cdef bint own_streams_busy(Gate* gate) noexcept nogil:
-    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it."""
+    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it. (A marker
+    in another stream may have closed its stretch, so the backlog does not tell.)"""
     cdef Stream legacy
+    if overlaps_now(gate):
+        return 1
     if gate.probe < 0:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
@@ -304,8 +339,7 @@ cdef bint own_streams_busy(Gate* gate) noexcept nogil:
         return 1
     if not done(gate, gate.probe):
         return 1
-    give_event(gate, gate.probe)
-    gate.probe = -1
+    vgpu_outdate_probe(gate)
     return 0
 
 
@@ -327,7 +361,7 @@ cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
             own = 1
         elif real_cuStreamQuery(stream.handle) == CUDA_ERROR_NOT_READY:
             return 1
-    return own and gate.untracked and own_streams_busy(gate)
+    return own and (gate.untracked or gate.own_unmarked) and own_streams_busy(gate)
 
 
 cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:
@@ -372,7 +406,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     backlog_drained(&gate.backlog, now)
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
-    gate.untracked = 0
+    gate.untracked = gate.own_unmarked = 0
     gate.idle_since_ns = gate.backlog.drained_ns
     return 1
 

@@ -1,5 +1,4 @@
-"""The wrappers of everything but memory: start-up, launches, captures, and handles that die. Each does its little and
-calls the real one.
+"""The wrappers of start-up, launches, captures, and handles that die. Each does its little and calls the real one.
 
 A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the
 real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream
@@ -8,22 +7,25 @@ real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream
 
 from libc.stdint cimport uint64_t
 
-from cython_ext.hook.fastpath cimport announce
+from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuDevicePrimaryCtxGetState, real_cuDevicePrimaryCtxRelease,
-    real_cuDevicePrimaryCtxRelease_v2, real_cuDevicePrimaryCtxReset, real_cuDevicePrimaryCtxReset_v2,
-    real_cuDevicePrimaryCtxRetain, real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit,
-    real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchKernel, real_cuLaunchKernel_ptsz,
-    real_cuLaunchKernelEx, real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload,
-    real_cuStreamBeginCapture, real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2,
+    real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuCtxGetCurrent, real_cuCtxSetCurrent,
+    real_cuDevicePrimaryCtxGetState, real_cuDevicePrimaryCtxRelease, real_cuDevicePrimaryCtxRelease_v2,
+    real_cuDevicePrimaryCtxReset, real_cuDevicePrimaryCtxReset_v2, real_cuDevicePrimaryCtxRetain,
+    real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel,
+    real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel,
+    real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx, real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload,
+    real_cuModuleUnload, real_cuStreamBeginCapture, real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2,
     real_cuStreamBeginCapture_v2_ptsz, real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz,
     real_cuStreamDestroy, real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz,
+    real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, Pass, Thread, attached, vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended,
-    vgpu_context_died, vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, vgpu_attach,
+    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_context_died, vgpu_context_dies, vgpu_enter,
+    vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
-from cython_ext.logic.durations cimport LaunchKey
+from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
 
 cdef extern from *:
@@ -51,6 +53,15 @@ cdef struct LaunchConfig:                    # CUlaunchConfig: hStream at byte 3
     unsigned int attribute_count
 
 
+cdef struct LaunchParams:                    # CUDA_LAUNCH_PARAMS
+    void* f
+    unsigned int gx, gy, gz
+    unsigned int bx, by, bz
+    unsigned int shared
+    void* stream
+    void** params
+
+
 cdef public const char* vgpu_hook_version() noexcept nogil:
     return VGPU_VERSION
 
@@ -71,13 +82,6 @@ cdef public int cuInit(unsigned int flags) noexcept nogil:
 
 # --- launches
 
-cdef inline void* named(void* stream, bint own) noexcept nogil:
-    """Stream 0 by its other name, which says whose default stream is meant."""
-    if stream != NULL:
-        return stream
-    return <void*>2 if own else <void*>1
-
-
 cdef inline LaunchKey launch_key(
     void* f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
 ) noexcept nogil:
@@ -89,7 +93,7 @@ cdef inline LaunchKey launch_key(
     key.block_x = bx
     key.block_y = by
     key.block_z = bz
-    key.after = 0            # the gate knows
+    key.after = key.hash = 0     # the gate knows
     return key
 
 
@@ -164,7 +168,7 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
         store32(&thread.inside, 0)
         return result
     key = launch_key(f, config.gx, config.gy, config.gz, config.bx, config.by, config.bz)
-    result = vgpu_enter(&launch, named(config.stream, own), &key, is_programmatic(config))
+    result = vgpu_enter(&launch, named(config.stream, own), &key, LAUNCH_OVERLAPS if is_programmatic(config) else 0)
     if result == CUDA_SUCCESS:
         result = kernel_ex_real(own, given, f, params, extra)
         vgpu_leave(&launch)
@@ -222,6 +226,58 @@ cdef public int cuLaunchCooperativeKernel_ptsz(
     return cooperative(1, f, gx, gy, gz, bx, by, bz, shared, stream, params)
 
 
+cdef public int vgpu_grid(
+    Pass* work, void* stream, bint own, bint waits, void* function, unsigned int width, unsigned int height
+) noexcept nogil:
+    """A launch whose block was set before (cuFuncSetBlockShape), and stands for one here."""
+    cdef LaunchKey key
+    work.kind = PASS_ANNOUNCED
+    work.thread = announce(named(stream, own))
+    if work.thread != NULL:
+        return CUDA_SUCCESS
+    key = launch_key(function, width, height, 1, 1, 1, 1)
+    return vgpu_enter(work, named(stream, own), &key, 0)
+
+
+cdef inline void turn_to(void* stream) noexcept nogil:
+    """Make the stream's context the current one: where it is, its vGPU is."""
+    cdef void* context = NULL
+    if real_cuStreamGetCtx(stream, &context) == CUDA_SUCCESS:
+        real_cuCtxSetCurrent(context)
+
+
+cdef public int cuLaunchCooperativeKernelMultiDevice(
+    void* launches, unsigned int count, unsigned int flags
+) noexcept nogil:
+    """One kernel on each of several GPUs, which wait for each other. Each is let through by its own vGPU; the first
+    waits for the last under its lease, and pays for that."""
+    cdef const LaunchParams* each = <const LaunchParams*>launches
+    cdef Pass[MAX_GATES] passes
+    cdef void* context = NULL
+    cdef LaunchKey key
+    cdef int result = CUDA_SUCCESS
+    cdef unsigned int i, entered = 0
+    if launches == NULL or not attached():
+        return real_cuLaunchCooperativeKernelMultiDevice(launches, count, flags)
+    real_cuCtxGetCurrent(&context)
+    while result == CUDA_SUCCESS and entered < min(count, <unsigned int>MAX_GATES):
+        turn_to(each[entered].stream)
+        key = launch_key(
+            each[entered].f, each[entered].gx, each[entered].gy, each[entered].gz,
+            each[entered].bx, each[entered].by, each[entered].bz,
+        )
+        result = vgpu_enter(&passes[entered], each[entered].stream, &key, LAUNCH_WAITS)
+        entered += result == CUDA_SUCCESS
+    real_cuCtxSetCurrent(context)
+    if result == CUDA_SUCCESS:
+        result = real_cuLaunchCooperativeKernelMultiDevice(launches, count, flags)
+    for i in range(entered):
+        turn_to(each[i].stream)
+        vgpu_leave(&passes[i])
+    real_cuCtxSetCurrent(context)
+    return result
+
+
 cdef inline int graph_real(bint own, void* graph, void* stream) noexcept nogil:
     return real_cuGraphLaunch_ptsz(graph, stream) if own else real_cuGraphLaunch(graph, stream)
 
@@ -237,7 +293,7 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
         result = graph_real(own, graph, stream)
         store32(&thread.inside, 0)
         return result
-    key = launch_key(graph, 0, 0, 0, 0, 0, 0)
+    key = launch_key(graph, WORK_GRAPH, 0, 0, 0, 0, 0)
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         if launch.thread != NULL:

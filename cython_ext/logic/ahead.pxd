@@ -25,6 +25,7 @@ from cython_ext.logic.window cimport (
 cdef enum:
     AHEAD_MARKERS = 24
     AHEAD_LAUNCHES = 600     # of a queue that takes 1020; copies and events of the application's take places, too
+    AHEAD_NODE_NS = 2_000    # a graph may take a place for each node, and has as many as fit into its length, at most
 
 
 cdef struct Ahead:
@@ -32,6 +33,7 @@ cdef struct Ahead:
     Stretch unmarked
     uint32_t count           # of ``marked``
     uint32_t launches        # in all; 0: nothing is queued ahead
+    uint32_t nodes           # more than those, of graphs, at most
     int64_t work_ns          # predicted, in all
 
 
@@ -46,10 +48,24 @@ cdef inline bint ahead_takes(
     """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all."""
     return (
         learned_ns >= 0
-        and ahead.launches < AHEAD_LAUNCHES
+        and ahead.launches + ahead.nodes < AHEAD_LAUNCHES
         and ahead.count < AHEAD_MARKERS
         and backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns
     )
+
+
+cdef inline int64_t graph_nodes(int64_t learned_ns) noexcept nogil:
+    return learned_ns / AHEAD_NODE_NS
+
+
+cdef inline bint ahead_takes_graph(const Ahead* ahead, int64_t learned_ns) noexcept nogil:
+    """Whether the queue has room for the nodes of a graph of that learned length, too."""
+    return graph_nodes(learned_ns) < <int64_t>AHEAD_LAUNCHES - ahead.launches - ahead.nodes
+
+
+cdef inline void ahead_submit_graph(Ahead* ahead, int64_t learned_ns) noexcept nogil:
+    """What was submitted last was a graph."""
+    ahead.nodes += <uint32_t>graph_nodes(learned_ns)
 
 
 cdef inline void ahead_submit(Ahead* ahead, const Backlog* backlog, int64_t learned_ns) noexcept nogil:
@@ -114,4 +130,5 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) n
     memset(&ahead.unmarked, 0, sizeof(Stretch))
     ahead.count = 0
     ahead.launches = 0
+    ahead.nodes = 0
     ahead.work_ns = 0

@@ -28,12 +28,20 @@ cdef enum:
     DURATION_MAX_SECONDS = 86_400        # a longer sample is a broken clock
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
+    # What is launched where block_x is 0: LaunchKey.grid_x
+    WORK_GRAPH = 1           # grid_y: its version (graphs.pxd)
+    WORK_FILL = 2            # grid_y, grid_z: size classes (transfers.pxd)
+    WORK_COPY = 3
+    WORK_PEER_COPY = 4
+    WORK_PREFETCH = 5
+
 
 cdef struct LaunchKey:
-    uint64_t handle          # CUfunction or CUgraphExec; never 0
-    uint32_t grid_x, grid_y, grid_z      # 0 for a graph
-    uint32_t block_x, block_y, block_z
-    uint64_t after           # launch_hash of the one before in the stream; 0: whatever it was
+    uint64_t handle          # CUfunction or CUgraphExec, else WORK_*; never 0
+    uint32_t grid_x, grid_y, grid_z
+    uint32_t block_x, block_y, block_z   # block_x 0: no kernel
+    uint64_t after           # hash of the one before in the stream; 0: whatever it was
+    uint64_t hash            # of all but ``after``: launch_hash, by whoever made the key
 
 
 cdef struct Duration:
@@ -74,15 +82,19 @@ cdef inline uint64_t mix64(uint64_t x) noexcept nogil:
 
 
 cdef inline uint64_t launch_hash(const LaunchKey* key) noexcept nogil:
-    """Of what is launched and how wide. For ``LaunchKey.after`` of the next."""
+    """Of what is launched and how wide. For ``LaunchKey.hash``, and ``after`` of the next."""
     cdef uint64_t hashed = mix64(key.handle)
     hashed = mix64(hashed ^ ((<uint64_t>key.grid_x << 32) | key.grid_y))
     hashed = mix64(hashed ^ ((<uint64_t>key.grid_z << 32) | key.block_x))
     return mix64(hashed ^ ((<uint64_t>key.block_y << 32) | key.block_z))
 
 
+cdef inline bint is_graph(const LaunchKey* key) noexcept nogil:
+    return key.block_x == 0 and key.grid_x == WORK_GRAPH
+
+
 cdef inline Duration* durations_set(DurationTable* table, const LaunchKey* key) noexcept nogil:
-    return table.entries + (mix64(launch_hash(key) ^ key.after) & (table.sets - 1)) * DURATION_WAYS
+    return table.entries + (mix64(key.hash ^ key.after) & (table.sets - 1)) * DURATION_WAYS
 
 
 cdef inline bint same_key(const LaunchKey* a, const LaunchKey* b) noexcept nogil:

@@ -168,6 +168,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         launches=slot.launches,
         graph_launches=slot.graph_launches,
         copies=slot.copies,
+        copied_bytes=bounded(slot.copied_bytes),
         gate_waits=slot.gate_waits,
         gate_wait_ns=slot.gate_wait_ns,
         longest_kernel_ns=slot.longest_kernel_ns,

@@ -158,6 +158,7 @@ def process_reading(**changes: Any) -> dict[str, Any]:
         "launches": 1_234_567,
         "graph_launches": 0,
         "copies": 10,
+        "copied_bytes": 3 << 30,
         "gate_waits": 100,
         "gate_wait_ns": 10**9,
         "longest_kernel_ns": 12_345_678,

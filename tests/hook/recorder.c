@@ -1,5 +1,6 @@
 /* A driver that does nothing and writes down, to the file RECORD, what it is asked: one word a call, in order.
- * L launch, P launch that may overlap with its predecessor, R event recorded, Q event queried, S stream queried.
+ * L launch, P launch that may overlap with its predecessor, R event recorded, Q event queried, S stream queried,
+ * D device asked for.
  * Lower case: the calling thread's capture mode was not RELAXED. */
 #include <ctype.h>
 #include <pthread.h>
@@ -23,7 +24,7 @@ struct config { unsigned shape[7]; void *stream; struct { int id, pad, value[16]
 int cuInit(unsigned flags) { return (int)flags; }
 int cuCtxGetCurrent(void **context) { *context = (void *)16; return 0; }
 int cuCtxSetCurrent(void *context) { return context == NULL; }
-int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuCtxGetDevice(int *device) { note('D', NULL); *device = 0; return 0; }
 int cuStreamGetFlags(void *stream, unsigned *flags) { *flags = stream != NULL; return 0; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return stream == NULL; }
 int cuStreamQuery(void *stream) { note('S', stream); return 0; }
@@ -38,6 +39,9 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     note('L', stream);
     return 0;
 }
+int cuLaunch(void *f) { note('L', NULL); return 0; }
+int cuLaunchGrid(void *f, int width, int height) { note('L', NULL); return 0; }
+int cuLaunchGridAsync(void *f, int width, int height, void *stream) { note('L', stream); return 0; }
 int cuLaunchKernelEx(struct config *config, void *f, void **params, void **extra) {
     note(config->count && config->attributes[0].id == 6 && config->attributes[0].value[0] ? 'P' : 'L', config->stream);
     return 0;

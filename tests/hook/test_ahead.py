@@ -21,8 +21,10 @@ import time
 streams = {"own": app.stream, "legacy": LEGACY, "per-thread": PER_THREAD}
 kernels = {name: app.kernel(0.5, stream) for name, stream in streams.items()}
 other = app.new_stream(1)
+fine = app.kernel(0.002, other)
+executable = c_void_p()
 done, graph = app.event(), c_void_p()
-block = app.allocate(1 << 20)
+block, filled = app.allocate(1 << 20), app.allocate(2 << 20)
 kernel, stream, results = kernels["own"], app.stream, []
 
 def warm():
@@ -31,6 +33,39 @@ def warm():
         for _ in range(40):
             each.launch()
             app.synchronize()
+    for name in streams:
+        use(name)
+        for _ in range(10):
+            fill()
+            app.synchronize()
+    use("own")
+
+def make_graph():
+    # 300 kernels of 2 us, its length known
+    app.call("cuStreamBeginCapture_v2", other, 2)
+    for _ in range(300):
+        fine.launch()
+    app.call("cuStreamEndCapture", other, byref(graph))
+    app.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+    graphs(20, True)
+
+def graphs(count, one_by_one=False):
+    for _ in range(int(count)):
+        app.call("cuGraphLaunch", executable, app.stream)
+        if one_by_one:
+            app.synchronize()
+    return 0
+
+def fill():
+    result = app.result("cuMemsetD8Async", c_uint64(filled), 1, c_size_t(2 << 20), stream)
+    app.result("cuEventRecord", done, stream)
+    return result
+
+def fill_now():
+    return app.result("cuMemsetD8_v2", filled, 1, 2 << 20) or "filled"
+
+def read():
+    return app.read(filled, 1)[0]
 
 def use(name):
     global kernel, stream
@@ -185,6 +220,67 @@ def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: S
     eventually(lambda: program.ask("seen") == "[0]", "it is launched")
     if how == "capture":
         program.ask("captured")
+
+
+@pytest.mark.parametrize("stream", ["own", "legacy"])
+def test_a_fill_behind_it_is_queued_and_counted_too(stage: Stage, vgpu: StagedVgpu, stream: str) -> None:
+    program = Program(stage, vgpu)
+    program.ask(f"use {stream}")
+    launches = vgpu.slot().launches
+    assert program.ask("launch 3") == "0"
+    assert program.ask("fill") == "0"
+    assert program.ask("launch 3") == "0"
+    assert program.ask("fill") == "0"
+    program.stays_queued()
+    eventually(lambda: vgpu.slot().launches == launches + 8, "they are counted")
+    program.epoch = program.lease(60_000 * MS)
+    eventually(program.is_done, "it runs")
+    assert not drained(stage, vgpu, program.epoch).wants
+    assert program.ask("read") == "1"
+
+
+def test_a_synchronous_fill_waits_for_the_lease_outside_the_driver(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Inside, it might keep out whoever has to launch."""
+    program = Program(stage, vgpu)
+    program.ask("use legacy")
+    program.ask("launch 6")
+    program.ask("beside fill_now")
+    program.stays_queued()
+    assert program.ask("launch 1") == "0", "others go on queueing"
+    assert program.ask("seen") == "[]"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "['filled']", "it is through")
+        eventually(program.is_done, "it runs")
+
+
+def test_a_copy_to_the_host_behind_it_waits_in_the_driver_until_the_lease(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("use legacy")
+    program.ask("launch 6")
+    program.ask("beside read")
+    program.stays_queued()
+    assert program.ask("seen") == "[]"
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[1]", "it is through")
+
+
+def test_graphs_do_not_fill_the_drivers_queue(stage: Stage, vgpu: StagedVgpu) -> None:
+    """In the driver each node may take one of its 1020 places: ten graphs of 300 nodes would wait there."""
+    program = Program(stage, vgpu)
+    program.ask("beside make_graph")
+    with vgpu.granting(60_000 * MS):
+        eventually(lambda: program.ask("seen") == "[None]", "its length is known")
+        eventually(lambda: not stage.dispatcher.wants(vgpu.key), "the rest is given back")
+    eventually(lambda: not vgpu.slot().want, "that is known")
+    before = vgpu.slot().launches
+    program.ask("beside graphs 10")
+    eventually(lambda: vgpu.slot().launches == before + 1, "one is queued ahead")
+    vgpu.await_want()
+    time.sleep(0.05)
+    assert vgpu.slot().launches == before + 1
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[None, 0]", "all are launched")
+    assert vgpu.slot().graph_launches >= 30
 
 
 def test_a_capture_that_begins_behind_it(stage: Stage, vgpu: StagedVgpu) -> None:

@@ -18,6 +18,7 @@ PROLOGUE = """
 import ctypes, sys, threading
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from tests.hook.app import App, LEGACY, PER_THREAD
+from vgpu.workload.kernels import PTX
 app = App()
 """
 
@@ -212,6 +213,49 @@ def test_a_sleeper_with_long_work_is_seen_to_drain(stage: Stage, stream: str, ki
     assert not vgpu.slot().undrained
 
 
+OVERLAPPING = """
+import time
+from ctypes import c_int
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int * 16)]
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("shape", c_uint * 7), ("stream", c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", c_uint)]
+
+overlaps = Attribute(6)
+overlaps.value[0] = 1
+
+def launch(kernel):
+    function, gx, gy, gz, bx, by, bz, shared, stream, parameters, _ = kernel.arguments
+    config = Config((c_uint * 7)(gx, gy, gz, bx, by, bz, shared), stream, ctypes.pointer(overlaps), 1)
+    app.call("cuLaunchKernelEx", byref(config), function, parameters, None)
+
+short, long = (app.kernel(ms, PER_THREAD) for ms in (0.1, 150.0))
+for _ in range(20):
+    launch(short)
+    app.synchronize()
+launch(long)
+launch(short)
+print(time.monotonic_ns(), flush=True)
+input()
+"""
+
+
+def test_launches_that_overlap_in_a_threads_own_stream_are_seen_to_drain(stage: Stage) -> None:
+    """No marker stands behind them, and nobody else can name the stream."""
+    vgpu = stage.vgpu()
+    program = stage.start(PROLOGUE + OVERLAPPING, stage.environment(vgpu))
+    vgpu.await_want()
+    epoch = vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + 60_000 * MS)
+    vgpu.grants.flags = GrantsFlag.CONTENDED
+    launched_ns = int(stage.heard(program))
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= launched_ns + 140 * MS  # some of it may have run before it said so
+    assert vgpu.slot().busy_ns > 140 * MS
+
+
 def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = stage.start(
@@ -220,6 +264,69 @@ def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
 stream = app.new_stream(1)
 app.kernel(150.0, stream).launch()
 app.call("cuStreamDestroy_v2", stream)
+print(1, flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    start_ns = time.monotonic_ns()
+    epoch = vgpu.open()
+    stage.heard(program)
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= start_ns + 149 * MS
+
+
+def test_a_stream_with_a_dead_ones_handle_is_another_stream(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+stream = app.new_stream(1)
+app.kernel(0.01, stream).launch()
+app.call("cuStreamSynchronize", stream)
+app.call("cuStreamDestroy_v2", stream)
+others = [app.new_stream(1)]
+while others[-1].value != stream.value and len(others) < 100:
+    others.append(app.new_stream(1))
+app.kernel(150.0, others[-1]).launch()
+print(others[-1].value == stream.value, flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    start_ns = time.monotonic_ns()
+    epoch = vgpu.open()
+    assert stage.heard(program) == "True"
+    vgpu.end(epoch, time.monotonic_ns() + MS)
+    drained(stage, vgpu, epoch)
+    assert time.monotonic_ns() >= start_ns + 149 * MS
+
+
+@pytest.mark.parametrize("turn", ["cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxCreate_v2"])
+def test_another_contexts_default_stream_is_another_stream(stage: Stage, turn: str) -> None:
+    """Long work in the second context's: the lease has not drained when the first one's has."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + f"""
+first, second, function = c_void_p(), c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+long = app.kernel(150.0, LEGACY)
+app.call("cuCtxSetCurrent", first)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+app.kernel(0.1, LEGACY).launch()
+if "{turn}" == "cuCtxCreate_v2":
+    app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+    app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+    long = app.kernel(150.0, LEGACY)
+else:
+    app.call("{turn}", second)
+long.launch()
 print(1, flush=True)
 input()
 """,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.stage import MS, Stage
+from tests.hook.stage import MS, Stage, eventually
 
 PROGRAM = """
 import ctypes, sys
@@ -66,19 +66,23 @@ def test_own_calls_are_relaxed_for_captures(stage: Stage, recorder: Path, tmp_pa
     assert sum(c[0] == "l" for c in seen) == 1000  # and the application's mode is its own again
 
 
+@pytest.mark.parametrize("stream", ["0x100", "2"], ids=["stream", "per-thread"])
 def test_no_marker_before_a_launch_that_overlaps_with_its_predecessor(
-    stage: Stage, recorder: Path, tmp_path: Path
+    stage: Stage, recorder: Path, tmp_path: Path, stream: str
 ) -> None:
-    """An event between the two would make the second wait for the first. The first launches of a kernel are timed."""
+    """An event between the two would make the second wait for the first. The first launches of a kernel are timed, and
+    that launches overlap in a thread's own stream, where none is marked by another, is known from the first that does.
+    """
     seen = calls(
         stage,
         recorder,
         tmp_path,
-        "for i in range(40): launch(0x100)\nfor i in range(2000): launch(0x100, programmatic=i % 3 != 0)",
+        f"for i in range(40): launch({stream})\nlaunch({stream}, programmatic=True)\n"
+        f"for i in range(2000): launch({stream}, programmatic=i % 3 != 0)",
     )
-    pairs = [(a, b) for a, b in itertools.pairwise(seen) if b[0].lower() == "p"]
+    _, *pairs = [(a, b) for a, b in itertools.pairwise(seen) if b[0].lower() == "p"]
     assert len(pairs) == 1333
-    assert [a for a, _ in pairs if a[0] == "R"] == []
+    assert f"R{int(stream, 16):x}" not in {a for a, _ in pairs}
     assert any(c[0] == "R" for c in seen)  # before the others there are markers
 
 
@@ -90,6 +94,26 @@ def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: 
     for a, b in turns:
         stream = seen[a][1:]
         assert {f"R{stream}", f"S{stream}"} & set(seen[a:b]), seen[a : b + 1]  # marked, or found drained
+
+
+def test_launches_of_the_first_kind_are_gated_too(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    """Not in the header any more; the driver has them for old programs."""
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(tmp_path / "record"))
+    body = """
+f = c_void_p(77)
+print("ready", flush=True)
+assert (cuda.cuLaunch(f), cuda.cuLaunchGrid(f, 2, 3), cuda.cuLaunchGridAsync(f, 2, 3, c_void_p(0x100))) == (0, 0, 0)
+print("launched", flush=True)
+input()
+"""
+    program = stage.start(PROGRAM + body, environment)
+    assert stage.heard(program) == "ready"
+    vgpu.await_want()
+    assert vgpu.slot().launches == 0
+    vgpu.open()
+    assert stage.heard(program) == "launched"
+    eventually(lambda: vgpu.slot().launches == 3, "they are counted")
 
 
 def test_few_calls_of_our_own(stage: Stage, recorder: Path, tmp_path: Path) -> None:

@@ -93,6 +93,21 @@ def test_it_takes_no_more_launches_than_the_drivers_queue_has_room_for() -> None
     assert ahead.takes(backlog, 0, MS)
 
 
+@given(st.lists(st.integers(0, 2 * MS), max_size=40))
+def test_a_graph_takes_a_place_for_each_node_that_it_may_have(lengths_ns: list[int]) -> None:
+    """Kernels last 2 us at least, one after the other; they and the launches beside them have 600 places."""
+    ahead, backlog, places = Ahead(), Backlog(), 0
+    for length_ns in lengths_ns:
+        room = places + length_ns // 2000 < MOST_LAUNCHES
+        assert ahead.takes_graph(length_ns) == room
+        if room and ahead.takes(backlog, length_ns, 10**12):
+            ahead.submit_graph(backlog, length_ns)
+            places += 1 + length_ns // 2000
+        assert ahead.takes(backlog, 0, 10**12) == (places < MOST_LAUNCHES)
+    ahead.release(backlog, 1)
+    assert ahead.takes_graph(MS)
+
+
 def test_it_takes_no_more_than_can_be_marked() -> None:
     ahead, backlog = Ahead(), Backlog()
     assert not ahead.mark(0), "nothing to mark"

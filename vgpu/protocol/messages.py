@@ -196,7 +196,8 @@ class ProcessReading(Reading):
     overrun_ns: int
     launches: int
     graph_launches: int
-    copies: int
+    copies: int  # between host and device
+    copied_bytes: int
     gate_waits: int
     gate_wait_ns: int
     longest_kernel_ns: int

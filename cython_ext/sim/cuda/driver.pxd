@@ -301,6 +301,8 @@ cdef extern CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil
 cdef extern Graph* drv_new_graph() noexcept nogil
 cdef extern void drv_free_graph(Graph* graph) noexcept nogil
 cdef extern Node* drv_add_node(Graph* graph, Frontier* needs, Work* work, int type) noexcept nogil
+cdef extern CUresult drv_kernel_node(const void* params, Work* work) noexcept nogil
+cdef extern CUresult drv_fill_node(const void* params, Work* work) noexcept nogil
 
 # memory.pyx
 cdef extern void drv_touch(Effect* effect, uint64_t address) noexcept nogil

@@ -1,8 +1,4 @@
-"""Graphs: nodes with dependencies, made executable as one sequence that respects them, and launched as a whole.
-
-The hardware runs independent branches at the same time; here they follow each other in the launching stream. Their
-sum of work and their order are right, their overlap is not modelled.
-"""
+"""Graphs: nodes with dependencies. What becomes of them when they are launched: executables.pyx."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -10,9 +6,8 @@ from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph, INVALID_HANDLE,
-    INVALID_VALUE, MARK_EVENT, MARK_EXEC, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY, SUCCESS, Stream, Work,
-    drv_capture_work, drv_current_context, drv_enqueue, drv_move_data, drv_price_copy, drv_price_kernel,
-    drv_ready, drv_stream,
+    INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY, SUCCESS, Work, drv_current_context,
+    drv_price_copy, drv_price_kernel, drv_ready,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
 
@@ -22,14 +17,6 @@ cdef enum:
     NODE_HOST = 3
     NODE_EMPTY = 5
     NODE_RECORD_EVENT = 7
-
-cdef public struct Exec:
-    uint32_t mark
-    uint32_t count
-    unsigned long long flags
-    Work* work
-    int* type
-
 
 # -- building
 
@@ -119,15 +106,22 @@ cdef public struct KernelNodeParams:
     Context* context
 
 
-cdef public CUresult cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node** dependencies, size_t count,
-                                             const KernelNodeParams* p) noexcept nogil:
+cdef public CUresult drv_kernel_node(const void* params, Work* work) noexcept nogil:
+    """CUDA_KERNEL_NODE_PARAMS as a piece of work."""
+    cdef const KernelNodeParams* p = <const KernelNodeParams*>params
     cdef Context* context
-    cdef Work work
     cdef Function* function = p.function if p.function != NULL else p.kernel
     cdef CUresult result = drv_current_context(&context)
     if result == SUCCESS:
         result = drv_price_kernel(function, p.grid, p.block, p.shared_bytes, p.parameters, p.extra, context.legacy,
-                                  &work)
+                                  work)
+    return result
+
+
+cdef public CUresult cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                             const KernelNodeParams* p) noexcept nogil:
+    cdef Work work
+    cdef CUresult result = drv_kernel_node(p, &work)
     return add(out, graph, dependencies, count, &work, NODE_KERNEL) if result == SUCCESS else result
 
 
@@ -175,16 +169,16 @@ cdef public struct FillNodeParams:
     size_t height
 
 
-cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** dependencies, size_t count,
-                                          const FillNodeParams* p, Context* context) noexcept nogil:
+cdef public CUresult drv_fill_node(const void* params, Work* work) noexcept nogil:
+    """CUDA_MEMSET_NODE_PARAMS as a piece of work."""
+    cdef const FillNodeParams* p = <const FillNodeParams*>params
     cdef Context* current
-    cdef Work work
     cdef CUresult result = drv_current_context(&current)
     if result != SUCCESS:
         return result
     if p.element_bytes not in (1, 2, 4):
         return INVALID_VALUE
-    memset(&work, 0, sizeof(Work))
+    memset(work, 0, sizeof(Work))
     work.data = DATA_FILL
     work.target = p.target
     work.target_pitch = p.pitch
@@ -192,7 +186,13 @@ cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** depen
     work.height = p.height
     work.fill = p.value
     work.fill_bytes = p.element_bytes
-    result = drv_price_copy(current.legacy, &work)
+    return drv_price_copy(current.legacy, work)
+
+
+cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                          const FillNodeParams* p, Context* context) noexcept nogil:
+    cdef Work work
+    cdef CUresult result = drv_fill_node(p, &work)
     return add(out, graph, dependencies, count, &work, NODE_FILL) if result == SUCCESS else result
 
 
@@ -329,121 +329,4 @@ cdef public CUresult cuGraphKernelNodeGetParams_v2(Node* node, KernelNodeParams*
     memcpy(p.grid, node.work.grid, 12)
     memcpy(p.block, node.work.block, 12)
     p.shared_bytes = node.work.shared_bytes
-    return SUCCESS
-
-
-# -- executing
-
-cdef public CUresult cuGraphInstantiateWithFlags(Exec** out, Graph* graph, unsigned long long flags) noexcept nogil:
-    cdef Exec* executable
-    cdef Node* node
-    if is_graph(graph) != SUCCESS:
-        return INVALID_VALUE
-    executable = <Exec*>calloc(1, sizeof(Exec))
-    executable.mark = MARK_EXEC
-    executable.flags = flags
-    executable.work = <Work*>calloc(graph.count + 1, sizeof(Work))
-    executable.type = <int*>calloc(graph.count + 1, sizeof(int))
-    node = graph.first
-    while node != NULL:
-        executable.work[executable.count] = node.work
-        executable.type[executable.count] = node.type
-        executable.count += 1
-        node = node.next
-    out[0] = executable
-    return SUCCESS
-
-
-cdef public CUresult cuGraphInstantiate_v2(Exec** out, Graph* graph, Node** wrong, char* log,
-                                           size_t size) noexcept nogil:
-    return cuGraphInstantiateWithFlags(out, graph, 0)
-
-
-cdef public CUresult cuGraphInstantiate(Exec** out, Graph* graph, Node** wrong, char* log, size_t size) noexcept nogil:
-    return cuGraphInstantiateWithFlags(out, graph, 0)
-
-
-cdef public struct InstantiateParams:
-    uint64_t flags
-    void* upload_stream
-    Node* wrong
-    int result
-
-
-cdef public CUresult cuGraphInstantiateWithParams(Exec** out, Graph* graph, InstantiateParams* p) noexcept nogil:
-    p.wrong = NULL
-    p.result = 0
-    return cuGraphInstantiateWithFlags(out, graph, p.flags)
-
-
-cdef CUresult is_exec(Exec* executable) noexcept nogil:
-    return SUCCESS if executable != NULL and executable.mark == MARK_EXEC else INVALID_VALUE
-
-
-cdef public CUresult cuGraphExecGetFlags(Exec* executable, uint64_t* flags) noexcept nogil:
-    if is_exec(executable) != SUCCESS:
-        return INVALID_VALUE
-    flags[0] = executable.flags
-    return SUCCESS
-
-
-cdef public CUresult cuGraphUpload(Exec* executable, void* stream) noexcept nogil:
-    return is_exec(executable)
-
-
-cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogil:
-    cdef Stream* stream
-    cdef Work work
-    cdef uint32_t i
-    cdef CUresult result = drv_stream(handle, &stream)
-    if result == SUCCESS:
-        result = is_exec(executable)
-    for i in range(executable.count if result == SUCCESS else 0):
-        work = executable.work[i]
-        if stream.capture != NULL:
-            result = drv_capture_work(stream, &work)
-        else:
-            if work.data:
-                drv_move_data(&work)
-            result = drv_enqueue(stream, &work)
-        if result != SUCCESS:
-            break
-    return result
-
-
-cdef public CUresult cuGraphExecDestroy(Exec* executable) noexcept nogil:
-    if is_exec(executable) != SUCCESS:
-        return INVALID_VALUE
-    executable.mark = 0
-    free(executable.work)
-    free(executable.type)
-    free(executable)
-    return SUCCESS
-
-
-cdef public struct UpdateInfo:
-    int result
-    Node* wrong
-    Node* wrong_from
-
-
-cdef public CUresult cuGraphExecUpdate_v2(Exec* executable, Graph* graph, UpdateInfo* info) noexcept nogil:
-    """Take over a graph's nodes if it has as many, of the same types; else CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE."""
-    cdef Node* node
-    cdef uint32_t i = 0
-    if is_exec(executable) != SUCCESS or is_graph(graph) != SUCCESS:
-        return INVALID_VALUE
-    memset(info, 0, sizeof(UpdateInfo))
-    node = graph.first
-    while node != NULL and graph.count == executable.count and node.type == executable.type[i]:
-        node = node.next
-        i += 1
-    if node != NULL or graph.count != executable.count:
-        info.result = 2  # CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED
-        info.wrong = node
-        return 910
-    node = graph.first
-    while node != NULL:
-        executable.work[node.order] = node.work
-        node = node.next
     return SUCCESS

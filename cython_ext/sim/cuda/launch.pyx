@@ -6,10 +6,12 @@ from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cost cimport SimTerms, sim_evaluate
 from cython_ext.sim.cuda.driver cimport (
-    COOPERATIVE_LAUNCH_TOO_LARGE, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE,
-    INVALID_VALUE, MARK_FUNCTION, SUCCESS, Stream, Work, drv_stream, drv_submit, drv_touch,
+    COOPERATIVE_LAUNCH_TOO_LARGE, Context, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE,
+    INVALID_VALUE, MARK_FUNCTION, SUCCESS, Stream, Work, drv_current, drv_stream, drv_submit, drv_touch,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_KERNEL
+
+cdef extern CUresult cuCtxSetCurrent(Context* context) noexcept nogil
 
 cdef enum:
     LAUNCH_BUFFER = 1
@@ -160,6 +162,39 @@ cdef public CUresult cuLaunchKernelEx_ptsz(const LaunchConfig* config, Function*
     if own.stream == NULL:
         own.stream = <void*>2
     return cuLaunchKernelEx(&own, function, parameters, extra)
+
+
+cdef public struct LaunchParams:
+    Function* function
+    unsigned int grid[3]
+    unsigned int block[3]
+    unsigned int shared_bytes
+    void* stream
+    void** parameters
+
+
+cdef public CUresult cuLaunchCooperativeKernelMultiDevice(LaunchParams* launches, unsigned int count,
+                                                          unsigned int flags) noexcept nogil:
+    """One on each device, in a stream of it; that they run at the same time is not modelled."""
+    cdef CUresult result = INVALID_VALUE
+    cdef Context* before = drv_current()
+    cdef Stream* stream
+    cdef unsigned int i
+    for i in range(count):
+        if <uint64_t>launches[i].stream <= 2:
+            return INVALID_HANDLE
+    for i in range(count):
+        cuCtxSetCurrent((<Stream*>launches[i].stream).context)
+        result = drv_stream(launches[i].stream, &stream)
+        if result == SUCCESS:
+            result = cuLaunchCooperativeKernel(
+                launches[i].function, launches[i].grid[0], launches[i].grid[1], launches[i].grid[2],
+                launches[i].block[0], launches[i].block[1], launches[i].block[2], launches[i].shared_bytes,
+                launches[i].stream, launches[i].parameters)
+        if result != SUCCESS:
+            break
+    cuCtxSetCurrent(before)
+    return result
 
 
 cdef CUresult launch_host(void* handle, void* function, void* user, bint callback) noexcept nogil:

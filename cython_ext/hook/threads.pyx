@@ -1,0 +1,179 @@
+"""The application's threads: their records, what they count, and which vGPU's gate they stand at."""
+
+from libc.stdint cimport uint64_t
+
+from cython_ext.hook.fastpath cimport announce
+from cython_ext.hook.generated.driver cimport real_cuCtxGetCurrent, real_cuCtxGetDevice
+from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport add64, load32, load64, store32, store64
+
+cdef extern from *:
+    """
+    #include "hook/hook_native.h"
+    __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
+    """
+
+cdef extern from "hook/hook_native.h" nogil:
+    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
+    int madvise(void* address, size_t size, int advice) noexcept
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_PRIVATE
+        MAP_ANONYMOUS
+        MADV_WIPEONFORK
+    void* MAP_FAILED
+    void vgpu_set_thread(void* record) noexcept
+    void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
+
+cdef enum:
+    PAGE_BYTES = 4096
+    DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
+    OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
+
+
+cdef void* current_context() noexcept nogil:
+    cdef void* context = NULL
+    real_cuCtxGetCurrent(&context)
+    return context
+
+
+cdef void leave_gate(Thread* thread) noexcept nogil:
+    """What it has counted stays with the gate that it was counted for. The caller holds ``threads_lock``."""
+    if thread.gate != NULL:
+        thread.gate.past_launches += thread.launches
+        thread.gate.past_graph_launches += thread.graph_launches
+    store64(&thread.launches, 0)
+    store64(&thread.graph_launches, 0)
+    thread.stream = NULL
+    thread.gate = NULL
+
+
+cdef void release_thread(void* record) noexcept nogil:
+    """At the end of an application thread: its record is free for the next one."""
+    cdef Thread* thread = <Thread*>record
+    cdef State* all = state()
+    store32(&thread.inside, 0)
+    lock_acquire(&all.threads_lock)
+    leave_gate(thread)
+    store32(&thread.taken, 0)
+    lock_release(&all.threads_lock)
+
+
+cdef public Thread* vgpu_claim_thread() noexcept nogil:
+    """This thread's record, made at its first launch (and anew in the child of a fork, where it was wiped)."""
+    cdef State* all = state()
+    cdef Thread* thread = <Thread*>vgpu_thread
+    cdef Thread* page
+    cdef unsigned int i
+    if thread != NULL and load32(&thread.taken):
+        return thread
+    lock_acquire(&all.threads_lock)
+    thread = all.threads
+    while thread != NULL and load32(&thread.taken):
+        thread = thread.next
+    if thread == NULL:
+        page = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if page == MAP_FAILED:
+            lock_release(&all.threads_lock)
+            return NULL
+        madvise(page, PAGE_BYTES, MADV_WIPEONFORK)
+        for i in range(PAGE_BYTES // sizeof(Thread)):
+            page[i].next = all.threads
+            all.threads = page + i
+        thread = all.threads
+    store32(&thread.taken, 1)
+    lock_release(&all.threads_lock)
+    vgpu_set_thread(thread)
+    vgpu_at_thread_exit(release_thread, thread)
+    return thread
+
+
+cdef public Gate* vgpu_gate_here() noexcept nogil:
+    """The gate of the device of the thread's current context; NULL if the process has no vGPU there."""
+    cdef State* all = state()
+    cdef int device = -1
+    cdef unsigned int i
+    if not attached() or all.stopping:
+        return NULL
+    if all.gate_count == 1:
+        return &all.gates[0]
+    if real_cuCtxGetDevice(&device) != CUDA_SUCCESS:
+        return NULL
+    for i in range(all.gate_count):
+        if all.gates[i].device == device:
+            return &all.gates[i]
+    return NULL
+
+
+# --- several vGPUs in a process
+
+cdef inline void* name_in_context(void* stream) noexcept nogil:
+    """What ``Thread.stream`` is for a stream (normalised) where the process has several vGPUs: a default stream belongs
+    to whichever context is current, so that the fast path, which does not ask, must not know it."""
+    return <void*>(<size_t>stream | OF_CONTEXT) if <size_t>stream <= DEFAULT_HANDLES else stream
+
+
+cdef public Thread* vgpu_announce_in_context(void* stream) noexcept nogil:
+    """``announce`` for a default stream of a process with several vGPUs: the driver is asked for the context."""
+    cdef Thread* thread = <Thread*>vgpu_thread
+    if thread == NULL or <size_t>stream > DEFAULT_HANDLES or not attached() or state().gate_count == 1:
+        return NULL
+    return announce(name_in_context(stream)) if thread.context == current_context() else NULL
+
+
+cdef public void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil:
+    """The gate knows that the stream has work: the thread's next launches there are let through by ``announce``. The
+    caller holds ``gate.lock``."""
+    thread.stream = stream if state().gate_count == 1 else name_in_context(stream)
+    thread.context = current_context()
+    thread.round = gate.round
+
+
+cdef public void vgpu_context_turned() noexcept nogil:
+    """After a change of the current context: if it is another one, its default stream is not the one that is known."""
+    cdef Thread* thread = <Thread*>vgpu_thread
+    if thread != NULL and <size_t>thread.stream <= DEFAULT_HANDLES and thread.context != current_context():
+        thread.stream = NULL
+
+
+# --- counting
+
+cdef public void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil:
+    """One launch off the fast path. The caller holds ``gate.lock``."""
+    if thread.gate != gate:
+        lock_acquire(&state().threads_lock)
+        leave_gate(thread)
+        thread.gate = gate
+        lock_release(&state().threads_lock)
+    thread.launches += 1
+
+
+cdef public void vgpu_count_copy(uint64_t size_bytes) noexcept nogil:
+    """A copy between host and device, into the vGPU of the current context."""
+    cdef Gate* gate = vgpu_gate_here()
+    if gate != NULL:
+        add64(&gate.copies, 1)
+        add64(&gate.copied_bytes, size_bytes)
+
+
+cdef public void vgpu_publish_counts(Gate* gate) noexcept nogil:
+    """What was counted, into the slot. The caller holds ``gate.lock``."""
+    cdef State* all = state()
+    cdef uint64_t launches, graphs
+    cdef Thread* thread
+    lock_acquire(&all.threads_lock)
+    launches = gate.past_launches
+    graphs = gate.past_graph_launches
+    thread = all.threads
+    while thread != NULL:
+        if thread.gate == gate:
+            launches += load64(&thread.launches)
+            graphs += load64(&thread.graph_launches)
+        thread = thread.next
+    lock_release(&all.threads_lock)
+    store64(&gate.slot.launches, launches)
+    store64(&gate.slot.graph_launches, graphs)
+    store64(&gate.slot.copies, load64(&gate.copies))
+    store64(&gate.slot.copied_bytes, load64(&gate.copied_bytes))

@@ -1,0 +1,244 @@
+"""Fills, copies and prefetches: what the GPU itself moves is gated as a launch is; what crosses to the host is counted.
+
+Called by the wrappers of generated/calls.pyx (the rows of client_hook/symbols.py say which asks what), before the call
+of the driver: CUDA_SUCCESS, and vgpu_leave follows; else the error to return instead.
+
+A copy between host and device runs on a copy engine beside other vGPUs' kernels, and programs wait for it: holding it
+for a lease would hold every ``.item()`` for a round. Which one a copy is, the driver knows where the call does not say.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from cython_ext.hook.fastpath cimport announce, named
+from cython_ext.hook.generated.driver cimport real_cuPointerGetAttribute
+from cython_ext.hook.hook cimport (
+    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, Gate, Pass, attached, vgpu_capturing, vgpu_count_copy,
+    vgpu_enter, vgpu_gate_here,
+)
+from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
+from cython_ext.logic.transfers cimport SMALL_BYTES, transfer_key, trifle_passes
+from cython_ext.native cimport now_ns
+
+cdef enum:
+    # CUmemorytype
+    MEMORY_HOST = 1
+    MEMORY_DEVICE = 2
+    MEMORY_ARRAY = 3             # on the device
+    MEMORY_UNIFIED = 4           # the address tells
+    POINTER_MEMORY_TYPE = 2      # CU_POINTER_ATTRIBUTE_...
+    OPERAND_POINTER = 1          # CU_MEMCPY_OPERAND_TYPE_...
+
+
+cdef struct Side2D:
+    size_t x, y
+    int kind                     # MEMORY_*
+    void* host
+    uint64_t device
+    void* array
+    size_t pitch
+
+
+cdef struct Copy2D:              # CUDA_MEMCPY2D
+    Side2D source, target
+    size_t width_bytes, height
+
+
+cdef struct Side3D:
+    size_t x, y, z, level
+    int kind                     # MEMORY_*
+    void* host
+    uint64_t device
+    void* array
+    void* context                # of CUDA_MEMCPY3D_PEER; else reserved
+    size_t pitch, height
+
+
+cdef struct Copy3D:              # CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER
+    Side3D source, target
+    size_t width_bytes, height, depth
+
+
+cdef struct Operand:             # CUmemcpy3DOperand
+    int kind                     # OPERAND_POINTER, or an array
+    uint64_t address
+    uint64_t[3] rest
+
+
+cdef struct CopyOfBatch:         # CUDA_MEMCPY3D_BATCH_OP
+    Operand source, target
+    size_t width_bytes, height, depth    # elements where arrays are concerned
+    int order
+    unsigned int flags
+
+
+# --- which memory
+
+cdef bint on_device(uint64_t address) noexcept nogil:
+    cdef unsigned int kind = 0
+    return (
+        real_cuPointerGetAttribute(&kind, POINTER_MEMORY_TYPE, address) == CUDA_SUCCESS and kind == MEMORY_DEVICE
+    )
+
+
+cdef bint both_on_device(uint64_t a, uint64_t b) noexcept nogil:
+    cdef int mode = relax()
+    cdef bint both = on_device(a) and on_device(b)
+    restore(mode)
+    return both
+
+
+cdef bint is_device_side(int kind, uint64_t address) noexcept nogil:
+    return kind != MEMORY_HOST and (kind != MEMORY_UNIFIED or both_on_device(address, address))
+
+
+# --- the two ways
+
+cdef int gated(
+    Pass* work, void* stream, bint waits, uint32_t kind, uint64_t size_bytes, uint64_t row_bytes
+) noexcept nogil:
+    cdef LaunchKey key
+    cdef Gate* gate
+    work.kind = PASS_ANNOUNCED
+    work.thread = announce(stream)
+    if work.thread != NULL:
+        return CUDA_SUCCESS
+    if size_bytes <= SMALL_BYTES:
+        gate = vgpu_gate_here()
+        if gate == NULL or size_bytes == 0 or trifle_passes(&gate.trifles, now_ns()):
+            work.kind = PASS_PLAIN
+            return CUDA_SUCCESS
+    key = transfer_key(kind, size_bytes, row_bytes)
+    return vgpu_enter(work, stream, &key, LAUNCH_WAITS if waits else 0)
+
+
+cdef int counted(Pass* work, void* stream, uint64_t size_bytes) noexcept nogil:
+    work.kind = PASS_PLAIN
+    if attached() and not vgpu_capturing(stream):
+        vgpu_count_copy(size_bytes)
+    return CUDA_SUCCESS
+
+
+cdef int within(
+    Pass* work, void* stream, bint waits, uint32_t kind, uint64_t size_bytes, uint64_t row_bytes, bint inside
+) noexcept nogil:
+    """``inside``: both sides are memory of a GPU."""
+    if inside:
+        return gated(work, stream, waits, kind, size_bytes, row_bytes)
+    return counted(work, stream, size_bytes)
+
+
+# --- what the wrappers ask
+
+cdef public int vgpu_fill(
+    Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes, uint64_t row_bytes
+) noexcept nogil:
+    return gated(work, named(stream, own), waits, WORK_FILL, size_bytes, row_bytes)
+
+
+cdef public int vgpu_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:
+    """Between two places of the device."""
+    return gated(work, named(stream, own), waits, WORK_COPY, size_bytes, 0)
+
+
+cdef public int vgpu_copy_between(
+    Pass* work, void* stream, bint own, bint waits, uint64_t target, uint64_t source, uint64_t size_bytes
+) noexcept nogil:
+    """Between two places anywhere."""
+    cdef bint inside = attached() and both_on_device(target, source)
+    return within(work, named(stream, own), waits, WORK_COPY, size_bytes, 0, inside)
+
+
+cdef public int vgpu_host_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:
+    return counted(work, named(stream, own), size_bytes)
+
+
+cdef public int vgpu_peer_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:
+    """From the memory of one GPU to another's: gated where it is submitted, the other one's vGPU is not asked."""
+    return gated(work, named(stream, own), waits, WORK_PEER_COPY, size_bytes, 0)
+
+
+cdef public int vgpu_copy_2d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil:
+    cdef const Copy2D* c = <const Copy2D*>copy
+    cdef bint inside
+    work.kind = PASS_PLAIN
+    if c == NULL or not attached():
+        return CUDA_SUCCESS
+    inside = is_device_side(c.source.kind, c.source.device) and is_device_side(c.target.kind, c.target.device)
+    return within(work, named(stream, own), waits, WORK_COPY, c.width_bytes * c.height, c.width_bytes, inside)
+
+
+cdef int box(Pass* work, void* stream, bint own, bint waits, uint32_t kind, const Copy3D* c) noexcept nogil:
+    cdef bint inside
+    work.kind = PASS_PLAIN
+    if c == NULL or not attached():
+        return CUDA_SUCCESS
+    inside = is_device_side(c.source.kind, c.source.device) and is_device_side(c.target.kind, c.target.device)
+    return within(
+        work, named(stream, own), waits, kind, c.width_bytes * c.height * c.depth, c.width_bytes, inside
+    )
+
+
+cdef public int vgpu_copy_3d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil:
+    return box(work, stream, own, waits, WORK_COPY, <const Copy3D*>copy)
+
+
+cdef public int vgpu_peer_copy_3d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil:
+    return box(work, stream, own, waits, WORK_PEER_COPY, <const Copy3D*>copy)
+
+
+cdef public int vgpu_copy_batch(
+    Pass* work, void* stream, bint own, bint waits, const void* targets, const void* sources,
+    const size_t* sizes_bytes, size_t count
+) noexcept nogil:
+    """Many copies as one unit; those that cross to the host are counted."""
+    cdef uint64_t inside_bytes = 0
+    cdef size_t i
+    work.kind = PASS_PLAIN
+    if targets == NULL or sources == NULL or sizes_bytes == NULL or not attached():
+        return CUDA_SUCCESS
+    for i in range(count):
+        if both_on_device((<const uint64_t*>targets)[i], (<const uint64_t*>sources)[i]):
+            inside_bytes += sizes_bytes[i]
+        else:
+            counted(work, named(stream, own), sizes_bytes[i])
+    return gated(work, named(stream, own), waits, WORK_COPY, inside_bytes, 0) if inside_bytes else CUDA_SUCCESS
+
+
+cdef public int vgpu_copy_3d_batch(
+    Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
+) noexcept nogil:
+    cdef const CopyOfBatch* c = <const CopyOfBatch*>copies
+    cdef uint64_t size_bytes, inside_bytes = 0
+    cdef bint inside
+    cdef size_t i
+    work.kind = PASS_PLAIN
+    if c == NULL or not attached():
+        return CUDA_SUCCESS
+    for i in range(count):
+        size_bytes = c[i].width_bytes * c[i].height * c[i].depth
+        inside = (c[i].source.kind != OPERAND_POINTER or both_on_device(c[i].source.address, c[i].source.address)) and (
+            c[i].target.kind != OPERAND_POINTER or both_on_device(c[i].target.address, c[i].target.address)
+        )
+        if inside:
+            inside_bytes += size_bytes
+        else:
+            counted(work, named(stream, own), size_bytes)
+    return gated(work, named(stream, own), waits, WORK_COPY, inside_bytes, 0) if inside_bytes else CUDA_SUCCESS
+
+
+cdef public int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:
+    return gated(work, named(stream, own), waits, WORK_PREFETCH, size_bytes, 0)
+
+
+cdef public int vgpu_prefetch_batch(
+    Pass* work, void* stream, bint own, bint waits, const size_t* sizes_bytes, size_t count
+) noexcept nogil:
+    cdef uint64_t size_bytes = 0
+    cdef size_t i
+    work.kind = PASS_PLAIN
+    if sizes_bytes == NULL or not attached():
+        return CUDA_SUCCESS
+    for i in range(count):
+        size_bytes += sizes_bytes[i]
+    return gated(work, named(stream, own), waits, WORK_PREFETCH, size_bytes, 0)

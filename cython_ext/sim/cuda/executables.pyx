@@ -1,0 +1,195 @@
+"""Executable graphs: one sequence of a graph's nodes that respects their dependencies, launched as a whole; changes.
+
+The hardware runs independent branches at the same time; here they follow each other in the launching stream. Their
+sum of work and their order are right, their overlap is not modelled.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from cython_ext.sim.cuda.driver cimport (
+    CUresult, Graph, INVALID_VALUE, MARK_EXEC, MARK_GRAPH, MARK_NODE, Node, SUCCESS, Stream, Work, drv_capture_work,
+    drv_enqueue, drv_fill_node, drv_kernel_node, drv_move_data, drv_stream,
+)
+
+cdef enum:
+    NODE_KERNEL = 0
+    NODE_FILL = 2
+
+cdef public struct Exec:
+    uint32_t mark
+    uint32_t count
+    unsigned long long flags
+    Work* work
+    int* type
+    bint* skipped           # nodes that are switched off
+
+
+cdef CUresult is_graph(Graph* graph) noexcept nogil:
+    return SUCCESS if graph != NULL and graph.mark == MARK_GRAPH else INVALID_VALUE
+
+
+cdef public CUresult cuGraphInstantiateWithFlags(Exec** out, Graph* graph, unsigned long long flags) noexcept nogil:
+    cdef Exec* executable
+    cdef Node* node
+    if is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    executable = <Exec*>calloc(1, sizeof(Exec))
+    executable.mark = MARK_EXEC
+    executable.flags = flags
+    executable.work = <Work*>calloc(graph.count + 1, sizeof(Work))
+    executable.type = <int*>calloc(graph.count + 1, sizeof(int))
+    executable.skipped = <bint*>calloc(graph.count + 1, sizeof(bint))
+    node = graph.first
+    while node != NULL:
+        executable.work[executable.count] = node.work
+        executable.type[executable.count] = node.type
+        executable.count += 1
+        node = node.next
+    out[0] = executable
+    return SUCCESS
+
+
+cdef public CUresult cuGraphInstantiate_v2(Exec** out, Graph* graph, Node** wrong, char* log,
+                                           size_t size) noexcept nogil:
+    return cuGraphInstantiateWithFlags(out, graph, 0)
+
+
+cdef public CUresult cuGraphInstantiate(Exec** out, Graph* graph, Node** wrong, char* log, size_t size) noexcept nogil:
+    return cuGraphInstantiateWithFlags(out, graph, 0)
+
+
+cdef public struct InstantiateParams:
+    uint64_t flags
+    void* upload_stream
+    Node* wrong
+    int result
+
+
+cdef public CUresult cuGraphInstantiateWithParams(Exec** out, Graph* graph, InstantiateParams* p) noexcept nogil:
+    p.wrong = NULL
+    p.result = 0
+    return cuGraphInstantiateWithFlags(out, graph, p.flags)
+
+
+cdef CUresult is_exec(Exec* executable) noexcept nogil:
+    return SUCCESS if executable != NULL and executable.mark == MARK_EXEC else INVALID_VALUE
+
+
+cdef public CUresult cuGraphExecGetFlags(Exec* executable, uint64_t* flags) noexcept nogil:
+    if is_exec(executable) != SUCCESS:
+        return INVALID_VALUE
+    flags[0] = executable.flags
+    return SUCCESS
+
+
+cdef public CUresult cuGraphUpload(Exec* executable, void* stream) noexcept nogil:
+    return is_exec(executable)
+
+
+cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef Work work
+    cdef uint32_t i
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = is_exec(executable)
+    for i in range(executable.count if result == SUCCESS else 0):
+        if executable.skipped[i]:
+            continue
+        work = executable.work[i]
+        if stream.capture != NULL:
+            result = drv_capture_work(stream, &work)
+        else:
+            if work.data:
+                drv_move_data(&work)
+            result = drv_enqueue(stream, &work)
+        if result != SUCCESS:
+            break
+    return result
+
+
+cdef public CUresult cuGraphExecDestroy(Exec* executable) noexcept nogil:
+    if is_exec(executable) != SUCCESS:
+        return INVALID_VALUE
+    executable.mark = 0
+    free(executable.work)
+    free(executable.type)
+    free(executable.skipped)
+    free(executable)
+    return SUCCESS
+
+
+cdef public struct UpdateInfo:
+    int result
+    Node* wrong
+    Node* wrong_from
+
+
+cdef public CUresult cuGraphExecUpdate_v2(Exec* executable, Graph* graph, UpdateInfo* info) noexcept nogil:
+    """Take over a graph's nodes if it has as many, of the same types; else CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE."""
+    cdef Node* node
+    cdef uint32_t i = 0
+    if is_exec(executable) != SUCCESS or is_graph(graph) != SUCCESS:
+        return INVALID_VALUE
+    memset(info, 0, sizeof(UpdateInfo))
+    node = graph.first
+    while node != NULL and graph.count == executable.count and node.type == executable.type[i]:
+        node = node.next
+        i += 1
+    if node != NULL or graph.count != executable.count:
+        info.result = 2  # CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED
+        info.wrong = node
+        return 910
+    node = graph.first
+    while node != NULL:
+        executable.work[node.order] = node.work
+        node = node.next
+    return SUCCESS
+
+
+cdef public CUresult cuGraphExecUpdate(Exec* executable, Graph* graph, Node** wrong, int* answer) noexcept nogil:
+    cdef UpdateInfo info
+    cdef CUresult result
+    memset(&info, 0, sizeof(UpdateInfo))
+    result = cuGraphExecUpdate_v2(executable, graph, &info)
+    wrong[0] = info.wrong
+    answer[0] = info.result
+    return result
+
+
+cdef CUresult is_node_of(Exec* executable, Node* node, int type) noexcept nogil:
+    """Whether the node of the graph that was made executable is there, and of that type (-1: of any)."""
+    if is_exec(executable) != SUCCESS or node == NULL or node.mark != MARK_NODE or node.order >= executable.count:
+        return INVALID_VALUE
+    return SUCCESS if type < 0 or executable.type[node.order] == type else INVALID_VALUE
+
+
+cdef public CUresult cuGraphExecKernelNodeSetParams_v2(Exec* executable, Node* node,
+                                                       const void* params) noexcept nogil:
+    cdef Work work
+    cdef CUresult result = is_node_of(executable, node, NODE_KERNEL)
+    if result == SUCCESS:
+        result = drv_kernel_node(params, &work)
+    if result == SUCCESS:
+        executable.work[node.order] = work
+    return result
+
+
+cdef public CUresult cuGraphExecMemsetNodeSetParams(Exec* executable, Node* node, const void* params,
+                                                    void* context) noexcept nogil:
+    cdef Work work
+    cdef CUresult result = is_node_of(executable, node, NODE_FILL)
+    if result == SUCCESS:
+        result = drv_fill_node(params, &work)
+    if result == SUCCESS:
+        executable.work[node.order] = work
+    return result
+
+
+cdef public CUresult cuGraphNodeSetEnabled(Exec* executable, Node* node, unsigned int enabled) noexcept nogil:
+    cdef CUresult result = is_node_of(executable, node, -1)
+    if result == SUCCESS:
+        executable.skipped[node.order] = not enabled
+    return result

@@ -1,0 +1,183 @@
+"""One process with a vGPU on each of two GPUs: every launch is let through by the vGPU of the GPU that it goes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cython_ext.readings import EventKind
+from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
+from tests.hook.test_gate import PROLOGUE
+from tests.hook.test_markers import PROGRAM, recorder  # noqa: F401  (a fixture)
+
+TWO = """
+import time
+class Device:
+    "A GPU by its number: its context, a stream of each kind, and a kernel."
+    def __init__(self, index):
+        self.context, self.module = c_void_p(), c_void_p()
+        app.call("cuDevicePrimaryCtxRetain", byref(self.context), index)
+        self.turn_to()
+        app.call("cuModuleLoadData", byref(self.module), PTX.encode())
+        app.module = self.module
+        self.streams = {"own": app.new_stream(1), "legacy": c_void_p(LEGACY), "null": c_void_p(0),
+                        "per-thread": c_void_p(PER_THREAD)}
+        self.kernels = {name: app.kernel(0.02, stream) for name, stream in self.streams.items()}
+
+    def turn_to(self):
+        app.call("cuCtxSetCurrent", self.context)
+
+    def launch(self, name, count):
+        self.turn_to()
+        for _ in range(count):
+            self.kernels[name].launch()
+
+from vgpu.workload.kernels import PTX
+devices = [Device(0), Device(1)]
+"""
+
+COMMANDS = """
+def launch(device, name, count):
+    devices[int(device)].launch(name, int(count))
+
+def in_turns(name, count):
+    for _ in range(int(count)):
+        for device in devices:
+            device.launch(name, 1)
+
+class LaunchParams(ctypes.Structure):
+    _fields_ = [("function", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
+                ("stream", c_void_p), ("parameters", c_void_p)]
+
+def together():
+    "One kernel on each GPU, which may wait for each other."
+    each = []
+    for device in devices:
+        function, gx, gy, gz, bx, by, bz, shared, stream, parameters, _ = device.kernels["own"].arguments
+        at = ctypes.cast(parameters, c_void_p)
+        each.append(LaunchParams(function, (c_uint * 3)(1, 1, 1), (c_uint * 3)(bx, by, bz), shared, stream, at))
+    devices[0].turn_to()
+    launches = (LaunchParams * 2)(*each)
+    result = app.result("cuLaunchCooperativeKernelMultiDevice", byref(launches), c_uint(2), c_uint(0))
+    current = c_void_p()
+    app.call("cuCtxGetCurrent", byref(current))
+    print("context is the same" if current.value == devices[0].context.value else "another context", result, flush=True)
+
+def together_beside():
+    threading.Thread(target=together, daemon=True).start()
+
+def beside(*arguments):
+    threading.Thread(target=launch, args=arguments, daemon=True).start()
+
+def synchronize():
+    for device in devices:
+        device.turn_to()
+        app.synchronize()
+
+print("ready", flush=True)
+for line in sys.stdin:
+    name, *arguments = line.split()
+    print(globals()[name](*arguments), flush=True)
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path, gpus=2)
+    yield stage
+    stage.close()
+
+
+class Program:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.vgpus = [stage.vgpu(gpu) for gpu in (0, 1)]
+        self.process = stage.start(PROLOGUE + TWO + COMMANDS, stage.environment(*self.vgpus))
+        assert stage.heard(self.process) == "ready"
+
+    def ask(self, command: str) -> str:
+        self.stage.tell(self.process, command)
+        return self.stage.heard(self.process)
+
+    def counted(self) -> list[int]:
+        return [vgpu.slot().launches for vgpu in self.vgpus]
+
+
+@pytest.mark.parametrize("name", ["own", "legacy", "null", "per-thread"])
+def test_each_launch_is_counted_where_it_goes(stage: Stage, name: str) -> None:
+    program = Program(stage)
+    for vgpu in program.vgpus:
+        vgpu.open()
+    program.ask(f"launch 0 {name} 100")
+    program.ask(f"launch 1 {name} 200")
+    program.ask(f"in_turns {name} 50")
+    program.ask(f"launch 0 {name} 7")
+    eventually(lambda: program.counted() == [157, 250], "all are counted")
+    program.ask(f"beside 1 {name} 1000")
+    eventually(lambda: program.counted() == [157, 1250], "a thread's that has ended, too")
+
+
+@pytest.mark.parametrize("name", ["own", "legacy", "per-thread"])
+def test_one_without_a_lease_holds_its_launches_alone(stage: Stage, name: str) -> None:
+    program = Program(stage)
+    first, second = program.vgpus
+    epoch = first.open()
+    second.open()
+    program.ask(f"in_turns {name} 50")
+    first.end(epoch, time.monotonic_ns() + MS)
+    until = time.monotonic() + PATIENCE_S
+    while not any((e.kind, e.vgpu) == (EventKind.DRAINED, first.key) for e in stage.dispatcher.events()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    program.ask(f"beside 0 {name} 1")
+    first.await_want()
+    program.ask(f"launch 1 {name} 100")
+    eventually(lambda: program.counted() == [50, 150], "the other's went through, and its own did not")
+    first.open()
+    eventually(lambda: program.counted() == [51, 150], "with a lease it goes")
+
+
+def test_a_launch_on_both_waits_for_both(stage: Stage) -> None:
+    program = Program(stage)
+    first, second = program.vgpus
+    first.open()
+    assert program.ask("together_beside") == "None"
+    second.await_want()
+    assert program.counted()[1] == 0
+    second.open()
+    assert stage.heard(program.process) == "context is the same 0"
+    eventually(lambda: program.counted() == [1, 1], "both are counted")
+    for vgpu in program.vgpus:
+        eventually(lambda: not vgpu.slot().undrained, "its drain was seen")  # noqa: B023
+
+
+def test_a_drain_is_seen_in_each(stage: Stage) -> None:
+    program = Program(stage)
+    for vgpu in program.vgpus:
+        vgpu.open()
+    for name in ("own", "legacy", "per-thread"):
+        program.ask(f"in_turns {name} 20")
+        for vgpu in program.vgpus:
+            eventually(lambda: not vgpu.slot().undrained, f"its drain was seen: {name}")  # noqa: B023
+
+
+@pytest.mark.parametrize("stream", ["0x100", "0"])
+def test_the_driver_is_not_asked_for_the_device_at_each_launch(
+    stage: Stage,
+    recorder: Path,  # noqa: F811
+    tmp_path: Path,
+    stream: str,
+) -> None:
+    vgpus = [stage.vgpu(gpu) for gpu in (0, 1)]
+    for vgpu in vgpus:
+        vgpu.open()
+    record = tmp_path / "record"
+    environment = stage.environment(*vgpus, LD_LIBRARY_PATH=str(recorder), RECORD=str(record))
+    ran = stage.run(PROGRAM + f"for _ in range(1000): launch({stream})", environment)
+    assert ran.returncode == 0, ran.stderr
+    seen = [word[0].upper() for word in record.read_text().split()]
+    assert seen.count("L") == 1000
+    assert seen.count("D") < 100
