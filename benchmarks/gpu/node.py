@@ -13,6 +13,18 @@ from pathlib import Path
 from types import TracebackType
 
 
+def plain_environment(node: Node | None) -> dict[str, str]:
+    """The environment of a program without vGPU and hook: on the real GPU (None), or on ``node``'s simulated one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("VGPU_", "CUDA_MPS_"))}
+    if node is None or not node.simulated:
+        return own
+    lines = node.run("create", "--sm", "1", "--mem", "64M", "-o", "env").splitlines()
+    told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+    node.run("rm", told.pop("VGPU_ID"))
+    del told["LD_PRELOAD"]
+    return own | told
+
+
 class Node:
     """Context manager: ``vgpuctl serve`` in a scratch directory.
 
@@ -21,6 +33,7 @@ class Node:
     """
 
     def __init__(self, mode: str = "temporal", simulate: int = 0) -> None:
+        self.simulated = simulate > 0
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
         self.environment = {
             **os.environ,

@@ -1,0 +1,10 @@
+"""The parts of the suite, in the order in which they run. Each has a module that says what it measures and how."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.gpu.parts import handover, pairs, shares
+from benchmarks.gpu.parts.part import Part
+
+PARTS: Final[dict[str, Part]] = {module.PART.name: module.PART for module in (shares, pairs, handover)}
