@@ -1,7 +1,7 @@
 """The benchmarks of a real GPU: one command that measures, prints tables with their bars, and keeps everything.
 
-    python -m benchmarks.gpu [--part NAME ...] [--works NAME ...] [--splits 30/70 ...] [--seconds S] [--repeat N]
-                             [--out FOLDER] [--estimate]
+    python -m benchmarks.gpu [--part NAME ...] [--works NAME ...] [--splits 30/70 ...] [--ways NAME ...]
+                             [--seconds S] [--repeat N] [--out FOLDER] [--estimate]
     python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--out FOLDER]     tables of several runs: median (worst)
     python -m benchmarks.gpu --simulate --seconds 0.5                       a rehearsal on the simulated GPU
 
@@ -23,12 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from benchmarks.gpu import tables
 from benchmarks.gpu.catalogue import WORKS
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.parts.part import Bench, Options, Part
+from benchmarks.gpu.parts.part import WAYS, Bench, Options, Part
 from benchmarks.gpu.records import Records, Run, Writer, read
 from benchmarks.gpu.stage import Ground
 
@@ -47,6 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--works", nargs="+", choices=WORKS, default=[], metavar="NAME", help=", ".join(WORKS))
     parser.add_argument("--splits", nargs="+", type=split, default=[], metavar="A/B", help="shares, in percent")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[], metavar="NAME", help=", ".join(WAYS))
     parser.add_argument("--seconds", type=float, help="length of a window (each part has its own)")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("bench-gpu"), metavar="FOLDER", help="default: bench-gpu")
@@ -100,7 +102,7 @@ def main() -> int:
 
 def options_of(part: Part, args: argparse.Namespace) -> Options:
     seconds = args.seconds if args.seconds is not None else part.seconds
-    return Options(seconds, args.repeat, tuple(args.works), tuple(args.splits), args.simulate)
+    return Options(seconds, args.repeat, tuple(args.works), tuple(args.splits), tuple(args.ways))
 
 
 def tables_of(records: Records) -> list[tables.Table]:
@@ -153,7 +155,7 @@ def machine() -> dict[str, str]:
     return {
         "gpu": _said(query) or "no GPU",
         "host": f"{os.cpu_count()} cores, Python {platform.python_version()}",
-        "torch": _said([sys.executable, "-c", "import torch; print('torch', torch.__version__)"]) or "no torch",
+        "torch": next((f"torch {d.version}" for d in metadata.distributions(name="torch")), "no torch"),
         "source": _said(source) or "no git",
     }
 

@@ -28,7 +28,8 @@ def plain_environment(node: Node | None) -> dict[str, str]:
 class Node:
     """Context manager: ``vgpuctl serve`` in a scratch directory.
 
-    ``environment`` is what vgpuctl and applications need to reach it; ``vgpuctl`` is the command as argv.
+    ``environment`` is what vgpuctl and applications need to reach it; ``vgpuctl`` is the command as argv;
+    ``control_socket`` is for ``ControlLink``.
     Raises RuntimeError with the node's log if it does not come up within 30 s.
     """
 
@@ -40,6 +41,7 @@ class Node:
             "VGPU_RUNTIME_DIR": str(self.directory / "run"),
             "VGPU_STATE_DIR": str(self.directory / "state"),
         }
+        self.control_socket = self.directory / "run" / "control.sock"
         self.vgpuctl = [sys.executable, "-m", "vgpu.ctl"]
         self.log = self.directory / "serve.log"
         arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]

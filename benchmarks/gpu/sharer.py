@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -101,9 +100,11 @@ def requests(program: Program, window: Window) -> dict[str, Any]:
     """Latencies of requests that arrive by a Poisson process. From arrival to the host's knowing; and between device
     events around the request, which leave out what it waited in the host's own queue."""
     dice = Random(1)
-    gap_s = 1 / window.requests_per_second
-    count = max(1, int(window.seconds * window.requests_per_second))
-    arrivals = list(accumulate((dice.expovariate(1 / gap_s) for _ in range(count)), initial=window.start))
+    arrivals = []
+    arrival = window.start
+    while arrival < window.start + window.seconds:
+        arrivals.append(arrival)
+        arrival += dice.expovariate(window.requests_per_second)
     late_s = sleep_until(window.start)
     host_ms, gpu_ms = [], []
     for arrival in arrivals:

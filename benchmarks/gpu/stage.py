@@ -29,6 +29,7 @@ from typing import IO, Any, Final, Self
 from benchmarks.gpu.node import Node, plain_environment
 from benchmarks.gpu.nvml import Utilisation
 from benchmarks.gpu.sharer import Window
+from gpuserver.core.partition import partition
 from gpuserver.device.mps import MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuReading
@@ -173,6 +174,10 @@ class Ground:
             self._mps = {"CUDA_MPS_PIPE_DIRECTORY": str(places.pipe), "CUDA_MPS_LOG_DIRECTORY": str(places.log)}
         return self.plain() | self._mps
 
+    def sm_count(self) -> int:
+        with ControlLink(self.node("spatial").control_socket) as link:
+            return link.gpus()[0].sm_count
+
     def number(self) -> int:
         return next(self._numbers)
 
@@ -206,9 +211,11 @@ class Stage:
         return self._start(f"plain-{work}-{self._ground.number()}", self._command(work), self._ground.plain())
 
     def mps(self, work: str, sm_percent: float | None = None) -> Sharer:
+        """``sm_percent``: capped to as many SMs as a vGPU of that size gets."""
         environment = self._ground.mps()
         if sm_percent is not None:
-            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{sm_percent:g}"
+            granted = partition(sm_percent, self._ground.sm_count())
+            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = granted.percent_text
         return self._start(f"mps-{work}-{self._ground.number()}", self._command(work), environment)
 
     def vgpu(self, mode: str, work: str, sm_percent: float, *options: str) -> Sharer:
@@ -305,7 +312,7 @@ class Books:
     def __init__(self, sharer: Sharer) -> None:
         assert sharer.node is not None
         self.name = sharer.name
-        self._path = Path(sharer.node.environment["VGPU_RUNTIME_DIR"]) / "control.sock"
+        self._path = sharer.node.control_socket
         self._looks = self._waits = 0
 
     def _read(self) -> tuple[float, VgpuReading]:

@@ -1,4 +1,4 @@
-"""The whole suite on the simulated GPU, by its command line: nodes, vGPUs, sharers, records, tables. No figure counts."""
+"""The suite on the simulated GPU, by its command line: nodes, vGPUs, sharers, records, tables. No figure counts."""
 
 from __future__ import annotations
 
@@ -53,15 +53,6 @@ def test_handovers(tmp_path: Path) -> None:
     assert ours.figures["handovers"] >= 2
     assert ours.figures["gap_p99_us"] > 0
     assert "kernels_ns" not in hardware.results[0]
-
-
-def test_a_sharer_that_dies_costs_its_block_and_says_why(tmp_path: Path) -> None:
-    """Without --simulate there is neither GPU nor PyTorch here."""
-    done = suite("--part", "pairs", "--works", "gemm4096", "--splits", "30/70", "--out", str(tmp_path))
-    assert done.returncode == 1
-    assert "pairs: gemm4096 failed" in done.stdout
-    (failure,) = read([tmp_path]).failures
-    assert failure["part"] == "pairs"
 
 
 def test_an_estimate_measures_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.gpu.records import Measurement, Writer
-from benchmarks.gpu.stage import REAL, Ground, Outcome, Sharer, SharerFailed, Stage
+from benchmarks.gpu.stage import REAL, Ground, Outcome, Sharer, Stage
 from benchmarks.gpu.tables import Column, Row
 
 BEGIN_S: Final = 25.0
@@ -19,17 +19,25 @@ HARDWARE: Final = "hardware"
 MPS: Final = "mps"
 TEMPORAL: Final = "temporal"
 SPATIAL: Final = "spatial"
+CAPPED: Final = "mps-capped"
+BURST: Final = "spatial-burst"
+WAYS: Final = (HARDWARE, MPS, CAPPED, TEMPORAL, SPATIAL, BURST)
+"""How several share a GPU. The exclusive baseline is always measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``works``, ``splits``: what the command line chose; empty: what the part has by itself."""
+    """``works``, ``splits``, ``ways``: what the command line chose; empty: what the part has by itself."""
 
     seconds: float
     repeat: int = 1
     works: tuple[str, ...] = ()
     splits: tuple[tuple[float, ...], ...] = ()
-    simulated: bool = False
+    ways: tuple[str, ...] = ()
+
+    def shared(self, way: str) -> bool:
+        """Whether that way of sharing is wanted."""
+        return not self.ways or way in self.ways
 
     def some(self, works: Sequence[str]) -> tuple[str, ...]:
         """Those of ``works`` that were chosen."""
@@ -63,15 +71,16 @@ class Bench:
 
     @contextmanager
     def block(self, name: str) -> Iterator[Stage]:
-        """A stage for what is compared with each other. If one of its sharers fails, it is told and written down, and
-        the run goes on with the next block."""
+        """A stage for what is compared with each other. If it fails, that is told and written down, and the run goes on
+        with the next block."""
         self.told(f"{self.part}: {name}")
         try:
             with Stage(self.ground) as stage:
                 yield stage
-        except (SharerFailed, OSError, RuntimeError, ValueError) as error:
-            self.writer.failed(self.part, name, "".join(traceback.format_exception(error)))
-            self.told(f"{self.part}: {name} FAILED\n{''.join(traceback.format_exception(error))}")
+        except Exception as error:  # whatever it is, it is told in full, and other blocks do not depend on this one
+            reason = "".join(traceback.format_exception(error))
+            self.writer.failed(self.part, name, reason)
+            self.told(f"{self.part}: {name} FAILED\n{reason}")
 
     def keep(
         self, repeat: int, block: str, row: str, way: str, outcome: Outcome, asked: Sequence[float] = ()
