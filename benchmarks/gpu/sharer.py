@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
@@ -138,22 +138,30 @@ def build(name: str, simulated: bool) -> Program:
     return TorchProgram(name)
 
 
+def serve(make: Callable[[], Program], answer: Callable[[Program, Window], dict[str, Any]]) -> None:
+    """The conversation: READY once the program has warmed up, then a RESULT for each window, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    program = make()
+    program.synchronize()
+    print("READY", file=answers)
+    for line in sys.stdin:
+        window = Window(**json.loads(line))
+        print("RESULT", json.dumps({"pid": os.getpid(), **asdict(window), **answer(program, window)}), file=answers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--simulated", action="store_true", help="the stand-in, on a simulated GPU")
     options = parser.parse_args()
     work = WORKS[options.work]
-    # What libraries print must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    program = build(options.work, options.simulated)
-    program.synchronize()
-    print("READY", file=answers)
-    for line in sys.stdin:
-        window = Window(**json.loads(line))
+
+    def answer(program: Program, window: Window) -> dict[str, Any]:
         result = requests(program, window) if window.requests_per_second else steady(work, program, window)
-        print("RESULT", json.dumps({"work": work.name, "pid": os.getpid(), **asdict(window), **result}), file=answers)
+        return {"work": work.name, **result}
+
+    serve(lambda: build(work.name, options.simulated), answer)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from vgpu.protocol.messages import VgpuReading
 
 MEMORY: Final = "12G"
 READY_S: Final = 180.0
+ANSWER_S: Final = 60.0
 END_S: Final = 20.0
 WATCH_S: Final = 0.02
 
@@ -144,6 +145,7 @@ class Ground:
         self._owned = ExitStack()
         self._nodes: dict[str, Node] = {}
         self._mps: dict[str, str] | None = None
+        self._bypass: Path | None = None
         self._numbers = count(1)
 
     def __enter__(self) -> Self:
@@ -173,6 +175,15 @@ class Ground:
             self._owned.callback(daemon.stop)
             self._mps = {"CUDA_MPS_PIPE_DIRECTORY": str(places.pipe), "CUDA_MPS_LOG_DIRECTORY": str(places.log)}
         return self.plain() | self._mps
+
+    def bypass(self) -> Path:
+        """``bypass.c``, compiled."""
+        if self._bypass is None:
+            folder = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="vgpu-bypass-"))
+            self._bypass = Path(folder, "bypass.so")
+            source = Path(__file__).with_name("bypass.c")
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", self._bypass, source, "-ldl"], check=True)
+        return self._bypass
 
     def sm_count(self) -> int:
         with ControlLink(self.node("spatial").control_socket) as link:
@@ -226,9 +237,18 @@ class Stage:
         command = [*node.vgpuctl, *made, "--", *self._command(work)]
         return self._start(name, command, node.environment, node, sm_percent)
 
-    def _command(self, work: str) -> list[str]:
+    def switched(self, work: str) -> Sharer:
+        """In a vGPU of 100 %, whose program goes through the gate and past it in turns (``switched.py``)."""
+        node = self._ground.node("temporal")
+        name = f"switched-{work}-{self._ground.number()}"
+        steps = ["--steps", "2" if self._ground.simulated else "50"]
+        command = [*self._command(work, "benchmarks.gpu.switched"), *steps]
+        made = [*node.vgpuctl, "run", "--name", name, "--sm", "100", "--mem", MEMORY, "--", *command]
+        return self._start(name, made, node.environment | {"LD_PRELOAD": str(self._ground.bypass())}, node)
+
+    def _command(self, work: str, program: str = "benchmarks.gpu.sharer") -> list[str]:
         simulated = ["--simulated"] if self._ground.simulated else []
-        return [sys.executable, "-m", "benchmarks.gpu.sharer", "--work", work, *simulated]
+        return [sys.executable, "-m", program, "--work", work, *simulated]
 
     def _start(
         self, name: str, command: list[str], environment: dict[str, str], node: Node | None = None, share: float = 0.0
@@ -250,7 +270,7 @@ class Stage:
                     json.dumps(asdict(Window(time.monotonic() + 2 * self._ground.pace.profiler_s, 0.1, stamps=True)))
                 )
             for sharer in fresh:
-                sharer.answer("RESULT", 60)
+                sharer.answer("RESULT", ANSWER_S)
 
     def split(self, sharers: Sequence[Sharer], percents: Sequence[float]) -> None:
         """Gives the sharers' vGPUs these shares: first those that shrink, so that all fit at every moment. Percents
@@ -296,7 +316,7 @@ class Stage:
             for book in books:
                 book.close()
         told = {book.name: book.figures() for book in books}
-        deadline = time.monotonic() + 60 + 2 * seconds
+        deadline = time.monotonic() + ANSWER_S + 2 * seconds
         results = []
         for sharer in sharers:
             result = json.loads(sharer.answer("RESULT", max(0.0, deadline - time.monotonic())))
