@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.gpu.catalogue import STAMPED, WORKS, Work
 from benchmarks.gpu.stats import bootstrap, gaps_within, percentile, rate, union_ns
@@ -138,7 +138,14 @@ def build(name: str, simulated: bool) -> Program:
     return TorchProgram(name)
 
 
-def serve(make: Callable[[], Program], answer: Callable[[Program, Window], dict[str, Any]]) -> None:
+class Synchronizes(Protocol):
+    def synchronize(self) -> None: ...
+
+
+Served = TypeVar("Served", bound=Synchronizes)
+
+
+def serve(make: Callable[[], Served], answer: Callable[[Served, Window], dict[str, Any]]) -> None:
     """The conversation: READY once the program has warmed up, then a RESULT for each window, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not be taken for an answer

@@ -34,6 +34,7 @@ from gpuserver.device.mps import MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDa
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuReading
 
+SHARER: Final = "benchmarks.gpu.sharer"
 MEMORY: Final = "12G"
 READY_S: Final = 180.0
 ANSWER_S: Final = 60.0
@@ -218,8 +219,8 @@ class Stage:
         for sharer in self._sharers:
             sharer.end(deadline)
 
-    def plain(self, work: str) -> Sharer:
-        return self._start(f"plain-{work}-{self._ground.number()}", self._command(work), self._ground.plain())
+    def plain(self, work: str, program: str = SHARER) -> Sharer:
+        return self._start(f"plain-{work}-{self._ground.number()}", self._command(work, program), self._ground.plain())
 
     def mps(self, work: str, sm_percent: float | None = None) -> Sharer:
         """``sm_percent``: capped to as many SMs as a vGPU of that size gets."""
@@ -229,12 +230,12 @@ class Stage:
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = granted.percent_text
         return self._start(f"mps-{work}-{self._ground.number()}", self._command(work), environment)
 
-    def vgpu(self, mode: str, work: str, sm_percent: float, *options: str) -> Sharer:
+    def vgpu(self, mode: str, work: str, sm_percent: float, *options: str, program: str = SHARER) -> Sharer:
         """In a vGPU of its own, made with ``--sm`` and further options of ``vgpuctl run``."""
         node = self._ground.node(mode)
         name = f"{mode}-{work}-{self._ground.number()}"
         made = ["run", "--name", name, "--sm", f"{sm_percent:g}", "--mem", MEMORY, *options]
-        command = [*node.vgpuctl, *made, "--", *self._command(work)]
+        command = [*node.vgpuctl, *made, "--", *self._command(work, program)]
         return self._start(name, command, node.environment, node, sm_percent)
 
     def switched(self, work: str) -> Sharer:
@@ -246,7 +247,7 @@ class Stage:
         made = [*node.vgpuctl, "run", "--name", name, "--sm", "100", "--mem", MEMORY, "--", *command]
         return self._start(name, made, node.environment | {"LD_PRELOAD": str(self._ground.bypass())}, node)
 
-    def _command(self, work: str, program: str = "benchmarks.gpu.sharer") -> list[str]:
+    def _command(self, work: str, program: str = SHARER) -> list[str]:
         simulated = ["--simulated"] if self._ground.simulated else []
         return [sys.executable, "-m", program, "--work", work, *simulated]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.gpu.parts import colocation, gate, handover, mix, packing, pairs, percents, shares
+from benchmarks.gpu.parts import colocation, gate, handover, mix, packing, pairs, pdl, percents, shares
 from benchmarks.gpu.parts.part import Part
 
 PARTS: Final[dict[str, Part]] = {
-    module.PART.name: module.PART for module in (shares, pairs, handover, colocation, packing, mix, percents, gate)
+    module.PART.name: module.PART for module in (shares, pairs, handover, colocation, packing, mix, percents, gate, pdl)
 }
