@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.gpu.parts import colocation, gate, handover, mix, packing, pairs, pdl, percents, shares
+from benchmarks.gpu.parts import (
+    colocation,
+    gate,
+    handover,
+    launch,
+    mix,
+    native,
+    packing,
+    pairs,
+    pdl,
+    percents,
+    shares,
+)
 from benchmarks.gpu.parts.part import Part
 
-PARTS: Final[dict[str, Part]] = {
-    module.PART.name: module.PART for module in (shares, pairs, handover, colocation, packing, mix, percents, gate, pdl)
-}
+_MODULES: Final = (shares, pairs, handover, colocation, packing, mix, percents, gate, launch, pdl, native)
+PARTS: Final[dict[str, Part]] = {module.PART.name: module.PART for module in _MODULES}
