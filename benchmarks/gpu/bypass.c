@@ -13,7 +13,7 @@
 #include <string.h>
 
 volatile int bypass_direct;         /* the switch, set by the program through its own symbol table */
-uint64_t bypass_launches[2];        /* through the hook, past it; counted without a lock, by one launching thread */
+uint64_t bypass_launches[2];        /* through the hook, past it; of threads that never launch at the same time */
 
 typedef int (*any_t)(void *, ...);
 typedef int (*address_t)(const char *, void **, int, uint64_t, void *);

@@ -21,11 +21,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from benchmarks.gpu.catalogue import STAMPED, WORKS, Work
-from benchmarks.gpu.stats import bootstrap, gaps_within, percentile, rate, union_ns
+from benchmarks.gpu.stats import Interval, bootstrap, gaps_within, percentile, rate, union_ns
 from benchmarks.gpu.works.program import Mark, Program
+
+SILENCE_S: Final = 0.5
+"""The longest time without a kernel, of a sharer that always has work: a token of 10 % waits 0.1 s for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,20 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
         result["kernels_ns"] = stamps()
     elif stamps is not None:
         kernels = stamps()
+        check_whole(kernels, start, stop)
         busy_ns = union_ns(kernels, (int(start * 1e9), int(stop * 1e9)))
         result |= {"busy_ratio": busy_ns / (window.seconds * 1e9), "kernels": len(kernels)}
     return result
+
+
+def check_whole(kernels: Sequence[Interval], start: float, stop: float) -> None:
+    """RuntimeError if the kernels begin long after the window or end long before it: a profiler's buffers were full."""
+    if not kernels:
+        raise RuntimeError("no device timestamps at all")
+    first, last = min(kernels)[0] / 1e9, max(end for _, end in kernels) / 1e9
+    if first > start + SILENCE_S or last < stop - SILENCE_S:
+        seen = f"{len(kernels)} kernels from {first - start:.2f} to {last - start:.2f} s of {stop - start:g}"
+        raise RuntimeError(f"device timestamps are missing ({seen}): choose fewer --seconds")
 
 
 def requests(program: Program, window: Window) -> dict[str, Any]:

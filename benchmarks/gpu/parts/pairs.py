@@ -34,7 +34,7 @@ def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
 def measure(bench: Bench) -> None:
     options = bench.options
     sizes = sorted({len(split) for split in _splits(options)})
-    for work in options.some(SHARED):
+    for work in options.some(SHARED) if sizes else ():
         with bench.block(work) as stage:
             plain = [stage.plain(work) for _ in range(sizes[-1])]
             mps = [stage.mps(work) for _ in range(sizes[-1])]

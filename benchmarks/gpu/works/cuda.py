@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("KINETO_CONFIG", str(Path(__file__).with_name("kineto.conf")))  # read when torch is loaded
 
 import torch
 
