@@ -26,13 +26,14 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from benchmarks.gpu.books import Books, watch
 from benchmarks.gpu.node import Node, plain_environment
 from benchmarks.gpu.nvml import Utilisation
 from benchmarks.gpu.sharer import Window
 from gpuserver.core.partition import partition
 from gpuserver.device.mps import MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
+from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
 
 SHARER: Final = "benchmarks.gpu.sharer"
 MEMORY: Final = "12G"
@@ -78,12 +79,19 @@ class Sharer:
             start_new_session=True,
         )
         self._said: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        """Of what was started: the workload, or the vgpuctl that runs it."""
+        return self._process.pid
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._said.put(line.rstrip("\n"))
+        with self._process.stdout as said:
+            for line in said:
+                self._said.put(line.rstrip("\n"))
         self._said.put("")  # the end
 
     def tell(self, line: str) -> None:
@@ -109,6 +117,12 @@ class Sharer:
         self._complaints.seek(0)
         return SharerFailed(f"{self.name} {what}\n{self._complaints.read().decode(errors='replace')}")
 
+    def ended(self) -> bool:
+        """Whether it has, or is about to: ``vgpuctl run`` removes the vGPU before it ends."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        return self._process.returncode is not None
+
     def dismiss(self) -> None:
         """It ends when its input does."""
         assert self._process.stdin is not None
@@ -126,6 +140,7 @@ class Sharer:
             if self.node is not None:
                 with suppress(subprocess.SubprocessError):
                     self.node.run("rm", "-f", self.name)
+        self._listener.join(END_S)
         self._complaints.close()
 
 
@@ -183,7 +198,9 @@ class Ground:
             folder = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="vgpu-bypass-"))
             self._bypass = Path(folder, "bypass.so")
             source = Path(__file__).with_name("bypass.c")
-            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", self._bypass, source, "-ldl"], check=True)
+            subprocess.run(
+                ["cc", "-O2", "-shared", "-fPIC", "-o", self._bypass, source, "-ldl"], check=True, timeout=60
+            )
         return self._bypass
 
     def sm_count(self) -> int:
@@ -305,17 +322,15 @@ class Stage:
             sharer.tell(json.dumps(asdict(window)))
         with ExitStack() as owned:
             utilisation = None if self._ground.simulated else owned.enter_context(Utilisation(start, start + seconds))
-            books = [Books(sharer) for sharer in sharers if sharer.node is not None]
-            sleep_until(start)
-            for book in books:
-                book.open()
-            while watch_waits and time.monotonic() < start + seconds - WATCH_S:
-                time.sleep(WATCH_S)
-                for book in books:
-                    book.look()
-            sleep_until(start + seconds)
-            for book in books:
-                book.close()
+            books = [
+                Books(sharer.name, owned.enter_context(ControlLink(sharer.node.control_socket)))
+                for sharer in sharers
+                if sharer.node is not None
+            ]
+            try:
+                watch(books, start, start + seconds, WATCH_S if watch_waits else 0.0)
+            except VgpuError as error:  # no vGPU, since no program: what that said is more telling
+                raise next((s.failure("has ended") for s in sharers if s.ended()), error) from error
         told = {book.name: book.figures() for book in books}
         deadline = time.monotonic() + ANSWER_S + 2 * seconds
         results = []
@@ -325,46 +340,3 @@ class Stage:
                 raise sharer.failure(f"began {result['late_s']:.1f} s late")
             results.append(result | told.get(sharer.name, {}))
         return Outcome(tuple(results), {} if utilisation is None else utilisation.figures())
-
-
-class Books:
-    """What a vGPU's own books say of a window: token time; of the moments looked at, those with work and no lease."""
-
-    def __init__(self, sharer: Sharer) -> None:
-        assert sharer.node is not None
-        self.name = sharer.name
-        self._path = sharer.node.control_socket
-        self._looks = self._waits = 0
-
-    def _read(self) -> tuple[float, VgpuReading]:
-        reading = self._link.inspect(self.name).vgpu
-        return time.monotonic(), reading
-
-    def open(self) -> None:
-        self._link = ControlLink(self._path)
-        self._first = self._read()
-
-    def look(self) -> None:
-        _, reading = self._read()
-        self._looks += 1
-        self._waits += reading.wants and not reading.holds
-
-    def close(self) -> None:
-        self._last = self._read()
-        self._link.close()
-
-    def figures(self) -> dict[str, float]:
-        (began, before), (ended, after) = self._first, self._last
-        per_second = 1 / (ended - began)
-        found = {
-            "charged_ratio": (after.busy_ns - before.busy_ns) / 1e9 * per_second,
-            "held_ratio": (after.held_ns - before.held_ns) / 1e9 * per_second,
-            "tokens_per_second": (after.tokens - before.tokens) * per_second,
-        }
-        if self._looks:
-            found["waiting_ratio"] = self._waits / self._looks
-        return found
-
-
-def sleep_until(at: float) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.parts import PARTS, pairs, shares
+from benchmarks.gpu.chain import overlaps
+from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares
 from benchmarks.gpu.parts.handover import with_gaps
 from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.sharer import check_whole
 from benchmarks.gpu.stage import Outcome
 from benchmarks.gpu.tables import Row
 
@@ -127,5 +129,110 @@ def test_gaps_of_kernels_that_all_overlap_are_no_gaps() -> None:
 def test_an_estimate_grows_with_what_is_asked(part: Any) -> None:
     assert part.name
     one, longer, more = (part.estimate(Options(s, n)) for s, n in ((4.0, 1), (8.0, 1), (4.0, 2)))
-    assert 0 < one < longer
+    assert 0 < one <= longer
     assert one < more
+
+
+def latency(p50: float, p99: float) -> dict[str, float]:
+    found = {"requests": 1000.0}
+    for clock in ("host", "gpu"):
+        for percent, value in ((50, p50), (99, p99)):
+            found |= {f"{clock}_p{percent}{end}_ms": value for end in ("", "_low", "_high")}
+    return found
+
+
+def test_a_stream_and_its_trainer_are_compared_with_each_alone() -> None:
+    rows = colocation.derive(
+        [
+            measured("colocation", "b", "stream", "exclusive", (), latency(2.0, 4.0)),
+            measured("colocation", "b", "trainer", "exclusive", (), did(2000)),
+            measured("colocation", "b", "30/70", "spatial", (), latency(2.1, 4.8), did(1700)),
+        ]
+    )
+    ours = find(rows, "30/70", "spatial")
+    assert (ours["p50_ratio"], ours["p99_ratio"]) == (pytest.approx(1.05), pytest.approx(1.2))
+    assert ours["trainer_percent"] == pytest.approx(85)
+    assert "p50_ratio" not in find(rows, "stream", "exclusive")
+    met = {c.figure: c.bar(rows[-1]) for c in PARTS["colocation"].columns if c.bars}
+    assert met == {"p50_ratio": 1.10, "p99_ratio": 1.10, "trainer_percent": 80.0}
+
+
+def test_replicas_are_compared_with_mps_of_the_same_kind() -> None:
+    each = {"exclusive": 1, "mps": 4, "mps-capped": 4, "spatial": 4, "spatial-burst": 4}
+    rates = {"exclusive": 100.0, "mps": 30.0, "mps-capped": 25.0, "spatial": 24.0, "spatial-burst": 29.7}
+    rows = packing.derive(
+        [
+            measured("packing", "4 replicas", "24 % each", way, (), *[did(rates[way]) for _ in range(n)])
+            for way, n in each.items()
+        ]
+    )
+    assert find(rows, "24 % each", "spatial")["against_percent"] == pytest.approx(96)
+    assert find(rows, "24 % each", "spatial-burst")["against_percent"] == pytest.approx(99)
+    assert find(rows, "24 % each", "mps")["distance_percent"] == 0
+    assert "against_percent" not in find(rows, "24 % each", "mps")
+
+
+def test_the_total_of_a_mix_is_normalised_by_kind() -> None:
+    works = ["resnet50-infer8", "resnet50-infer8", "rnnt-infer", "bert-infer"]
+
+    def together(*rates: float) -> list[dict[str, Any]]:
+        return [{"work": work, "units_per_second": rate} for work, rate in zip(works, rates, strict=True)]
+
+    alone = zip(("resnet50-infer8", "rnnt-infer", "bert-infer"), (1000.0, 400.0, 200.0), strict=True)
+    measurements = [
+        *(measured("mix", "b", work, "exclusive", (), did(rate)) for work, rate in alone),
+        measured("mix", "b", "8 of them", "mps", (), *together(200, 200, 100, 50)),
+        measured("mix", "b", "8 of them", "spatial", (), *together(250, 250, 100, 50)),
+    ]
+    rows = mix.derive(measurements)
+    ours = find(rows, "8 of them", "spatial")
+    assert ours["total_percent"] == pytest.approx(100)
+    assert ours["over_mps_percent"] == pytest.approx(100 * 100 / 90)
+    assert ours["resnet50-infer8_percent"] == pytest.approx(50)
+    assert mix.derive(measurements[1:]) == []
+
+
+def test_percents_are_of_the_native_runs_around_them() -> None:
+    rows = percents.derive(
+        [
+            measured("percents", "gemm4096", "exclusive", "exclusive", (), did(600)),
+            measured("percents", "gemm4096", "50", "temporal", (50,), did(352)),
+            measured("percents", "gemm4096", "exclusive", "exclusive", (), did(680)),
+        ]
+    )
+    assert find(rows, "50", "temporal")["native_percent"] == pytest.approx(55)
+
+
+def test_what_the_gate_adds_is_the_median_of_pairs() -> None:
+    turns = {"gated_s": [1.01, 1.00, 1.04], "direct_s": [1.0, 1.0, 1.0], "steps": 50}
+    found = gate.figures({**turns, "gated_launches": 7, "direct_launches": 8})
+    assert found["added_percent"] == pytest.approx(1.0)
+    assert found["added_low_percent"] <= 1.0 <= found["added_high_percent"]
+    assert found["step_ms"] == pytest.approx(20.0)
+
+
+def test_the_overlap_that_is_kept_is_in_percent_of_that_without_a_vgpu() -> None:
+    def chain(percent: float) -> dict[str, float]:
+        return {"overlapped_percent": percent, "kernel_us": 10.0, "chains": 3}
+
+    rows = pdl.derive(
+        [
+            measured("pdl", "pdl", "pdl", "exclusive", (), chain(80)),
+            measured("pdl", "pdl", "100 %", "temporal", (100,), chain(76)),
+        ]
+    )
+    assert find(rows, "100 %", "temporal")["kept_percent"] == pytest.approx(95)
+    assert "kept_percent" not in find(rows, "pdl", "exclusive")
+
+
+def test_neighbours_in_a_chain_overlap_where_the_next_starts_before_the_end() -> None:
+    found = overlaps([(0, 20_000), (10_000, 30_000), (30_000, 50_000)])
+    assert found == {"overlapped_percent": 50.0, "kernel_us": pytest.approx(50 / 3)}
+
+
+def test_timestamps_have_to_cover_the_window() -> None:
+    second = 1_000_000_000
+    check_whole([(9 * second, 10 * second), (11 * second, 12 * second)], 10.0, 12.0)
+    for missing in ([], [(9 * second, 11 * second)], [(11 * second, 13 * second)]):
+        with pytest.raises(RuntimeError, match="timestamps"):
+            check_whole(missing, 10.0, 12.0)

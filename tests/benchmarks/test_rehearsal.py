@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.records import read
+import psutil
+import pytest
+
+from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.parts.part import Bench, Options
+from benchmarks.gpu.records import Run, Writer, read
+from benchmarks.gpu.stage import Ground
 
 
 def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,6 +27,7 @@ def rehearse(out: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_shares_and_pairs_with_all_their_baselines(tmp_path: Path) -> None:
     chosen = ["--works", "gemm4096", "--splits", "30", "30/70"]
     shown = rehearse(tmp_path, "--part", "shares", "pairs", *chosen)
@@ -53,6 +60,48 @@ def test_handovers(tmp_path: Path) -> None:
     assert ours.figures["handovers"] >= 2
     assert ours.figures["gap_p99_us"] > 0
     assert "kernels_ns" not in hardware.results[0]
+
+
+@pytest.mark.slow
+def test_a_training_with_the_gate_on_and_off(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "gate")
+    (result,) = read([tmp_path]).measurements[0].results
+    turns = (1 + len(result["direct_s"])) * result["steps"]
+    assert len(result["gated_s"]) == len(result["direct_s"]) >= 1
+    assert result["direct_launches"] == turns * WORKS["resnet50-train"].kernels
+    assert result["gated_launches"] >= result["direct_launches"]
+
+
+@pytest.mark.slow
+def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "colocation", "--ways", "spatial", "--splits", "50/50")
+    stream, trainer, ours = read([tmp_path]).measurements
+    assert [m.row for m in (stream, trainer, ours)] == ["stream", "trainer", "50/50"]
+    assert all(result["host_p99_ms"] >= result["gpu_p50_ms"] > 0 for result in (stream.results[0], ours.results[0]))
+    assert ours.results[1]["units_per_second"] > 0
+
+
+def test_dependent_launches(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "pdl")
+    assert [m.row for m in read([tmp_path]).measurements] == ["serial", "pdl", "100 %", "50 %"]
+
+
+def test_a_sharer_that_is_killed_costs_its_block_alone_and_leaves_no_vgpu(tmp_path: Path) -> None:
+    run = Run("r", {}, "")
+    told: list[str] = []
+    with Ground(simulated=True) as ground:
+        bench = Bench("pairs", "r", Options(0.3), ground, Writer(tmp_path, run), told.append, lambda _: None)
+        with bench.block("doomed") as stage:
+            sharer = stage.vgpu("temporal", "gemm4096", 30)
+            stage.ready()
+            for process in psutil.Process(sharer.pid).children():
+                process.kill()
+            stage.window([sharer], 0.3)
+        assert json.loads(ground.node("temporal").run("ls", "-o", "json")) == []
+    (failure,) = read([tmp_path]).failures
+    assert failure["block"] == "doomed"
+    assert "SharerFailed" in failure["reason"]
+    assert "doomed FAILED" in told[-1]
 
 
 def test_an_estimate_measures_nothing(tmp_path: Path) -> None:
