@@ -40,6 +40,7 @@ MEMORY: Final = "12G"
 READY_S: Final = 180.0
 ANSWER_S: Final = 60.0
 END_S: Final = 20.0
+CUT_SHORT_S: Final = 3.0
 WATCH_S: Final = 0.02
 
 
@@ -229,10 +230,10 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for sharer in self._sharers:
             sharer.dismiss()
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + (END_S if kind is None else CUT_SHORT_S)  # who is in a window does not listen
         for sharer in self._sharers:
             sharer.end(deadline)
 
