@@ -93,8 +93,10 @@ def main() -> int:
         for part in parts:
             bench = Bench(part.name, run.run, chosen[part.name], ground, writer, tell, lambda _: keep())
             part.measure(bench)
-            records = keep()
-            show([made for made in tables_of(records) if made.name == part.name])
+            own = [made for made in tables_of(keep()) if made.name == part.name]
+            if not own:
+                tell(f"{part.name}: nothing of it was chosen, or nothing could be measured")
+            show(own)
     records = keep()
     judge(tables_of(records), records)
     return int(len(records.failures) > before)

@@ -109,3 +109,10 @@ def test_an_estimate_measures_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "in all" in done.stdout
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("split", ["30/80", "0/50", "100", "a/b"])
+def test_shares_that_no_gpu_has_are_refused(split: str, tmp_path: Path) -> None:
+    done = suite("--splits", split, "--estimate", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "--splits" in done.stderr

@@ -60,7 +60,7 @@ def measure(bench: Bench) -> None:
         stage.ready()
         for repeat in range(options.repeat):
             _window(bench, stage, repeat, "stream", EXCLUSIVE, (stream,))
-            bench.keep(repeat, BLOCK, "trainer", EXCLUSIVE, stage.window([trainer], options.seconds))
+            bench.keep(repeat, BLOCK, "trainer", EXCLUSIVE, stage.window([trainer], min(options.seconds, 20)))
             for (row, way), pair in pairs.items():
                 if options.shared(way):
                     _window(bench, stage, repeat, row, way, pair)
@@ -111,7 +111,8 @@ ENDS: Final = ("", "_low", "_high")
 def estimate(options: Options) -> float:
     count = 2 + sum(options.shared(way) for way in (HARDWARE, MPS, TEMPORAL)) + len(CAPS) * options.shared(CAPPED)
     spatial = len(_spatial(options))
-    return BEGIN_S + options.repeat * (windows_s(count + spatial, options.seconds) + spatial * BEGIN_S * 0.7)
+    windows = windows_s(count - 1 + spatial, options.seconds) + windows_s(1, min(options.seconds, 20))
+    return BEGIN_S + options.repeat * (windows + spatial * BEGIN_S * 0.7)
 
 
 def _ours(row: Row) -> bool:
