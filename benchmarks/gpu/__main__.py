@@ -76,7 +76,10 @@ def main() -> int:
     if args.estimate:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours outlives it
-    run = Run(datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), machine(), shlex.join(sys.argv))
+    run = Run(
+        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), machine(args.simulate), shlex.join(sys.argv)
+    )
+    print(", ".join(run.machine.values()), flush=True)
     writer = Writer(args.out, run)
     before = len(read([args.out]).failures)
     began = time.monotonic()
@@ -150,12 +153,12 @@ def judge(made: Iterable[tables.Table], records: Records) -> None:
     sys.stdout.flush()
 
 
-def machine() -> dict[str, str]:
+def machine(simulated: bool) -> dict[str, str]:
     """What the figures depend on, as far as it can be asked for."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
     source = ["git", "rev-parse", "--short", "HEAD"]
     return {
-        "gpu": _said(query) or "no GPU",
+        "gpu": "a rehearsal on the simulated GPU: no figure counts" if simulated else _said(query) or "no GPU",
         "host": f"{os.cpu_count()} cores, Python {platform.python_version()}",
         "torch": next((f"torch {d.version}" for d in metadata.distributions(name="torch")), "no torch"),
         "source": _said(source) or "no git",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, p
 from benchmarks.gpu.parts.handover import with_gaps
 from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.sharer import check_whole
+from benchmarks.gpu.sharer import Window, check_whole, requests
 from benchmarks.gpu.stage import Outcome
 from benchmarks.gpu.tables import Row
 
@@ -134,7 +135,7 @@ def test_an_estimate_grows_with_what_is_asked(part: Any) -> None:
 
 
 def latency(p50: float, p99: float) -> dict[str, float]:
-    found = {"requests": 1000.0}
+    found = {"requests": 1000.0, "unserved": 0.0}
     for clock in ("host", "gpu"):
         for percent, value in ((50, p50), (99, p99)):
             found |= {f"{clock}_p{percent}{end}_ms": value for end in ("", "_low", "_high")}
@@ -236,3 +237,29 @@ def test_timestamps_have_to_cover_the_window() -> None:
     for missing in ([], [(9 * second, 11 * second)], [(11 * second, 13 * second)]):
         with pytest.raises(RuntimeError, match="timestamps"):
             check_whole(missing, 10.0, 12.0)
+
+
+class Slow:
+    """A program whose every step takes 40 ms of the GPU."""
+
+    def step(self) -> None: ...
+
+    def mark(self, timed: bool = False) -> float:
+        return time.monotonic()
+
+    def wait(self, mark: float) -> None:
+        time.sleep(0.04)
+
+    def elapsed_ms(self, first: float, last: float) -> float:
+        return 40.0
+
+    def synchronize(self) -> None: ...
+
+    def stamped(self) -> Any: ...
+
+
+def test_requests_that_nobody_could_serve_count_with_the_time_they_waited() -> None:
+    found = requests(Slow(), Window(time.monotonic(), 0.4, requests_per_second=1000.0))
+    assert found["requests"] > found["unserved"] > found["requests"] / 2
+    assert found["gpu_p50_ms"] == 40.0
+    assert 200.0 <= found["host_p50_ms"] <= 600.0

@@ -94,6 +94,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             if "host_p50_ms" in stream:
                 told = (
                     "requests",
+                    "unserved",
                     *(f"{clock}_p{p}{end}_ms" for clock in ("host", "gpu") for p in (50, 99) for end in ENDS),
                 )
                 figures |= {name: stream[name] for name in told}
@@ -128,6 +129,7 @@ PART = Part(
         Column("p99_ratio", "p99 × alone", "low", 2, (Bar(1.10, _ours),)),
         Column("trainer_percent", "trainer, % of exclusive", "high", 1, (Bar(80.0, _ours),)),
         Column("requests", "requests", digits=0),
+        Column("unserved", "unserved", "low", 0),
         *(
             Column(
                 f"{clock}_p{p}{end}_ms",

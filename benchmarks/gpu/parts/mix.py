@@ -52,13 +52,8 @@ def measure(bench: Bench) -> None:
         for repeat in range(options.repeat):
             for work, sharer in first.items():
                 bench.keep(repeat, BLOCK, work, EXCLUSIVE, stage.window([sharer], options.seconds))
-
-            def together(way: str, repeat: int = repeat) -> None:
+            for way in rotated([way for way in groups if options.shared(way)], repeat):
                 bench.keep(repeat, BLOCK, "8 of them", way, stage.window(groups[way], options.seconds))
-
-            wanted = [way for way in groups if options.shared(way)]
-            for way in rotated([lambda way=way: together(way) for way in wanted], repeat):  # type: ignore[misc]
-                way()
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:

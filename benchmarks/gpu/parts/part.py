@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks.gpu.records import Measurement, Writer
 from benchmarks.gpu.stage import REAL, Ground, Outcome, Sharer, Stage
@@ -108,7 +108,10 @@ def windows_s(count: int, seconds: float, stamps: bool = False) -> float:
     return count * (seconds + REAL.settle_s + 2 * REAL.lead_s + (REAL.profiler_s + 2) * stamps + 0.3)
 
 
-def rotated(ways: Sequence[Callable[[], None]], by: int) -> Iterator[Callable[[], None]]:
+Way = TypeVar("Way")
+
+
+def rotated(ways: Sequence[Way], by: int) -> Iterator[Way]:
     """``ways`` in an order that changes from repeat to repeat, so that none always follows the same other."""
     for index in range(len(ways)):
         yield ways[(index + by) % len(ways)]
