@@ -135,6 +135,7 @@ class Sharer:
         try:
             self._process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
+            print(f"{self.name} did not end and is killed", file=sys.stderr)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
