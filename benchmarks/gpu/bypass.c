@@ -15,7 +15,6 @@
 volatile int bypass_direct;         /* the switch, set by the program through its own symbol table */
 uint64_t bypass_launches[2];        /* through the hook, past it; of threads that never launch at the same time */
 
-typedef int (*any_t)(void *, ...);
 typedef int (*address_t)(const char *, void **, int, uint64_t, void *);
 
 static void *(*plain_dlsym)(void *, const char *); /* the C library's */
@@ -86,16 +85,21 @@ __attribute__((constructor)) static void find(void) {
     next_dlsym = (void *(*)(void *, const char *))plain_dlsym(RTLD_NEXT, "dlsym");
 }
 
+static int wanted(const char *name) {
+    if (!strcmp(name, "cuGetProcAddress_v2")) return 1;
+    for (unsigned i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (!strcmp(name, switches[i].name)) return 1;
+    return 0;
+}
+
 void *dlsym(void *restrict handle, const char *restrict name) {
     if (!next_dlsym) find(); /* somebody else's constructor came first */
-    if (name && name[0] == 'c' && name[1] == 'u') {
-        void *found = next_dlsym(handle, name);
-        if (found && !strcmp(name, "cuGetProcAddress_v2")) {
-            next_address = (address_t)found;
-            return (void *)address;
-        }
-        void *ours = switched(name, found);
-        return ours ? ours : found;
+    if (!wanted(name)) return next_dlsym(handle, name); /* a jump at -O2: RTLD_NEXT is about our caller */
+    void *found = next_dlsym(handle, name);
+    if (found && !strcmp(name, "cuGetProcAddress_v2")) {
+        next_address = (address_t)found;
+        return (void *)address;
     }
-    return next_dlsym(handle, name); /* a jump at -O2: RTLD_NEXT is about our caller */
+    void *ours = switched(name, found);
+    return ours ? ours : found;
 }
