@@ -5,12 +5,13 @@ from __future__ import annotations
 import runpy
 import sys
 
-SUITES = ("benchmarks.native", "benchmarks.launch")
+SUITES = ("benchmarks.native", "benchmarks.contention", "benchmarks.launch")
 
 
 def main() -> None:
     for suite in sys.argv[1:] or SUITES:
         print(f"== {suite}", flush=True)
+        sys.argv = [suite]  # its own options are for python -m SUITE
         runpy.run_module(suite, run_name="__main__")
 
 

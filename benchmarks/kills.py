@@ -74,7 +74,7 @@ def runs(pid: int) -> bool:
 
 def attached_pids(node: Node) -> dict[str, int]:
     """vGPU name → pid of its process."""
-    with ControlLink(Path(node.environment["VGPU_RUNTIME_DIR"]) / "control.sock") as link:
+    with ControlLink(node.control_socket) as link:
         names = {vgpu.vgpu_id: vgpu.name or "" for vgpu in link.list()}
         return {names[p.vgpu_id]: p.pid for p in link.processes().processes if p.alive}
 
@@ -85,7 +85,7 @@ class Returned(threading.Thread):
     def __init__(self, node: Node) -> None:
         super().__init__(daemon=True)
         self.at: dict[int, float] = {}
-        self.link = ControlLink(Path(node.environment["VGPU_RUNTIME_DIR"]) / "control.sock", timeout_s=600)
+        self.link = ControlLink(node.control_socket, timeout_s=600)
         self.start()
 
     def run(self) -> None:

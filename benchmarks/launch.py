@@ -69,13 +69,20 @@ def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, 
     return (counted[1] - counted[0]) / ((many - few) * BATCH)
 
 
+def in_turns(node: Node, program: Path, rounds: int = ROUNDS) -> dict[str, float]:
+    """What the program says: ``gated_ns``, ``direct_ns`` and ``added_ns`` per launch, and ``hooked``."""
+    command = ["run", "--sm", "100", "--mem", "1G", "--", str(program), str(rounds)]
+    answer: dict[str, float] = json.loads(node.run(*command, timeout=300))
+    return answer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="on the real GPU")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 2) as node:
         program = compile_launch(Path(scratch))
-        answer = json.loads(node.run("run", "--sm", "100", "--mem", "1G", "--", str(program), str(ROUNDS), timeout=300))
+        answer = in_turns(node, program)
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
         row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
         print(f"{'one launch, ns (median)':28}{row}")

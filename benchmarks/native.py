@@ -27,6 +27,7 @@ from cython_ext.readings import EventKind, PageMode
 from cython_ext.rehearsal import Process
 
 HOUR_NS = 3_600_000_000_000
+PATIENCE_NS = 10_000_000_000
 
 BROKER = """
 import sys
@@ -49,8 +50,9 @@ process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), 1
 ballast = bytearray(256 << 20)
 ballast[::4096] = b"x" * len(ballast[::4096])
 process.activate()
+process.look()  # as a gate that waits; else its want may be taken for that of one who slept through the lease before
 process.want()
-epoch, _ = process.wait_lease()
+epoch, _ = process.wait_lease(10_000_000_000)
 process.submit(epoch)
 print("works", flush=True)
 sys.stdin.read()
@@ -124,6 +126,21 @@ def card_of(size: int) -> Iterator[Card]:
         yield Card(size, owned)
 
 
+def ask(hook: Process) -> None:
+    """As a gate that waits asks: it looks. Who had a lease and neither looked nor submitted is taken to be asleep, and
+    the want that comes before the relay has judged that lease is struck out."""
+    hook.look()
+    hook.want()
+
+
+def granted(hook: Process) -> tuple[int, int]:
+    """The lease that it waited for, and when it was seen."""
+    epoch, seen_ns = hook.wait_lease(PATIENCE_NS)
+    if not epoch:
+        raise RuntimeError(f"no lease within {PATIENCE_NS / 1e9:g} s")
+    return epoch, seen_ns
+
+
 def cold_request(card: Card, samples: int) -> list[float]:
     """An idle vGPU wants and has a standing lease: doorbell → relay → dispatcher → GO seen by the sleeper. µs."""
     dice, found = random.Random(1), []
@@ -133,8 +150,9 @@ def cold_request(card: Card, samples: int) -> list[float]:
         time.sleep(dice.random() * 0.002)  # everybody asleep, as after idleness
         hook = card.hooks[key]
         asked_ns = time.monotonic_ns()
-        hook.want()
-        _, seen_ns = hook.wait_lease()
+        ask(hook)
+        epoch, seen_ns = granted(hook)
+        hook.submit(epoch)
         found.append((seen_ns - asked_ns) / 1000)
         hook.idle()
         card.settle(key, want=False)
@@ -145,7 +163,7 @@ def hand_over(card: Card, samples: int) -> list[float]:
     """The holder drains, the next one sleeps on its page: drain → relay → dispatcher → GO seen by the next. µs."""
     found = []
     for hook in card.hooks[:2]:
-        hook.want()
+        ask(hook)
     for key in (0, 1):
         card.settle(key, want=True)
     now_ns = time.monotonic_ns()
@@ -156,9 +174,10 @@ def hand_over(card: Card, samples: int) -> list[float]:
         far_ns = time.monotonic_ns() + HOUR_NS
         card.dispatcher.publish(following, epoch, far_ns, 2 * far_ns, after=[(holder, old)], go_by_ns=far_ns)
         seen: list[int] = []
-        sleeper = Thread(target=lambda key=following, out=seen: out.append(card.hooks[key].wait_lease()[1]))
+        sleeper = Thread(target=lambda key=following, out=seen: out.append(granted(card.hooks[key])[1]))
         sleeper.start()
         time.sleep(0.0005)
+        card.hooks[holder].submit(old)
         card.dispatcher.withdraw(holder, old)  # it went long ago: it ends now
         drained_ns = time.monotonic_ns()
         card.hooks[holder].drain(old)
@@ -210,7 +229,7 @@ def contention(card: Card, seconds: float, quantum_ns: int) -> list[tuple[str, s
     """All vGPUs want, and take turns of ``quantum_ns``: CPU of dispatcher and relays in percent of one core."""
     size = len(card.hooks)
     for hook in card.hooks:
-        hook.want()
+        ask(hook)
     for key in range(size):
         card.settle(key, want=True)
     holder, epoch = 0, card.next_epoch()
@@ -222,7 +241,7 @@ def contention(card: Card, seconds: float, quantum_ns: int) -> list[tuple[str, s
     turns = events = 0
     while time.monotonic_ns() - began_ns < seconds * 1e9:
         following, old, epoch = (holder + 1) % size, epoch, card.next_epoch()
-        _, start_ns = card.hooks[holder].wait_lease()
+        _, start_ns = granted(card.hooks[holder])
         card.hooks[holder].submit(old)
         far_ns = start_ns + HOUR_NS
         card.dispatcher.publish(following, epoch, far_ns, far_ns + HOUR_NS, [(holder, old)], far_ns)

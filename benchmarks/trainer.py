@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.node import Node
+from benchmarks.gpu.node import Node, plain_environment
 from vgpu.workload.kernels import PTX
 
 
@@ -26,15 +25,6 @@ def compile_trainer(folder: Path) -> list[str]:
     subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_suffix(".c"), "-ldl"], check=True)
     code.write_text(PTX)
     return [str(program), str(code)]
-
-
-def bare(node: Node) -> dict[str, str]:
-    """The environment of a program on the node's GPU, simulated or real, without vGPU and hook."""
-    lines = node.run("create", "--sm", "1", "--mem", "64M", "-o", "env").splitlines()
-    told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
-    node.run("rm", told.pop("VGPU_ID"))
-    del told["LD_PRELOAD"]
-    return {**os.environ, **told}
 
 
 def measure(node: Node, command: list[str], shares: list[int], seconds: float) -> list[float]:
@@ -47,7 +37,7 @@ def measure(node: Node, command: list[str], shares: list[int], seconds: float) -
         processes.append(
             subprocess.Popen(
                 inside if share else program,
-                env=node.environment if share else bare(node),
+                env=node.environment if share else plain_environment(node),
                 stdout=subprocess.PIPE,
                 text=True,
             )

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that docs/performance.md claims of a GPU, in one go, from a bare machine: about ten minutes.
+# What docs/performance.md claims of a GPU, in one go, from a bare machine: about fifteen minutes. The whole suite, in
+# parts: python -m benchmarks.gpu --estimate
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
@@ -22,9 +23,9 @@ part() { # NAME SECONDS COMMAND…
 }
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
-part shares-resnet 110 python3 -m benchmarks.gpu.shares --works resnet --seconds 8 --out "$out/resnet.json"
-part shares-gemm 90 python3 -m benchmarks.gpu.shares --works gemm --seconds 8 --out "$out/gemm.json"
-part shares-elementwise 90 python3 -m benchmarks.gpu.shares --works elementwise --seconds 8 --out "$out/elementwise.json"
+part shares-resnet 200 python3 -m benchmarks.gpu --part shares pairs --works resnet50-train --splits 30 30/70 --out "$out/resnet"
+part shares-gemm 200 python3 -m benchmarks.gpu --part shares pairs --works gemm4096 --splits 30 30/70 --out "$out/gemm"
+part shares-elementwise 200 python3 -m benchmarks.gpu --part shares pairs --works elementwise --splits 30 30/70 --out "$out/elementwise"
 part stopped 60 python3 -m pytest -q tests/gpu -k "gives_way and SIGSTOP"
 LINES_SHOWN=4
 for tests in native expandable cudaMallocAsync smi second_thread hook_thread spatial; do

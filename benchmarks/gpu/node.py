@@ -13,20 +13,35 @@ from pathlib import Path
 from types import TracebackType
 
 
+def plain_environment(node: Node | None) -> dict[str, str]:
+    """The environment of a program without vGPU and hook: on the real GPU (None), or on ``node``'s simulated one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("VGPU_", "CUDA_MPS_"))}
+    if node is None or not node.simulated:
+        return own
+    lines = node.run("create", "--sm", "1", "--mem", "64M", "-o", "env").splitlines()
+    told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+    node.run("rm", told.pop("VGPU_ID"))
+    del told["LD_PRELOAD"]
+    return own | told
+
+
 class Node:
     """Context manager: ``vgpuctl serve`` in a scratch directory.
 
-    ``environment`` is what vgpuctl and applications need to reach it; ``vgpuctl`` is the command as argv.
+    ``environment`` is what vgpuctl and applications need to reach it; ``vgpuctl`` is the command as argv;
+    ``control_socket`` is for ``ControlLink``.
     Raises RuntimeError with the node's log if it does not come up within 30 s.
     """
 
     def __init__(self, mode: str = "temporal", simulate: int = 0) -> None:
+        self.simulated = simulate > 0
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
         self.environment = {
             **os.environ,
             "VGPU_RUNTIME_DIR": str(self.directory / "run"),
             "VGPU_STATE_DIR": str(self.directory / "state"),
         }
+        self.control_socket = self.directory / "run" / "control.sock"
         self.vgpuctl = [sys.executable, "-m", "vgpu.ctl"]
         self.log = self.directory / "serve.log"
         arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]

@@ -1,6 +1,6 @@
 """Where a hand-over's time goes: the logs that hooks write under VGPU_HOOK_LOG, laid side by side.
 
-    python -m benchmarks.gpu.handover LOG [LOG ...]
+    python -m benchmarks.gpu.hook_logs LOG [LOG ...]
 
 Each log belongs to one process. From every drain to the beginning of the next lease (of another process), how long
 leases were held, and how long after their ends they had drained. Medians, 90th percentiles and means in microseconds.

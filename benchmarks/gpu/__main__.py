@@ -1,0 +1,182 @@
+"""The benchmarks of a real GPU: one command that measures, prints tables with their bars, and keeps everything.
+
+    python -m benchmarks.gpu [--part NAME ...] [--works NAME ...] [--splits 30/70 ...] [--ways NAME ...]
+                             [--seconds S] [--repeat N] [--out FOLDER] [--estimate]
+    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--out FOLDER]     tables of several runs: median (worst)
+    python -m benchmarks.gpu --simulate --seconds 0.5                       a rehearsal on the simulated GPU
+
+First it says how long it will take. Each window is written to FOLDER/measurements.jsonl before the next one begins, and
+FOLDER/tables.md and tables.json are made anew, so a run that is killed has lost nothing; a second run into the same
+folder adds to it. Exit code 1: a part of it failed, 0 otherwise, whether or not bars were met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.gpu import tables
+from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts.part import WAYS, Bench, Options, Part
+from benchmarks.gpu.records import Records, Run, Writer, read
+from benchmarks.gpu.stage import Ground
+
+
+def split(text: str) -> tuple[float, ...]:
+    percents = tuple(float(part) for part in text.split("/"))
+    if not all(1 <= percent <= 99 for percent in percents) or sum(percents) > 100:
+        raise argparse.ArgumentTypeError(f"{text}: write percents from 1 to 99, as in 30 or 30/70 or 20/30/50")
+    return percents
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=[], metavar="NAME", help=", ".join(WORKS))
+    parser.add_argument("--splits", nargs="+", type=split, default=[], metavar="A/B", help="shares, in percent")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[], metavar="NAME", help=", ".join(WAYS))
+    parser.add_argument("--seconds", type=float, help="length of a window (each part has its own)")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("bench-gpu"), metavar="FOLDER", help="default: bench-gpu")
+    parser.add_argument("--estimate", action="store_true", help="say how long it would take, and end")
+    parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="only tables, of these runs together")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    if args.merge:
+        records = read(args.merge)
+        made = tables_of(records)
+        save(args.out, made, records)
+        show(made)
+        judge(made, records)
+        return 0
+    parts = [PARTS[name] for name in dict.fromkeys(args.part)]
+    chosen = {part.name: options_of(part, args) for part in parts}
+    estimates = {part.name: part.estimate(chosen[part.name]) for part in parts}
+    for name, seconds in estimates.items():
+        print(f"{name:12} about {duration(seconds)}")
+    print(f"{'in all':12} about {duration(sum(estimates.values()))}", flush=True)
+    if args.estimate:
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours outlives it
+    run = Run(
+        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), machine(args.simulate), shlex.join(sys.argv)
+    )
+    print(", ".join(run.machine.values()), flush=True)
+    writer = Writer(args.out, run)
+    before = len(read([args.out]).failures)
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"[{duration(time.monotonic() - began)} of {duration(sum(estimates.values()))}] {line}", flush=True)
+
+    def keep() -> Records:
+        records = read([args.out])
+        save(args.out, tables_of(records), records)
+        return records
+
+    with Ground(args.simulate) as ground:
+        for part in parts:
+            bench = Bench(part.name, run.run, chosen[part.name], ground, writer, tell, lambda _: keep())
+            part.measure(bench)
+            own = [made for made in tables_of(keep()) if made.name == part.name]
+            if not own:
+                tell(f"{part.name}: nothing of it was chosen, or nothing could be measured")
+            show(own)
+    records = keep()
+    judge(tables_of(records), records)
+    return int(len(records.failures) > before)
+
+
+def options_of(part: Part, args: argparse.Namespace) -> Options:
+    seconds = args.seconds if args.seconds is not None else part.seconds
+    return Options(seconds, args.repeat, tuple(args.works), tuple(args.splits), tuple(args.ways))
+
+
+def tables_of(records: Records) -> list[tables.Table]:
+    """A table for each part that measured something."""
+    found = []
+    for part in PARTS.values():
+        own = [m for m in records.measurements if m.part == part.name]
+        if own:
+            found.append(tables.merged(part.name, part.title, part.columns, part.derive(own)))
+    return found
+
+
+def save(folder: Path, made: Sequence[tables.Table], records: Records) -> None:
+    """tables.md and tables.json in ``folder``; one of before stays whole until the new one is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [f"{r.run}: {', '.join(r.machine.values())}; `{r.command}`" for r in records.runs]
+    judged = [f"* {sentence}" for _, sentence in tables.verdicts(made)]
+    failed = [f"* {failure['part']}, {failure['block']} failed" for failure in records.failures]
+    paragraphs = ["\n".join(f"* {line}" for line in runs), *map(tables.markdown, made), "## Bars", "\n".join(judged)]
+    for name, text in (
+        ("tables.md", "\n\n".join([*paragraphs, *failed]) + "\n"),
+        ("tables.json", json.dumps(tables.as_json(made, records), indent=1)),
+    ):
+        fresh = folder / (name + ".new")
+        fresh.write_text(text)
+        fresh.replace(folder / name)
+
+
+def show(made: Iterable[tables.Table]) -> None:
+    for table in made:
+        print(f"\n{tables.text(table)}", flush=True)
+
+
+def judge(made: Iterable[tables.Table], records: Records) -> None:
+    """What was met, missed and failed."""
+    judged = tables.verdicts(made)
+    print(f"\n{sum(met for met, _ in judged)} of {len(judged)} bars met, by the worst of the repeats")
+    for met, sentence in judged:
+        if not met:
+            print(f"  {sentence}")
+    for failure in records.failures:
+        print(f"  {failure['part']}: {failure['block']} failed")
+    sys.stdout.flush()
+
+
+def machine(simulated: bool) -> dict[str, str]:
+    """What the figures depend on, as far as it can be asked for."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
+    source = ["git", "rev-parse", "--short", "HEAD"]
+    return {
+        "gpu": "a rehearsal on the simulated GPU: no figure counts" if simulated else _said(query) or "no GPU",
+        "host": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+        "torch": next((f"torch {d.version}" for d in metadata.distributions(name="torch")), "no torch"),
+        "source": _said(source) or "no git",
+    }
+
+
+def _said(command: list[str]) -> str:
+    """The first line of what it prints; "" if it does not work."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0]
+
+
+def duration(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The parts of the suite, in the order in which they run. Each has a module that says what it measures and how."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.gpu.parts import (
+    colocation,
+    gate,
+    handover,
+    launch,
+    mix,
+    native,
+    packing,
+    pairs,
+    pdl,
+    percents,
+    shares,
+)
+from benchmarks.gpu.parts.part import Part
+
+_MODULES: Final = (shares, pairs, handover, colocation, packing, mix, percents, gate, launch, pdl, native)
+PARTS: Final[dict[str, Part]] = {module.PART.name: module.PART for module in _MODULES}

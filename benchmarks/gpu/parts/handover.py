@@ -1,0 +1,84 @@
+"""The gap on the device at a hand-over: from the end of one vGPU's last kernel to the start of the other's first.
+
+Both run kernels of 0.5 ms that note %globaltimer when their first block starts and their last warp ends; that clock is
+one for all processes of a GPU, and its tick is told (the greatest common divisor of all stamps' differences). Under
+hardware time slicing kernels of both overlap: the negative gaps are told as overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.gpu.catalogue import STAMPED
+from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, HARDWARE, TEMPORAL, Bench, Options, Part, fit, windows_s
+from benchmarks.gpu.parts.shares import label
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.stage import Outcome
+from benchmarks.gpu.stats import bootstrap, handovers_ns, percentile, tick_ns
+from benchmarks.gpu.tables import Bar, Column, Row
+
+
+def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
+    return tuple(split for split in options.splits or ((50.0, 50.0),) if len(split) > 1)
+
+
+def measure(bench: Bench) -> None:
+    seconds = bench.options.seconds
+    with bench.block(STAMPED) as stage:
+        plain = [stage.plain(STAMPED), stage.plain(STAMPED)]
+        vgpus = [stage.vgpu(TEMPORAL, STAMPED, 50), stage.vgpu(TEMPORAL, STAMPED, 50)]
+        stage.ready()
+        for repeat in range(bench.options.repeat):
+            for split in _splits(bench.options):
+                outcome = stage.window(fit(stage, STAMPED, vgpus, split), seconds, kernels=True)
+                bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome), split)
+            outcome = stage.window(plain, min(seconds, 5.0), kernels=True)
+            bench.keep(repeat, STAMPED, "2 of them", HARDWARE, with_gaps(outcome))
+
+
+def with_gaps(outcome: Outcome) -> Outcome:
+    """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many."""
+    kernels = [[(start, end) for start, end in result["kernels_ns"]] for result in outcome.results]
+    found = handovers_ns(kernels)
+    gaps_us = [gap / 1e3 for gap in found if gap >= 0]
+    figures = outcome.figures | {
+        "handovers": float(len(found)),
+        "overlaps": float(sum(gap < 0 for gap in found)),
+        "tick_ns": float(tick_ns(stamp for each in kernels for interval in each for stamp in interval)),
+    }
+    if gaps_us:
+        low, high = bootstrap(gaps_us, lambda drawn: percentile(drawn, 99), block=20)
+        figures |= {"gap_p50_us": percentile(gaps_us, 50), "gap_p99_us": percentile(gaps_us, 99)}
+        figures |= {"gap_p99_low_us": low, "gap_p99_high_us": high, "gap_worst_us": max(gaps_us)}
+    slim = tuple({k: v for k, v in result.items() if k != "kernels_ns"} for result in outcome.results)
+    return replace(outcome, results=slim, figures=figures)
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    return [Row(m.block, m.row, m.way, m.figures) for m in measurements if m.way != EXCLUSIVE]
+
+
+def estimate(options: Options) -> float:
+    windows = windows_s(len(_splits(options)), options.seconds) + windows_s(1, min(options.seconds, 5.0))
+    return BEGIN_S / 3 + options.repeat * windows
+
+
+PART = Part(
+    "handover",
+    "Gaps on the device between the kernels of two vGPUs that both always have work",
+    25.0,
+    (
+        Column("gap_p99_us", "gap p99, µs", "low", 1, (Bar(100.0, lambda row: row.way == TEMPORAL),)),
+        Column("gap_p99_low_us", "95 % from"),
+        Column("gap_p99_high_us", "to"),
+        Column("gap_p50_us", "p50, µs", "low"),
+        Column("gap_worst_us", "worst, µs", "low"),
+        Column("handovers", "hand-overs", "high", 0, (Bar(1000.0, lambda row: row.way == TEMPORAL),)),
+        Column("overlaps", "overlaps", "low", 0),
+        Column("tick_ns", "tick of the clock, ns", digits=0),
+    ),
+    measure,
+    derive,
+    estimate,
+)

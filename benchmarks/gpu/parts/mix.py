@@ -1,0 +1,109 @@
+"""Eight models of three kinds on one GPU, as a serving node packs them: 4 ResNet-50, 2 RNN-T, 2 BERT, in spatial mode
+with quotas of time, against one exclusive run of each, time slicing and plain MPS of the same eight.
+
+A sharer's normalised throughput is what it does in company over what one of its kind does alone; the total is their
+sum. The quotas do not all fit (4·12·0.4 + 2·24·0.4 + 2·50·0.6 is 98 % of the SM-time), so all are ``--overcommit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.gpu.parts.part import (
+    BEGIN_S,
+    EXCLUSIVE,
+    HARDWARE,
+    MPS,
+    SPATIAL,
+    Bench,
+    Options,
+    Part,
+    rotated,
+    windows_s,
+)
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.tables import Bar, Column, Row, compared
+
+KINDS: Final = (
+    ("resnet50-infer8", 4, 12.0, 40.0),
+    ("rnnt-infer", 2, 24.0, 40.0),
+    ("bert-infer", 2, 50.0, 60.0),
+)
+"""Work, how many, percent of the SMs, guaranteed and largest percent of the time."""
+BLOCK: Final = "4 ResNet-50, 2 RNN-T, 2 BERT"
+
+
+def _quotas(percent: float) -> tuple[str, ...]:
+    return "--quota-request", f"{percent:g}", "--quota-limit", f"{percent:g}", "--overcommit"
+
+
+def measure(bench: Bench) -> None:
+    options = bench.options
+    with bench.block(BLOCK) as stage:
+        all_of_them = [kind for kind in KINDS for _ in range(kind[1])]
+        groups = {HARDWARE: [stage.plain(work) for work, *_ in all_of_them]}
+        if options.shared(MPS):
+            groups[MPS] = [stage.mps(work) for work, *_ in all_of_them]
+        if options.shared(SPATIAL):
+            groups[SPATIAL] = [stage.vgpu(SPATIAL, work, sm, *_quotas(time)) for work, _, sm, time in all_of_them]
+        stage.ready()
+        first = {kind[0]: groups[HARDWARE][all_of_them.index(kind)] for kind in KINDS}
+        for repeat in range(options.repeat):
+            for work, sharer in first.items():
+                bench.keep(repeat, BLOCK, work, EXCLUSIVE, stage.window([sharer], options.seconds))
+            for way in rotated([way for way in groups if options.shared(way)], repeat):
+                bench.keep(repeat, BLOCK, "8 of them", way, stage.window(groups[way], options.seconds))
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    rows = []
+    for block in compared(measurements):
+        alone = {m.row: m.results[0]["units_per_second"] for m in block if m.way == EXCLUSIVE}
+        if set(alone) != {kind[0] for kind in KINDS}:
+            continue
+        parts = {m.way: _normalised(m, alone) for m in block if m.way != EXCLUSIVE}
+        totals = {way: sum(sum(of_kind) for of_kind in each.values()) for way, each in parts.items()}
+        for m in block:
+            if m.way == EXCLUSIVE:
+                rows.append(Row(m.row, "one", m.way, m.figures | {"per_second": alone[m.row]}))
+                continue
+            figures = m.figures | {"total_percent": totals[m.way]}
+            for work, of_kind in parts[m.way].items():
+                figures[f"{work}_percent"] = sum(of_kind)
+            for other in (MPS, HARDWARE):
+                if m.way == SPATIAL and other in totals:
+                    figures[f"over_{other}_percent"] = 100 * totals[m.way] / totals[other]
+            rows.append(Row("mix", m.row, m.way, figures))
+    return rows
+
+
+def _normalised(measurement: Measurement, alone: dict[str, float]) -> dict[str, list[float]]:
+    """Work → each of its sharers' throughput in percent of one alone."""
+    found: dict[str, list[float]] = {}
+    for result in measurement.results:
+        found.setdefault(result["work"], []).append(100 * result["units_per_second"] / alone[result["work"]])
+    return found
+
+
+def estimate(options: Options) -> float:
+    ways = sum(options.shared(way) for way in (HARDWARE, MPS, SPATIAL))
+    return 2 * BEGIN_S + windows_s(options.repeat * (len(KINDS) + ways), options.seconds)
+
+
+PART = Part(
+    "mix",
+    f"{BLOCK} on one GPU: sum of each one's throughput in percent of one of its kind alone",
+    10.0,
+    (
+        Column("total_percent", "total, %", "high"),
+        Column("over_mps_percent", "% of plain MPS", "high", 1, (Bar(100.0),)),
+        Column("over_hardware_percent", "% of time slicing", "high", 1, (Bar(100.0),)),
+        *(Column(f"{work}_percent", f"{number} × {work}, %") for work, number, *_ in KINDS),
+        Column("per_second", "units/s"),
+        Column("nvml_percent", "NVML"),
+    ),
+    measure,
+    derive,
+    estimate,
+)

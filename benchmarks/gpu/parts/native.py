@@ -1,0 +1,67 @@
+"""64 vGPUs without CUDA in it: how soon a cold request has a lease, and what CPU the GPU Server and its brokers need.
+
+The GPU is always the simulated one, the host is this machine's (see ``benchmarks/contention.py`` and ``native.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from benchmarks import contention, native
+from benchmarks.gpu.parts.part import Bench, Options, Part
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.stage import Outcome
+from benchmarks.gpu.stats import percentile
+from benchmarks.gpu.tables import Bar, Column, Row
+
+VGPUS: Final = 64
+SAMPLES: Final = 1000
+PLAYED: Final = "played hooks"
+PROGRAMS: Final = "programs"
+
+
+def measure(bench: Bench) -> None:
+    block = f"{VGPUS} vGPUs"
+    for repeat in range(bench.options.repeat):
+        with bench.block(block):
+            with native.card_of(VGPUS) as card:
+                for row, latencies in (("cold, standing lease", native.cold_request), ("hand-over", native.hand_over)):
+                    bench.keep(repeat, block, row, PLAYED, Outcome((), _latency(latencies, card)))
+            measured = contention.measure(VGPUS, SAMPLES, bench.options.seconds)
+            for row, figures in zip(("cold, by the scheduler", "contending"), measured, strict=True):
+                bench.keep(repeat, block, row, PROGRAMS, Outcome((), figures))
+
+
+def _latency(latencies: Callable[[native.Card, int], list[float]], card: native.Card) -> dict[str, float]:
+    found = latencies(card, SAMPLES)
+    return {"cold_p50_us": percentile(found, 50), "cold_p99_us": percentile(found, 99)}
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    return [Row(m.block, m.row, m.way, m.figures) for m in measurements]
+
+
+def estimate(options: Options) -> float:
+    return options.repeat * (60 + 2 * SAMPLES * 0.005 + options.seconds)
+
+
+PART = Part(
+    "native",
+    "Latencies on the host in µs; CPU in percent of one core",
+    5.0,
+    (
+        Column("cold_p99_us", "p99, µs", "low", 1, (Bar(100.0, lambda row: row.row.startswith("cold")),)),
+        Column("cold_p50_us", "p50, µs", "low"),
+        Column("direct_p50_us", "p50 without vGPU"),
+        Column("direct_p99_us", "p99 without"),
+        Column("leases_per_request", "leases a request", digits=2),
+        Column("cpu_percent", "CPU, server and brokers", "low", 1, (Bar(25.0),)),
+        Column("server_percent", "server"),
+        Column("brokers_percent", "brokers"),
+        Column("leases_per_second", "leases/s", digits=0),
+    ),
+    measure,
+    derive,
+    estimate,
+)

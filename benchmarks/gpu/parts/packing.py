@@ -1,0 +1,100 @@
+"""Inference replicas packed onto one GPU: 4 of 24 % and 8 of 12 % of the SMs, with and without the right to use what is
+idle, beside as many processes under plain MPS, under MPS that caps each to the same SMs, and under time slicing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.gpu.parts.part import (
+    BEGIN_S,
+    BURST,
+    CAPPED,
+    EXCLUSIVE,
+    HARDWARE,
+    MPS,
+    SPATIAL,
+    Bench,
+    Options,
+    Part,
+    windows_s,
+)
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.stats import mean_distance_percent
+from benchmarks.gpu.tables import Bar, Column, Row, compared
+
+WORK: Final = "resnet50-infer8"
+SIZES: Final = ((4, 24.0), (8, 12.0))
+AGAINST: Final = {BURST: MPS, SPATIAL: CAPPED}
+"""What each of ours is compared with."""
+
+
+def measure(bench: Bench) -> None:
+    options = bench.options
+    for size, sm_percent in SIZES:
+        block = f"{size} replicas"
+        with bench.block(block) as stage:
+            groups = {EXCLUSIVE: [stage.plain(WORK)]}
+            if options.shared(HARDWARE):
+                groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(WORK) for _ in range(size - 1))]
+            if options.shared(MPS):
+                groups[MPS] = [stage.mps(WORK) for _ in range(size)]
+            if options.shared(CAPPED):
+                groups[CAPPED] = [stage.mps(WORK, sm_percent) for _ in range(size)]
+            stage.ready()
+            for repeat in range(options.repeat):
+                for way, sharers in groups.items():
+                    bench.keep(repeat, block, f"{sm_percent:g} % each", way, stage.window(sharers, options.seconds))
+                for way, extra in ((SPATIAL, ()), (BURST, ("--burst",))):
+                    if options.shared(way):
+                        with Stage(bench.ground) as inner:  # both kinds at once would not fit the GPU
+                            sharers = [inner.vgpu(SPATIAL, WORK, sm_percent, *extra) for _ in range(size)]
+                            inner.ready()
+                            outcome = inner.window(sharers, options.seconds)
+                        bench.keep(repeat, block, f"{sm_percent:g} % each", way, outcome)
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    rows = []
+    for block in compared(measurements):
+        totals = {m.way: sum(r["units_per_second"] for r in m.results) for m in block}
+        for m in block:
+            total = totals[m.way]
+            figures = m.figures | {"per_second": total}
+            if EXCLUSIVE in totals:
+                figures["total_percent"] = 100 * total / totals[EXCLUSIVE]
+            if m.way != EXCLUSIVE:
+                figures["distance_percent"] = mean_distance_percent([r["units_per_second"] for r in m.results])
+            if AGAINST.get(m.way) in totals:
+                figures["against_percent"] = 100 * total / totals[AGAINST[m.way]]
+            rows.append(Row(m.block, m.row, m.way, figures))
+    return rows
+
+
+def estimate(options: Options) -> float:
+    outside = 1 + sum(options.shared(way) for way in (HARDWARE, MPS, CAPPED))
+    inside = sum(options.shared(way) for way in (SPATIAL, BURST))
+    each = BEGIN_S * 1.4 + options.repeat * (windows_s(outside + inside, options.seconds) + inside * BEGIN_S)
+    return len(SIZES) * each
+
+
+def _ours(row: Row) -> bool:
+    return row.way in AGAINST
+
+
+PART = Part(
+    "packing",
+    "Replicas of ResNet-50 inference, bs 8; with burst against plain MPS, hard caps against MPS with the same",
+    8.0,
+    (
+        Column("against_percent", "% of MPS alike", "high", 1, (Bar(98.0, _ours),)),
+        Column("distance_percent", "furthest from the mean, %", "low", 1, (Bar(3.0, _ours),)),
+        Column("per_second", "img/s"),
+        Column("total_percent", "% of one alone"),
+        Column("nvml_percent", "NVML"),
+    ),
+    measure,
+    derive,
+    estimate,
+)

@@ -1,0 +1,154 @@
+"""What pairs and triples get done together, and how it is split: beside an exclusive run, hardware time slicing and
+plain MPS of the same processes in the same minutes. No profiler runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+from benchmarks.gpu.catalogue import SHARED, WORKS
+from benchmarks.gpu.parts.part import (
+    BEGIN_S,
+    EXCLUSIVE,
+    HARDWARE,
+    MPS,
+    TEMPORAL,
+    Bench,
+    Options,
+    Part,
+    fit,
+    rotated,
+    windows_s,
+)
+from benchmarks.gpu.parts.shares import SPLITS, label
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.stage import Sharer, Stage
+from benchmarks.gpu.tables import Bar, Column, Row, compared
+
+
+def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
+    return tuple(split for split in options.splits or SPLITS if len(split) > 1)
+
+
+def measure(bench: Bench) -> None:
+    options = bench.options
+    sizes = sorted({len(split) for split in _splits(options)})
+    for work in options.some(SHARED) if sizes else ():
+        with bench.block(work) as stage:
+            plain = [stage.plain(work) for _ in range(sizes[-1])]
+            mps = [stage.mps(work) for _ in range(sizes[-1])]
+            vgpus = [stage.vgpu(TEMPORAL, work, 50), stage.vgpu(TEMPORAL, work, 50)]
+            stage.ready()
+            for size in sizes:
+                for repeat in range(options.repeat):
+                    _together(bench, stage, work, repeat, size, plain, mps, vgpus)
+
+
+def _together(
+    bench: Bench,
+    stage: Stage,
+    work: str,
+    repeat: int,
+    size: int,
+    plain: list[Sharer],
+    mps: list[Sharer],
+    vgpus: list[Sharer],
+) -> None:
+    """All splits of one size, between two exclusive windows."""
+    seconds = bench.options.seconds
+    block, together = f"{work}×{size}", f"{size} of them"
+
+    def keep(row: str, way: str, sharers: Sequence[Sharer], asked: Sequence[float] = ()) -> None:
+        bench.keep(repeat, block, row, way, stage.window(sharers, seconds), asked)
+
+    def shared(split: tuple[float, ...]) -> None:
+        keep(label(split), TEMPORAL, fit(stage, work, vgpus, split), split)
+
+    ways = [
+        *(partial(shared, split) for split in _splits(bench.options) if len(split) == size),
+        partial(keep, together, HARDWARE, plain[:size]),
+        partial(keep, together, MPS, mps[:size]),
+    ]
+    keep(EXCLUSIVE, EXCLUSIVE, plain[:1])
+    for way in rotated(ways, repeat):
+        way()
+    keep(EXCLUSIVE, EXCLUSIVE, plain[:1])
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    rows = []
+    for block in compared(measurements):
+        exclusive = [m.results[0]["units_per_second"] for m in block if m.way == EXCLUSIVE]
+        if not exclusive:
+            continue
+        base = statistics.fmean(exclusive)
+        totals = {m.way: sum(r["units_per_second"] for r in m.results) for m in block if m.way in {HARDWARE, MPS}}
+        for m in block:
+            parts = [r["units_per_second"] for r in m.results]
+            total = sum(parts)
+            figures = m.figures | {"per_second": total, "total_percent": 100 * total / base}
+            for index, result in enumerate(m.results, 1):
+                if result["step_p99_ms"] is not None:
+                    figures |= {f"p50_{index}_ms": result["step_p50_ms"], f"p99_{index}_ms": result["step_p99_ms"]}
+            if m.way == TEMPORAL:
+                split = [100 * part / total for part in parts] if total else [0.0] * len(parts)
+                figures["split_error_points"] = max(abs(a - b) for a, b in zip(split, m.asked, strict=True))
+                if HARDWARE in totals:
+                    figures["over_hardware_points"] = 100 * (total - totals[HARDWARE]) / base
+            rows.append(Row(block[0].block.partition("×")[0], m.row, m.way, figures))
+    return rows
+
+
+def estimate(options: Options) -> float:
+    splits = _splits(options)
+    sizes = {len(split) for split in splits}
+    begin = BEGIN_S * (1 + any(size > 2 for size in sizes))
+    count = options.repeat * (len(splits) + 4 * len(sizes))
+    return len(options.some(SHARED)) * (begin + windows_s(count, options.seconds))
+
+
+def _is(row: Row, *kinds: str) -> bool:
+    return row.way == TEMPORAL and WORKS[row.work].kind in kinds
+
+
+PART = Part(
+    "pairs",
+    "Throughput of several together, in percent of an exclusive run (mean of the one before and the one after)",
+    8.0,
+    (
+        Column(
+            "total_percent",
+            "total",
+            "high",
+            2,
+            (
+                Bar(98.5, lambda row: _is(row, "kernels") and row.work.startswith(("gemm", "elementwise"))),
+                Bar(97.0, lambda row: _is(row, "training")),
+            ),
+        ),
+        Column("over_hardware_points", "above hardware", "high", 2, (Bar(0.0),)),
+        Column(
+            "split_error_points",
+            "split error, points",
+            "low",
+            2,
+            (Bar(1.0, lambda row: not WORKS[row.work].host_bound),),
+        ),
+        Column("per_second", "units/s"),
+        Column("p50_1_ms", "p50 step 1, ms"),
+        Column(
+            "p99_1_ms",
+            "p99 step 1, ms",
+            "low",
+            1,
+            (Bar(120.0, lambda row: _is(row, "training") and row.row == "30/70"),),
+        ),
+        Column("p50_2_ms", "p50 step 2, ms"),
+        Column("p99_2_ms", "p99 step 2, ms"),
+        Column("nvml_percent", "NVML"),
+    ),
+    measure,
+    derive,
+    estimate,
+)

@@ -1,0 +1,62 @@
+"""A vGPU alone at 10, 50 and 100 %: its throughput in percent of the native one. Where half the time gives more than
+half the work, power that was saved went into clocks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, TEMPORAL, Bench, Options, Part, windows_s
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.tables import Column, Row, compared
+
+WORKS: Final = ("gemm4096", "resnet50-train", "resnet50-infer8", "bert-infer")
+PERCENTS: Final = (10.0, 50.0, 100.0)
+
+
+def measure(bench: Bench) -> None:
+    options = bench.options
+    for work in options.some(WORKS):
+        with bench.block(work) as stage:
+            plain, ours = stage.plain(work), stage.vgpu(TEMPORAL, work, PERCENTS[0])
+            stage.ready()
+            for repeat in range(options.repeat):
+                bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, stage.window([plain], options.seconds))
+                for percent in PERCENTS:
+                    stage.split([ours], [percent])
+                    outcome = stage.window([ours], options.seconds)
+                    bench.keep(repeat, work, f"{percent:g}", TEMPORAL, outcome, [percent])
+                bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, stage.window([plain], options.seconds))
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    rows = []
+    for block in compared(measurements):
+        exclusive = [m.results[0]["units_per_second"] for m in block if m.way == EXCLUSIVE]
+        for m in block:
+            figures = m.figures | {"per_second": m.results[0]["units_per_second"]}
+            if exclusive:
+                figures["native_percent"] = 100 * figures["per_second"] / statistics.fmean(exclusive)
+            rows.append(Row(m.block, m.row, m.way, figures))
+    return rows
+
+
+def estimate(options: Options) -> float:
+    windows = windows_s(options.repeat * (len(PERCENTS) + 2), options.seconds)
+    return len(options.some(WORKS)) * (BEGIN_S + windows)
+
+
+PART = Part(
+    "percents",
+    "One vGPU alone, in percent of native throughput",
+    8.0,
+    (
+        Column("native_percent", "% of native", "high", 2),
+        Column("per_second", "units/s"),
+        Column("nvml_percent", "NVML"),
+    ),
+    measure,
+    derive,
+    estimate,
+)

@@ -1,0 +1,102 @@
+"""Whether a vGPU of p % gets p % of the GPU's time, alone and in company, by the kernels' device timestamps.
+
+*Busy* is the union of a process's kernel intervals (CUPTI) over the wall time of the window; NVML's utilisation of the
+whole GPU stands beside it. What a vGPU is owed is its share, or what the work keeps the GPU busy for when it has it to
+itself, whichever is less.
+
+A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have it
+(held, less the idle gaps that were observed: what a limit is about): never above the share, and below it at most for as
+long as work waited for a lease (looked at fifty times a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.gpu.catalogue import SHARED, WORKS
+from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, TEMPORAL, Bench, Options, Part, fit, windows_s
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.tables import Bar, Column, Row, compared
+
+ALONE = (10.0, 30.0, 50.0, 70.0, 90.0)
+SPLITS = ((10.0, 90.0), (30.0, 70.0), (50.0, 50.0), (20.0, 30.0, 50.0))
+
+
+def label(split: Sequence[float]) -> str:
+    return "/".join(f"{percent:g}" for percent in split)
+
+
+def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
+    return options.splits or (*((percent,) for percent in ALONE), *SPLITS)
+
+
+def measure(bench: Bench) -> None:
+    options = bench.options
+    small = [split for split in _splits(options) if len(split) < 3]
+    larger = [split for split in _splits(options) if len(split) > 2]
+    for work in options.some(SHARED):
+        waits = WORKS[work].host_bound
+        with bench.block(work) as stage:
+            plain = stage.plain(work)
+            sharers = [stage.vgpu(TEMPORAL, work, 50), stage.vgpu(TEMPORAL, work, 50)]
+            stage.ready(stamps=True)
+            for splits in (small, larger):
+                for repeat in range(options.repeat):
+                    if splits is small:
+                        outcome = stage.window([plain], options.seconds, stamps=True)
+                        bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, outcome)
+                    for split in splits:
+                        # The other one sleeps with what is left.
+                        fit(stage, work, sharers, split if len(split) > 1 else (*split, 100 - split[0]), stamps=True)
+                        outcome = stage.window(sharers[: len(split)], options.seconds, stamps=True, watch_waits=waits)
+                        bench.keep(repeat, work, label(split), TEMPORAL, outcome, split)
+
+
+def derive(measurements: Sequence[Measurement]) -> list[Row]:
+    rows = []
+    for block in compared(measurements):
+        work = WORKS[block[0].block]
+        demand = next((m.results[0]["busy_ratio"] for m in block if m.way == EXCLUSIVE), None)
+        for m in block:
+            busy = [100 * r["busy_ratio"] for r in m.results]
+            figures = {f"busy{i}_percent": part for i, part in enumerate(busy, 1)} | m.figures
+            if m.way != EXCLUSIVE and demand is not None:
+                if work.host_bound:
+                    figures["token_error_points"] = max(map(token_error, m.results, m.asked))
+                    figures |= {f"token{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
+                    figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
+                else:
+                    owed = [min(share, 100 * demand) for share in m.asked]
+                    figures["error_points"] = max(abs(a - b) for a, b in zip(busy, owed, strict=True))
+            rows.append(Row(m.block, m.row, m.way, figures))
+    return rows
+
+
+def token_error(result: dict[str, float], share: float) -> float:
+    """Points of GPU time above ``share``; or below it, as far as work waited."""
+    token, waited = 100 * result["charged_ratio"], 100 * result["waiting_ratio"]
+    return max(token - share, min(share - token, waited), 0.0)
+
+
+def estimate(options: Options) -> float:
+    splits, works = _splits(options), len(options.some(SHARED))
+    begin = BEGIN_S + 8 + (BEGIN_S if any(len(split) > 2 for split in splits) else 0)
+    return works * (begin + windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True))
+
+
+PART = Part(
+    "shares",
+    "GPU time against what was asked, in percent of the window and points of it",
+    8.0,
+    (
+        Column("error_points", "share error, points", "low", 2, (Bar(1.0),)),
+        Column("token_error_points", "token error, points", "low", 2, (Bar(1.0),)),
+        *(Column(f"busy{i}_percent", f"busy {i}", digits=2) for i in (1, 2, 3)),
+        *(Column(f"token{i}_percent", f"token time {i}", digits=2) for i in (1, 2, 3)),
+        Column("waiting_percent", "work waited, most"),
+        Column("nvml_percent", "NVML"),
+    ),
+    measure,
+    derive,
+    estimate,
+)

@@ -1,0 +1,107 @@
+"""What was measured, as it was measured: one line of JSON for each window, written before the next one begins.
+
+Tables are made from these lines alone (``tables.py``), so a killed run loses nothing and runs can be merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "measurements.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One window of wall time. Measurements of one ``run``, ``repeat`` and ``block`` are compared with each other.
+
+    ``way``: how the GPU was shared (``stage.py`` has the words); ``row``: which of the block's situations it was, as
+    in "30/70". ``asked``: what each sharer was promised, in percent, where it was. ``results``: what each said of
+    itself, in the same order. ``figures``: what was measured from outside.
+    """
+
+    run: str
+    part: str
+    repeat: int
+    block: str
+    row: str
+    way: str
+    asked: tuple[float, ...] = ()
+    results: tuple[dict[str, Any], ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where and when: the first line of a run. ``failures`` are not measurements, they follow as lines of their own."""
+
+    run: str
+    machine: dict[str, str]
+    command: str
+
+
+@dataclass(slots=True)
+class Records:
+    """Everything read from one or more files, in order."""
+
+    runs: list[Run] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+class Writer:
+    """Appends to ``folder/measurements.jsonl``; every line is on the disk when the call returns."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        if self.path.exists():  # a line that a kill cut short would spoil ours
+            whole = self.path.read_bytes()
+            self.path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+        self._append({"run": asdict(run)})
+
+    def measured(self, measurement: Measurement) -> None:
+        self._append({"measurement": asdict(measurement)})
+
+    def failed(self, part: str, block: str, reason: str) -> None:
+        self._append({"failure": {"part": part, "block": block, "reason": reason}})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def parse(lines: Iterable[str]) -> Records:
+    """The records in ``lines``; a last line that a kill cut short is left out. ValueError for any other nonsense."""
+    records = Records()
+    kept = [line for line in lines if line.strip()]
+    for number, line in enumerate(kept, 1):
+        try:
+            said = json.loads(line)
+        except ValueError:
+            if number == len(kept):
+                break
+            raise ValueError(f"line {number} is no record: {line[:80]!r}") from None
+        if "run" in said:
+            records.runs.append(Run(**said["run"]))
+        elif "measurement" in said:
+            fields = said["measurement"]
+            fields |= {"asked": tuple(fields["asked"]), "results": tuple(fields["results"])}
+            records.measurements.append(Measurement(**fields))
+        elif "failure" in said:
+            records.failures.append(said["failure"])
+    return records
+
+
+def read(paths: Sequence[Path]) -> Records:
+    """The records of all files; a folder stands for the file in it. FileNotFoundError if one is not there."""
+    whole = Records()
+    for path in paths:
+        records = parse((path / FILE if path.is_dir() else path).read_text().splitlines())
+        whole.runs += records.runs
+        whole.measurements += records.measurements
+        whole.failures += records.failures
+    return whole

@@ -1,0 +1,199 @@
+"""One sharer: an unmodified workload in a process of its own, which counts what it gets done.
+
+    python -m benchmarks.gpu.sharer --work NAME [--simulated]
+
+Nothing in here knows about vGPUs. It warms up, prints ``READY``, and then answers each line of stdin, a window as JSON
+(``Window``), by one line, ``RESULT`` and an object; it ends with stdin. Times are ``time.monotonic()``.
+
+A window has a lead-in and a tail in which the sharer works but does not count, so that all sharers are at work for the
+whole of it. Steps count in parts (``stats.work_at``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final, Protocol, TypeVar
+
+from benchmarks.gpu.catalogue import STAMPED, WORKS, Work
+from benchmarks.gpu.stats import Interval, bootstrap, gaps_within, percentile, rate, union_ns
+from benchmarks.gpu.works.program import Mark, Program
+
+SILENCE_S: Final = 0.5
+"""The longest time without a kernel, of a sharer that always has work: a token of 10 % waits 0.1 s for its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From ``start`` on for ``seconds``. ``stamps``: how long the GPU was busy by device timestamps, too;
+    ``kernels``: the timestamps themselves instead, of lead-in and tail as well.
+
+    ``requests_per_second``: 0, or an open loop: requests arrive at random at that rate, whether or not the GPU keeps
+    up, and each is waited for before the next one is submitted. ``lead_s``: lead-in and tail.
+    """
+
+    start: float
+    seconds: float
+    stamps: bool = False
+    kernels: bool = False
+    requests_per_second: float = 0.0
+    lead_s: float = 0.7
+
+
+def sleep_until(at: float) -> float:
+    """How late it was, in seconds, if it was too late for that already."""
+    left = at - time.monotonic()
+    time.sleep(max(0.0, left))
+    return max(0.0, -left)
+
+
+def closed_loop(program: Program, depth: int, until: float) -> list[float]:
+    """Keep ``depth`` steps in flight until then; when each was seen to be done."""
+    flying: collections.deque[Mark] = collections.deque()
+    done: list[float] = []
+
+    def finish_one() -> None:
+        program.wait(flying.popleft())
+        done.append(time.monotonic())
+
+    while time.monotonic() < until:
+        program.step()
+        flying.append(program.mark())
+        if len(flying) >= depth:
+            finish_one()
+    while flying:
+        finish_one()
+    return done
+
+
+def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
+    """Steps a second, and the times between their ends, in a closed loop."""
+    start, stop = window.start, window.start + window.seconds
+    with program.stamped() if window.stamps else nullcontext() as stamps:
+        late_s = sleep_until(start - window.lead_s)
+        done = closed_loop(program, work.depth, stop + window.lead_s)
+    steps = rate(done, start, stop)
+    gaps_ms = [1e3 * gap for gap in gaps_within(done, start, stop)]
+    result: dict[str, Any] = {
+        "steps_per_second": steps,
+        "units_per_second": steps * work.units,
+        "steps": len(gaps_ms),
+        "step_p50_ms": percentile(gaps_ms, 50) if gaps_ms else None,
+        "step_p99_ms": percentile(gaps_ms, 99) if gaps_ms else None,
+        "late_s": late_s,
+    }
+    if stamps is not None and window.kernels:
+        result["kernels_ns"] = stamps()
+    elif stamps is not None:
+        kernels = stamps()
+        check_whole(kernels, start, stop)
+        busy_ns = union_ns(kernels, (int(start * 1e9), int(stop * 1e9)))
+        result |= {"busy_ratio": busy_ns / (window.seconds * 1e9), "kernels": len(kernels)}
+    return result
+
+
+def check_whole(kernels: Sequence[Interval], start: float, stop: float) -> None:
+    """RuntimeError if the kernels begin long after the window or end long before it: a profiler's buffers were full."""
+    if not kernels:
+        raise RuntimeError("no device timestamps at all")
+    first, last = min(kernels)[0] / 1e9, max(end for _, end in kernels) / 1e9
+    if first > start + SILENCE_S or last < stop - SILENCE_S:
+        seen = f"{len(kernels)} kernels from {first - start:.2f} to {last - start:.2f} s of {stop - start:g}"
+        raise RuntimeError(f"device timestamps are missing ({seen}): choose fewer --seconds")
+
+
+def requests(program: Program, window: Window) -> dict[str, Any]:
+    """Latencies of requests that arrive by a Poisson process. From arrival to the host's knowing; and between device
+    events around the request, which leave out what it waited in the host's own queue.
+
+    Who cannot keep up is given half a window more; for what is ``unserved`` then, the time until then counts.
+    """
+    dice = Random(1)
+    arrivals = []
+    arrival = window.start
+    while arrival < window.start + window.seconds:
+        arrivals.append(arrival)
+        arrival += dice.expovariate(window.requests_per_second)
+    late_s = sleep_until(window.start)
+    host_ms: list[float] = []
+    gpu_ms: list[float] = []
+    enough = window.start + 1.5 * window.seconds
+    for arrival in arrivals:
+        if time.monotonic() > enough:
+            host_ms.append(1e3 * (enough - arrival))
+            continue
+        while (left := arrival - time.monotonic()) > 0:
+            time.sleep(left - 0.0002 if left > 0.0003 else 0)  # a wake-up that is late would count as latency
+        first = program.mark(timed=True)
+        program.step()
+        last = program.mark(timed=True)
+        program.wait(last)
+        host_ms.append(1e3 * (time.monotonic() - arrival))
+        gpu_ms.append(program.elapsed_ms(first, last))
+    result = {"requests": len(arrivals), "unserved": len(arrivals) - len(gpu_ms), "late_s": late_s}
+    return result | _latencies("host", host_ms) | _latencies("gpu", gpu_ms)
+
+
+def _latencies(clock: str, samples: Sequence[float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for percent in (50, 99):
+        low, high = bootstrap(samples, partial(percentile, percent=percent), block=100, rounds=200)
+        name = f"{clock}_p{percent}"
+        found |= {f"{name}_ms": percentile(samples, percent), f"{name}_low_ms": low, f"{name}_high_ms": high}
+    return found
+
+
+def build(name: str, simulated: bool) -> Program:
+    if simulated or name == STAMPED:
+        from benchmarks.gpu.works.stamped import StampedProgram
+
+        return StampedProgram(WORKS[name])
+    from benchmarks.gpu.works.cuda import TorchProgram
+
+    return TorchProgram(name)
+
+
+class Synchronizes(Protocol):
+    def synchronize(self) -> None: ...
+
+
+Served = TypeVar("Served", bound=Synchronizes)
+
+
+def serve(make: Callable[[], Served], answer: Callable[[Served, Window], dict[str, Any]]) -> None:
+    """The conversation: READY once the program has warmed up, then a RESULT for each window, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    program = make()
+    program.synchronize()
+    print("READY", file=answers)
+    for line in sys.stdin:
+        window = Window(**json.loads(line))
+        print("RESULT", json.dumps({"pid": os.getpid(), **asdict(window), **answer(program, window)}), file=answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", choices=WORKS, required=True)
+    parser.add_argument("--simulated", action="store_true", help="the stand-in, on a simulated GPU")
+    options = parser.parse_args()
+    work = WORKS[options.work]
+
+    def answer(program: Program, window: Window) -> dict[str, Any]:
+        result = requests(program, window) if window.requests_per_second else steady(work, program, window)
+        return {"work": work.name, **result}
+
+    serve(lambda: build(work.name, options.simulated), answer)
+
+
+if __name__ == "__main__":
+    main()

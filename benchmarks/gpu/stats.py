@@ -1,0 +1,107 @@
+"""The statistics of the benchmarks. Pure: numbers in, numbers out, and the same ones every time."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+Interval = tuple[int, int]
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The smallest sample that at least ``percent`` of them do not exceed (nearest rank). ValueError without any."""
+    if not samples:
+        raise ValueError("no samples, no percentile")
+    return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]
+
+
+def bootstrap(
+    samples: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    *,
+    block: int = 1,
+    rounds: int = 400,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """An interval that holds ``statistic`` with probability ``level``: percentiles over resampled ``samples``.
+
+    ``block``: how many neighbours are drawn together (Künsch, 1989), since latencies that follow each other resemble
+    each other, and drawing them one by one would make the interval too narrow.
+    """
+    count = len(samples)
+    block = max(1, min(block, count))
+    dice = random.Random(1)
+    found = []
+    for _ in range(rounds):
+        drawn: list[float] = []
+        while len(drawn) < count:
+            first = dice.randrange(count - block + 1)
+            drawn += samples[first : first + block]
+        found.append(statistic(drawn[:count]))
+    tail = 100 * (1 - level) / 2
+    return percentile(found, tail), percentile(found, 100 - tail)
+
+
+def union_ns(intervals: Iterable[Interval], window: Interval) -> int:
+    """How much of ``window`` is covered by at least one of ``intervals`` (start, end), in any order."""
+    covered, reach = 0, window[0]
+    for start, end in sorted(intervals):
+        start, end = max(start, reach), min(end, window[1])
+        if end > start:
+            covered += end - start
+            reach = end
+    return covered
+
+
+def work_at(completions: Sequence[float], at: float) -> float:
+    """How many of ``completions`` (ascending) had happened at ``at``; between two of them, on a straight line.
+
+    A step of a slow sharer is a large part of what it does in a window: whole steps would be off by up to one.
+    """
+    done = bisect.bisect_right(completions, at)
+    if done == 0 or done == len(completions):
+        return float(done)
+    before, after = completions[done - 1], completions[done]
+    return done + (at - before) / (after - before)
+
+
+def rate(completions: Sequence[float], start: float, stop: float) -> float:
+    """Completions a second between ``start`` and ``stop`` (seconds)."""
+    return (work_at(completions, stop) - work_at(completions, start)) / (stop - start)
+
+
+def gaps_within(completions: Sequence[float], start: float, stop: float) -> list[float]:
+    """Times between neighbours that both lie in the window."""
+    inside = [at for at in completions if start <= at <= stop]
+    return [b - a for a, b in pairwise(inside)]
+
+
+def handovers_ns(sharers: Sequence[Sequence[Interval]]) -> list[int]:
+    """From the last end of one sharer's kernels to the start of the next kernel, which is another's. Negative: overlap.
+
+    ``sharers``: each one's kernels as (start, end) on one clock. Where intervals of both overlap, the owner changes
+    with every kernel, so none of them is hidden.
+    """
+    kernels = sorted((start, end, who) for who, intervals in enumerate(sharers) for start, end in intervals)
+    return [b[0] - a[1] for a, b in pairwise(kernels) if a[2] != b[2]]
+
+
+def tick_ns(stamps: Iterable[int]) -> int:
+    """The step of the clock that ``stamps`` were read from: the greatest common divisor of their differences."""
+    ordered = sorted(set(stamps))
+    return math.gcd(*(b - a for a, b in pairwise(ordered)))
+
+
+def worst(values: Sequence[float], better: str) -> float:
+    """The least favourable of ``values``; ``better``: "low" or "high"."""
+    return max(values) if better == "low" else min(values)
+
+
+def mean_distance_percent(rates: Sequence[float]) -> float:
+    """How far the one furthest from the mean is from it, in percent of the mean."""
+    mean = statistics.fmean(rates)
+    return max(abs(rate - mean) for rate in rates) / mean * 100 if mean else math.inf

@@ -1,0 +1,148 @@
+"""The workloads in PyTorch: random weights and inputs, made once. Each builder returns a step to be called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, ELEMENTS, RNNT_BATCH, TRAINING_BATCH
+
+Step = Callable[[], object]
+
+
+def gemm(size: int) -> Callable[[torch.device], Step]:
+    def build(device: torch.device) -> Step:
+        a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+        out = torch.empty(size, size, device=device, dtype=torch.bfloat16)
+        return lambda: torch.mm(a, b, out=out)
+
+    return build
+
+
+def elementwise(device: torch.device) -> Step:
+    x = torch.randn(ELEMENTS, device=device)
+    y = torch.empty_like(x)
+    return lambda: torch.mul(x, 1.0001, out=y)
+
+
+def resnet_training(device: torch.device, batch: int = TRAINING_BATCH) -> Step:
+    import torchvision
+
+    model = torchvision.models.resnet50().to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def resnet_inference(batch: int) -> Callable[[torch.device], Step]:
+    def build(device: torch.device) -> Step:
+        import torchvision
+
+        like: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
+        model = torchvision.models.resnet50().to(**like).to(memory_format=torch.channels_last).eval()
+        images = torch.randn(batch, 3, 224, 224, **like).to(memory_format=torch.channels_last)
+        return in_inference_mode(lambda: model(images))
+
+    return build
+
+
+def bert(device: torch.device) -> Step:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig()
+    model = BertModel(config).to(device=device, dtype=torch.bfloat16).eval()
+    tokens = torch.randint(0, config.vocab_size, (BERT_BATCH, BERT_TOKENS), device=device)
+    attended = torch.ones_like(tokens)
+    return in_inference_mode(lambda: model(input_ids=tokens, attention_mask=attended))
+
+
+class Transducer(torch.nn.Module):  # type: ignore[misc]
+    """As large as MLPerf's RNN-T: two LSTM layers, pairs of frames stacked, three more; a predictor; a joint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near = torch.nn.LSTM(240, 1024, 2, batch_first=True)
+        self.far = torch.nn.LSTM(2048, 1024, 3, batch_first=True)
+        self.embedding = torch.nn.Embedding(29, 320)
+        self.predictor = torch.nn.LSTM(320, 320, 2, batch_first=True)
+        self.joint = torch.nn.Sequential(torch.nn.Linear(1344, 512), torch.nn.ReLU(), torch.nn.Linear(512, 29))
+
+    def forward(self, frames: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
+        heard = self.near(frames)[0]
+        heard = self.far(heard.reshape(heard.shape[0], heard.shape[1] // 2, 2048))[0]
+        said = self.predictor(self.embedding(letters))[0]
+        pairs = [
+            heard.unsqueeze(2).expand(-1, -1, said.shape[1], -1),
+            said.unsqueeze(1).expand(-1, heard.shape[1], -1, -1),
+        ]
+        return self.joint(torch.cat(pairs, -1))
+
+
+def transducer(device: torch.device) -> Step:
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    model = Transducer().to(device=device, dtype=dtype).eval()
+    frames = torch.randn(RNNT_BATCH, 256, 240, device=device, dtype=dtype)
+    letters = torch.randint(0, 29, (RNNT_BATCH, 32), device=device)
+    return in_inference_mode(lambda: model(frames, letters))
+
+
+def captured(build: Callable[[torch.device], Step]) -> Callable[[torch.device], Step]:
+    """The step of ``build`` as one CUDA graph."""
+
+    def captured_build(device: torch.device) -> Step:
+        step = build(device)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries choose and allocate before the capture
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        replay: Step = graph.replay
+        return replay
+
+    return captured_build
+
+
+def long_kernel(device: torch.device) -> Step:
+    from benchmarks.gpu.works.long_kernel import spin
+
+    return spin(device)
+
+
+def in_inference_mode(step: Step) -> Step:
+    def quiet() -> object:
+        with torch.inference_mode():
+            return step()
+
+    return quiet
+
+
+BUILDERS: Final[dict[str, Callable[[torch.device], Step]]] = {
+    "gemm2048": gemm(2048),
+    "gemm4096": gemm(4096),
+    "gemm16384": gemm(16384),
+    "elementwise": elementwise,
+    "resnet50-train": resnet_training,
+    "resnet50-infer1": resnet_inference(1),
+    "resnet50-infer8": resnet_inference(8),
+    "bert-infer": bert,
+    "graph": captured(resnet_inference(8)),
+    "resnet50-graph1": captured(resnet_inference(1)),
+    "long-kernel": long_kernel,
+    "rnnt-infer": transducer,
+}
+"""By the catalogue's names."""

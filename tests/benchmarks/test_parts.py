@@ -1,0 +1,265 @@
+"""What the parts make of measurements: with the baselines of the same block, and without them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.chain import overlaps
+from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares
+from benchmarks.gpu.parts.handover import with_gaps
+from benchmarks.gpu.parts.part import Options
+from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.sharer import Window, check_whole, requests
+from benchmarks.gpu.stage import Outcome
+from benchmarks.gpu.tables import Row
+
+
+def measured(
+    part: str, block: str, row: str, way: str, asked: tuple[float, ...], *results: dict[str, Any]
+) -> Measurement:
+    return Measurement("r", part, 0, block, row, way, asked, results)
+
+
+def did(units: float, p99_ms: float | None = 5.0) -> dict[str, Any]:
+    return {"units_per_second": units, "step_p50_ms": 4.0, "step_p99_ms": p99_ms}
+
+
+def find(rows: list[Row], row: str, way: str) -> dict[str, float]:
+    (found,) = [r.figures for r in rows if (r.row, r.way) == (row, way)]
+    return found
+
+
+def test_a_share_is_judged_by_the_one_who_is_furthest_off() -> None:
+    rows = shares.derive(
+        [
+            measured("shares", "gemm4096", "exclusive", "exclusive", (), {"busy_ratio": 0.995}),
+            measured("shares", "gemm4096", "30/70", "temporal", (30, 70), {"busy_ratio": 0.299}, {"busy_ratio": 0.694}),
+        ]
+    )
+    assert find(rows, "30/70", "temporal")["error_points"] == pytest.approx(0.6)
+    assert "error_points" not in find(rows, "exclusive", "exclusive")
+
+
+def test_nobody_is_owed_more_than_it_uses_when_alone() -> None:
+    rows = shares.derive(
+        [
+            measured("shares", "resnet50-train", "exclusive", "exclusive", (), {"busy_ratio": 0.88}),
+            measured("shares", "resnet50-train", "90", "temporal", (90,), {"busy_ratio": 0.875}),
+        ]
+    )
+    assert find(rows, "90", "temporal")["error_points"] == pytest.approx(0.5)
+
+
+def test_without_an_exclusive_run_no_error_is_claimed() -> None:
+    rows = shares.derive([measured("shares", "gemm4096", "30", "temporal", (30,), {"busy_ratio": 0.3})])
+    assert find(rows, "30", "temporal") == {"busy1_percent": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("token", "waited", "points"),
+    [(0.30, 0.6, 0.0), (0.32, 0.0, 2.0), (0.20, 0.0, 0.0), (0.20, 0.04, 4.0), (0.20, 0.9, 10.0)],
+)
+def test_a_host_bound_work_is_short_of_its_share_only_while_work_waited(
+    token: float, waited: float, points: float
+) -> None:
+    assert shares.token_error({"charged_ratio": token, "waiting_ratio": waited}, 30.0) == pytest.approx(points)
+
+
+def test_totals_are_compared_with_the_exclusive_runs_before_and_after() -> None:
+    block = "resnet50-train×2"
+    rows = pairs.derive(
+        [
+            measured("pairs", block, "exclusive", "exclusive", (), did(2000)),
+            measured("pairs", block, "30/70", "temporal", (30, 70), did(620, 110.0), did(1380)),
+            measured("pairs", block, "2 of them", "hardware", (), did(900), did(900)),
+            measured("pairs", block, "2 of them", "mps", (), did(950), did(950, None)),
+            measured("pairs", block, "exclusive", "exclusive", (), did(2100)),
+        ]
+    )
+    shared = find(rows, "30/70", "temporal")
+    assert shared["total_percent"] == pytest.approx(100 * 2000 / 2050)
+    assert shared["over_hardware_points"] == pytest.approx(100 * 200 / 2050)
+    assert shared["split_error_points"] == pytest.approx(1.0)
+    assert shared["p99_1_ms"] == 110.0
+    assert "over_hardware_points" not in find(rows, "2 of them", "hardware")
+    assert "p99_2_ms" not in find(rows, "2 of them", "mps")
+    assert {row.work for row in rows} == {"resnet50-train"}
+
+
+def test_a_block_that_was_cut_short_before_its_baseline_gives_no_row() -> None:
+    assert pairs.derive([measured("pairs", "gemm4096×2", "30/70", "temporal", (30, 70), did(1), did(2))]) == []
+
+
+def test_the_bars_of_pairs_are_for_the_works_that_they_name() -> None:
+    columns = {column.figure: column for column in PARTS["pairs"].columns}
+
+    def bar(figure: str, work: str, row: str = "30/70", way: str = "temporal") -> float | None:
+        return columns[figure].bar(Row(work, row, way, {}))
+
+    assert [bar("total_percent", work) for work in ("gemm16384", "elementwise", "resnet50-train", "bert-infer")] == [
+        98.5,
+        98.5,
+        97.0,
+        None,
+    ]
+    assert bar("total_percent", "gemm4096", way="hardware") is None
+    assert [bar("p99_1_ms", "resnet50-train", row) for row in ("30/70", "50/50")] == [120.0, None]
+    assert bar("split_error_points", "resnet50-infer1") is None
+
+
+def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:
+    a, b = [(0, 1024), (2048, 3072)], [(1056, 2016), (3136, 4096)]
+    outcome = with_gaps(Outcome(({"pid": 1, "kernels_ns": a}, {"pid": 2, "kernels_ns": b})))
+    assert outcome.results == ({"pid": 1}, {"pid": 2})
+    assert outcome.figures["handovers"] == 3
+    assert outcome.figures["gap_p50_us"] == pytest.approx(0.032)
+    assert outcome.figures["gap_worst_us"] == pytest.approx(0.064)
+    assert (outcome.figures["tick_ns"], outcome.figures["overlaps"]) == (32, 0)
+
+
+def test_gaps_of_kernels_that_all_overlap_are_no_gaps() -> None:
+    outcome = with_gaps(Outcome(({"kernels_ns": [(0, 100)]}, {"kernels_ns": [(50, 150)]})))
+    assert (outcome.figures["handovers"], outcome.figures["overlaps"]) == (1, 1)
+    assert "gap_p99_us" not in outcome.figures
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_an_estimate_grows_with_what_is_asked(part: Any) -> None:
+    assert part.name
+    one, longer, more = (part.estimate(Options(s, n)) for s, n in ((4.0, 1), (8.0, 1), (4.0, 2)))
+    assert 0 < one <= longer
+    assert one < more
+
+
+def latency(p50: float, p99: float) -> dict[str, float]:
+    found = {"requests": 1000.0, "unserved": 0.0}
+    for clock in ("host", "gpu"):
+        for percent, value in ((50, p50), (99, p99)):
+            found |= {f"{clock}_p{percent}{end}_ms": value for end in ("", "_low", "_high")}
+    return found
+
+
+def test_a_stream_and_its_trainer_are_compared_with_each_alone() -> None:
+    rows = colocation.derive(
+        [
+            measured("colocation", "b", "stream", "exclusive", (), latency(2.0, 4.0)),
+            measured("colocation", "b", "trainer", "exclusive", (), did(2000)),
+            measured("colocation", "b", "30/70", "spatial", (), latency(2.1, 4.8), did(1700)),
+        ]
+    )
+    ours = find(rows, "30/70", "spatial")
+    assert (ours["p50_ratio"], ours["p99_ratio"]) == (pytest.approx(1.05), pytest.approx(1.2))
+    assert ours["trainer_percent"] == pytest.approx(85)
+    assert "p50_ratio" not in find(rows, "stream", "exclusive")
+    met = {c.figure: c.bar(rows[-1]) for c in PARTS["colocation"].columns if c.bars}
+    assert met == {"p50_ratio": 1.10, "p99_ratio": 1.10, "trainer_percent": 80.0}
+
+
+def test_replicas_are_compared_with_mps_of_the_same_kind() -> None:
+    each = {"exclusive": 1, "mps": 4, "mps-capped": 4, "spatial": 4, "spatial-burst": 4}
+    rates = {"exclusive": 100.0, "mps": 30.0, "mps-capped": 25.0, "spatial": 24.0, "spatial-burst": 29.7}
+    rows = packing.derive(
+        [
+            measured("packing", "4 replicas", "24 % each", way, (), *[did(rates[way]) for _ in range(n)])
+            for way, n in each.items()
+        ]
+    )
+    assert find(rows, "24 % each", "spatial")["against_percent"] == pytest.approx(96)
+    assert find(rows, "24 % each", "spatial-burst")["against_percent"] == pytest.approx(99)
+    assert find(rows, "24 % each", "mps")["distance_percent"] == 0
+    assert "against_percent" not in find(rows, "24 % each", "mps")
+
+
+def test_the_total_of_a_mix_is_normalised_by_kind() -> None:
+    works = ["resnet50-infer8", "resnet50-infer8", "rnnt-infer", "bert-infer"]
+
+    def together(*rates: float) -> list[dict[str, Any]]:
+        return [{"work": work, "units_per_second": rate} for work, rate in zip(works, rates, strict=True)]
+
+    alone = zip(("resnet50-infer8", "rnnt-infer", "bert-infer"), (1000.0, 400.0, 200.0), strict=True)
+    measurements = [
+        *(measured("mix", "b", work, "exclusive", (), did(rate)) for work, rate in alone),
+        measured("mix", "b", "8 of them", "mps", (), *together(200, 200, 100, 50)),
+        measured("mix", "b", "8 of them", "spatial", (), *together(250, 250, 100, 50)),
+    ]
+    rows = mix.derive(measurements)
+    ours = find(rows, "8 of them", "spatial")
+    assert ours["total_percent"] == pytest.approx(100)
+    assert ours["over_mps_percent"] == pytest.approx(100 * 100 / 90)
+    assert ours["resnet50-infer8_percent"] == pytest.approx(50)
+    assert mix.derive(measurements[1:]) == []
+
+
+def test_percents_are_of_the_native_runs_around_them() -> None:
+    rows = percents.derive(
+        [
+            measured("percents", "gemm4096", "exclusive", "exclusive", (), did(600)),
+            measured("percents", "gemm4096", "50", "temporal", (50,), did(352)),
+            measured("percents", "gemm4096", "exclusive", "exclusive", (), did(680)),
+        ]
+    )
+    assert find(rows, "50", "temporal")["native_percent"] == pytest.approx(55)
+
+
+def test_what_the_gate_adds_is_the_median_of_pairs() -> None:
+    turns = {"gated_s": [1.01, 1.00, 1.04], "direct_s": [1.0, 1.0, 1.0], "steps": 50}
+    found = gate.figures({**turns, "gated_launches": 7, "direct_launches": 8})
+    assert found["added_percent"] == pytest.approx(1.0)
+    assert found["added_low_percent"] <= 1.0 <= found["added_high_percent"]
+    assert found["step_ms"] == pytest.approx(20.0)
+
+
+def test_the_overlap_that_is_kept_is_in_percent_of_that_without_a_vgpu() -> None:
+    def chain(percent: float) -> dict[str, float]:
+        return {"overlapped_percent": percent, "kernel_us": 10.0, "chains": 3}
+
+    rows = pdl.derive(
+        [
+            measured("pdl", "pdl", "pdl", "exclusive", (), chain(80)),
+            measured("pdl", "pdl", "100 %", "temporal", (100,), chain(76)),
+        ]
+    )
+    assert find(rows, "100 %", "temporal")["kept_percent"] == pytest.approx(95)
+    assert "kept_percent" not in find(rows, "pdl", "exclusive")
+
+
+def test_neighbours_in_a_chain_overlap_where_the_next_starts_before_the_end() -> None:
+    found = overlaps([(0, 20_000), (10_000, 30_000), (30_000, 50_000)])
+    assert found == {"overlapped_percent": 50.0, "kernel_us": pytest.approx(50 / 3)}
+
+
+def test_timestamps_have_to_cover_the_window() -> None:
+    second = 1_000_000_000
+    check_whole([(9 * second, 10 * second), (11 * second, 12 * second)], 10.0, 12.0)
+    for missing in ([], [(9 * second, 11 * second)], [(11 * second, 13 * second)]):
+        with pytest.raises(RuntimeError, match="timestamps"):
+            check_whole(missing, 10.0, 12.0)
+
+
+class Slow:
+    """A program whose every step takes 40 ms of the GPU."""
+
+    def step(self) -> None: ...
+
+    def mark(self, timed: bool = False) -> float:
+        return time.monotonic()
+
+    def wait(self, mark: float) -> None:
+        time.sleep(0.04)
+
+    def elapsed_ms(self, first: float, last: float) -> float:
+        return 40.0
+
+    def synchronize(self) -> None: ...
+
+    def stamped(self) -> Any: ...
+
+
+def test_requests_that_nobody_could_serve_count_with_the_time_they_waited() -> None:
+    found = requests(Slow(), Window(time.monotonic(), 0.4, requests_per_second=1000.0))
+    assert found["requests"] > found["unserved"] > found["requests"] / 2
+    assert found["gpu_p50_ms"] == 40.0
+    assert 200.0 <= found["host_p50_ms"] <= 600.0

@@ -1,0 +1,121 @@
+"""The suite on the simulated GPU, by its command line: nodes, vGPUs, sharers, records, tables. No figure counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.parts.part import Bench, Options
+from benchmarks.gpu.records import Run, Writer, read
+from benchmarks.gpu.stage import Ground
+
+
+def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def rehearse(out: Path, *arguments: str) -> str:
+    done = suite("--simulate", "--seconds", "0.3", "--out", str(out), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_shares_and_their_tables(tmp_path: Path) -> None:
+    shown = rehearse(tmp_path, "--part", "shares", "--works", "gemm4096", "--splits", "30", "30/70")
+    records = read([tmp_path])
+    assert [(m.row, m.way) for m in records.measurements] == [
+        ("exclusive", "exclusive"),
+        ("30", "temporal"),
+        ("30/70", "temporal"),
+    ]
+    assert all(0 < r["busy_ratio"] <= 1 for m in records.measurements for r in m.results)
+    assert "share error, points" in shown
+    assert "| gemm4096 | 30/70 | temporal |" in (tmp_path / "tables.md").read_text()
+    merged = suite("--merge", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "both"))
+    assert merged.returncode == 0, merged.stderr
+    (table,) = json.loads((tmp_path / "both" / "tables.json").read_text())["tables"]
+    assert all(row["figures"]["busy1_percent"]["repeats"] == 2 for row in table["rows"])
+
+
+@pytest.mark.slow
+def test_pairs_with_all_their_baselines(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "pairs", "--works", "gemm4096", "--splits", "30/70")
+    measurements = read([tmp_path]).measurements
+    assert {(m.row, m.way) for m in measurements} == {
+        ("exclusive", "exclusive"),
+        ("30/70", "temporal"),
+        ("2 of them", "hardware"),
+        ("2 of them", "mps"),
+    }
+    assert all(r["units_per_second"] > 0 for m in measurements for r in m.results)
+
+
+def test_handovers(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "handover")
+    ours, hardware = read([tmp_path]).measurements
+    assert ours.figures["handovers"] >= 2
+    assert ours.figures["gap_p99_us"] > 0
+    assert "kernels_ns" not in hardware.results[0]
+
+
+@pytest.mark.slow
+def test_a_training_with_the_gate_on_and_off(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "gate")
+    (result,) = read([tmp_path]).measurements[0].results
+    turns = (1 + len(result["direct_s"])) * result["steps"]
+    assert len(result["gated_s"]) == len(result["direct_s"]) >= 1
+    assert result["direct_launches"] == turns * WORKS["resnet50-train"].kernels
+    assert result["gated_launches"] >= result["direct_launches"]
+
+
+@pytest.mark.slow
+def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "colocation", "--ways", "spatial", "--splits", "50/50")
+    stream, trainer, ours = read([tmp_path]).measurements
+    assert [m.row for m in (stream, trainer, ours)] == ["stream", "trainer", "50/50"]
+    assert all(result["host_p99_ms"] >= result["gpu_p50_ms"] > 0 for result in (stream.results[0], ours.results[0]))
+    assert ours.results[1]["units_per_second"] > 0
+
+
+def test_dependent_launches(tmp_path: Path) -> None:
+    rehearse(tmp_path, "--part", "pdl")
+    assert [m.row for m in read([tmp_path]).measurements] == ["serial", "pdl", "100 %", "50 %"]
+
+
+def test_a_sharer_that_is_killed_costs_its_block_alone_and_leaves_no_vgpu(tmp_path: Path) -> None:
+    run = Run("r", {}, "")
+    told: list[str] = []
+    with Ground(simulated=True) as ground:
+        bench = Bench("pairs", "r", Options(0.3), ground, Writer(tmp_path, run), told.append, lambda _: None)
+        with bench.block("doomed") as stage:
+            sharer = stage.vgpu("temporal", "gemm4096", 30)
+            stage.ready()
+            for process in psutil.Process(sharer.pid).children():
+                process.kill()
+            stage.window([sharer], 0.3)
+        assert json.loads(ground.node("temporal").run("ls", "-o", "json")) == []
+    (failure,) = read([tmp_path]).failures
+    assert failure["block"] == "doomed"
+    assert "SharerFailed" in failure["reason"]
+    assert "doomed FAILED" in told[-1]
+
+
+def test_an_estimate_measures_nothing(tmp_path: Path) -> None:
+    done = suite("--estimate", "--out", str(tmp_path / "none"))
+    assert done.returncode == 0
+    assert "in all" in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("split", ["30/80", "0/50", "100", "a/b"])
+def test_shares_that_no_gpu_has_are_refused(split: str, tmp_path: Path) -> None:
+    done = suite("--splits", split, "--estimate", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "--splits" in done.stderr
