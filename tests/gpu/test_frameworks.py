@@ -54,7 +54,8 @@ def run(node: Node, code: str, share: int) -> Any:
     """The last line that the program prints, as JSON."""
     program = textwrap.dedent(PROLOGUE) + textwrap.dedent(code)
     command = [*node.vgpuctl, "run", "--sm", str(share), "--mem", "24G", "--", sys.executable, "-c", program]
-    environment = node.environment | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = node.environment | {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=280, check=False, cwd=node.directory
     )
