@@ -188,7 +188,7 @@ class Competition(ABC):
     def outlook(self, vgpu: VgpuKey) -> Outlook:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
         account = self._accounts[vgpu]
-        ready = bool(account.holds) or not (account.throttled or account.barred or self._ahead(account))
+        ready = bool(account.holds) or not (account.throttled or account.barred or self._overserved(account))
         oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
         if oldest is None:
             return Outlook(bound=account.wants, ready=ready)
@@ -359,7 +359,7 @@ class Competition(ABC):
             if a.muster is not None and now_ns >= a.muster.lapses_ns:
                 a.muster = replace(a.muster, binding=False, urgent=False)
         for a in self._accounts.values():
-            if a.away and self._admitted(a, now_ns):
+            if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
                 a.away = False
                 self._place(a, now_ns)
                 self._seat(a, now_ns)
@@ -383,14 +383,14 @@ class Competition(ABC):
         return min((at for at in due if at > now_ns), default=None)
 
     def _called(self, account: Account, at_ns: int) -> bool:
-        """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is not
-        worth a lease of anybody else, so that counts as well."""
+        """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is
+        not worth a lease of anybody else, so that counts as well."""
         muster = account.muster
         return muster is not None and muster.start_ns - self.policy.fill_min_ns <= at_ns < muster.end_ns
 
     def _urgent(self, account: Account) -> bool:
         """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
-        than the short turn that ends it: so neither limit nor debt, which are charged all the same, stand in its way."""
+        than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
         return account.muster is not None and account.muster.urgent and account.wants and not account.undrained
 
     def _admitted(self, account: Account, at_ns: int) -> bool:
@@ -401,7 +401,7 @@ class Competition(ABC):
             return True
         return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
 
-    def _ahead(self, account: Account) -> bool:
+    def _overserved(self, account: Account) -> bool:
         """Whether it has had so much more than its share that it does not go even if it is called."""
         if all(a is account for a in self._competitors()):
             return False

@@ -146,9 +146,9 @@ class Observed:
 class Muster:
     """When a member of a gang is to hold; see ``gangs.py``.
 
-    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays away. ``urgent``:
-    another member has not drained after its lease and may be waiting for this one, which goes now. ``lapses_ns``: unless
-    renewed before, the muster means nothing any more from here on; that bounds every wait for another GPU's word.
+    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays away.
+    ``urgent``: another member has not drained after its lease and may be waiting for this one, which goes now.
+    ``lapses_ns``: unless renewed before, neither holds from here on; that bounds every wait for another GPU's word.
     """
 
     start_ns: int = 0

@@ -16,7 +16,7 @@ start; the forecast behind it charges the holder to its end.
     holder open-ended     gets an end as soon as somebody else waits
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible
-    gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class, until it ends,
+    gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
                           unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
 
@@ -221,7 +221,11 @@ class TemporalScheduler(Competition):
     def _keep_step(self, current: Hold, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
-        holder, end, nearest = self._accounts[current.lease.vgpu], current.lease.end_ns, now_ns + self.policy.decision_ns
+        holder, end, nearest = (
+            self._accounts[current.lease.vgpu],
+            current.lease.end_ns,
+            now_ns + self.policy.decision_ns,
+        )
         muster = holder.muster
         if muster is None or end is None or current.went_ns is None or end < nearest:
             return
@@ -229,8 +233,7 @@ class TemporalScheduler(Competition):
             return
         if self._next is not None and now_ns >= self._next.lease.start_ns - self.policy.guard_ns:
             return
-        longest = max(self._quantum_min(holder) // 2, self._quantum(holder) * 3 // 2)
-        longest = self._within_bucket(holder, longest, current.went_ns)
+        longest = self._within_bucket(holder, self.policy.quantum_max_ns, current.went_ns)
         self._revise(current, now_ns, end_ns=max(nearest, min(muster.end_ns, current.went_ns + longest)))
 
     def _next_call(self, after_ns: int, but: Account) -> int | None:
@@ -243,7 +246,7 @@ class TemporalScheduler(Competition):
             and (a.waiting or a.away)
             and a.share.priority >= but.share.priority
             and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
-            and not self._ahead(a)
+            and not self._overserved(a)
         ]
         return min(starts, default=None)
 
@@ -323,11 +326,7 @@ class TemporalScheduler(Competition):
         coming = [a for a in self._accounts.values() if a.away]
         called = {a.key for a in (*company, *coming) if self._called(a, at_ns)}
         wanting = [a for a in company if a.wants] + coming
-        candidates = [
-            a
-            for a in wanting
-            if all(id(h) in free for h in a.holds.values()) and self._admitted(a, at_ns)
-        ]
+        candidates = [a for a in wanting if all(id(h) in free for h in a.holds.values()) and self._admitted(a, at_ns)]
         if not candidates:
             return None
         weight = sum(a.guarantee for a in company)
@@ -351,7 +350,9 @@ class TemporalScheduler(Competition):
 
     def _most_urgent(self, free: set[int]) -> Account | None:
         """Who goes at once because another member of its gang waits for it, unless a higher class waits."""
-        urgent = [a for a in self._accounts.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())]
+        urgent = [
+            a for a in self._accounts.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())
+        ]
         best = min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
         if best is not None and any(a.waiting and a.share.priority > best.share.priority for a in self._competitors()):
             return None
@@ -359,10 +360,9 @@ class TemporalScheduler(Competition):
 
     def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
         """Leases end where a gang is called, and a gang's own where its muster does."""
-        muster, least = account.muster, self._quantum_min(account) // 2
+        muster = account.muster
         if muster is not None and self._called(account, at_ns):
-            longest = max(least, self._quantum(account) * 3 // 2)
-            return min(muster.end_ns - at_ns, self._within_bucket(account, longest, at_ns))
+            return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
         call = self._next_call(at_ns, account)
         return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)
 

@@ -28,7 +28,7 @@ class Job:
     key: int
     gpus: tuple[int, ...]
     shares: tuple[Share, ...]
-    work: Work = Work()
+    work: Work = field(default_factory=Work)
     gang: bool = True
     ranks: bool = True
 
