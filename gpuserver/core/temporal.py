@@ -298,7 +298,12 @@ class TemporalScheduler(Competition):
         elif account.throttled:  # urgent; its debt stays outside of the competition
             self._rejoin(account, now_ns)
             account.barred = True
-        before = [(a.key, epoch) for a in self._accounts.values() if not a.barred for epoch in a.holds]
+        before = [
+            (a.key, epoch)
+            for a in self._accounts.values()
+            for epoch, hold in a.holds.items()
+            if not a.barred or hold is self._current
+        ]
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=0)
         if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
             patience = min(patience, self.policy.muster_late_ns)

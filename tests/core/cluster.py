@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gpuserver.core.gangs import Gangs
 from gpuserver.core.leases import Event, Outlook, Share
 from gpuserver.core.temporal import TemporalScheduler
+from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
 
 COLLECTIVE = 4
@@ -60,7 +61,8 @@ class Gpu(Run):
         self.kept: list[Event] = []
         self.progress = {job.key: cluster.progress[job.key] for job in jobs if job.ranks}
         shares = [job.shares[job.gpus.index(index)] for job in jobs]
-        super().__init__(scheduler, shares, [job.work for job in jobs], seed=seed, keys=[job.key for job in jobs])
+        works, keys = [job.work for job in jobs], [job.key for job in jobs]
+        super().__init__(scheduler, shares, works, seed=seed, keys=keys, watch=oracle.Watch(scheduler))
 
     def _deliver(self, event: Event) -> None:
         if self.stopped:
@@ -105,6 +107,7 @@ class Cluster:
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.sequence = 0
         self.told: dict[int, dict[str, Outlook]] = {}
+        self.messages = 0
         self.progress = {job.key: Progress(dict.fromkeys(job.gpus, 0)) for job in jobs}
         self.gangs = [gangs(index) for index in range(count)]
         self.ready = False
@@ -139,6 +142,14 @@ class Cluster:
         for gpu in self.gpus:
             gpu.now_ns = now_ns
 
+    def violations(self) -> list[str]:
+        """Where a scheduler broke the contract with its dispatcher, or two leases of one GPU were in force at once."""
+        found = []
+        for gpu in self.gpus:
+            assert isinstance(gpu.watch, oracle.Watch)
+            found += [*gpu.watch.found, *oracle.one_holder(gpu)]
+        return found
+
     # --- messages
 
     def beat(self, gpu: Gpu) -> None:
@@ -156,6 +167,7 @@ class Cluster:
         if gpu.stopped:
             return
         outlooks = self.told[gpu.index] = self.outlooks(gpu)
+        self.messages += 1
         for other in self.gpus:
             if other is not gpu and self.random.random() >= self.lost_ratio:
                 delay_ns = round(self.delay_ns * self.random.uniform(0.5, 2))
