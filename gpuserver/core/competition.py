@@ -188,7 +188,9 @@ class Competition(ABC):
     def outlook(self, vgpu: VgpuKey) -> Outlook:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
         account = self._accounts[vgpu]
-        ready = bool(account.holds) or not (account.throttled or account.barred or self._overserved(account))
+        ready = bool(account.holds) or not (
+            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
+        )
         oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
         if oldest is None:
             return Outlook(bound=account.wants, ready=ready)
@@ -400,6 +402,15 @@ class Competition(ABC):
         if muster is None or not muster.binding or self._urgent(account) or self._called(account, at_ns):
             return True
         return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
+
+    def _outdone(self, account: Account) -> bool:
+        """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
+        would call for the same time again and again, and one gang would find its GPUs taken every time."""
+        return account.muster is not None and any(
+            a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
+            for a in self._accounts.values()
+            if a is not account and self._called(a, self._now_ns)
+        )
 
     def _overserved(self, account: Account) -> bool:
         """Whether it has had so much more than its share that it does not go even if it is called."""

@@ -86,6 +86,6 @@ class Gangs:
         urgent = any(outlook.late for outlook, _ in known.values())
         for gpu, (outlook, _) in known.items():
             if gpu < self._gpu_index and outlook.bound:
-                return Muster(outlook.start_ns, outlook.end_ns, binding=True, urgent=urgent, lapses_ns=lapses_ns)
+                return Muster(outlook.start_ns, outlook.end_ns, True, urgent, lapses_ns, leader=gpu)
         held_off = any(gpu > self._gpu_index and not outlook.ready for gpu, (outlook, _) in known.items())
         return Muster(binding=held_off, urgent=urgent, lapses_ns=lapses_ns)

@@ -156,6 +156,8 @@ class Muster:
     binding: bool = False
     urgent: bool = False
     lapses_ns: int = 0
+    leader: int = -1
+    """The GPU of the lease that it stands for."""
 
 
 @dataclass(frozen=True, slots=True)

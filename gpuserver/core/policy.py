@@ -75,7 +75,7 @@ class Policy:
 
     muster_late_ns: int = 2 * MILLISECOND
     """A member of a gang that has not drained so long after its lease waits for the others: they are called again."""
-    muster_urgent_ns: int = 500 * MICROSECOND
+    muster_urgent_ns: int = 200 * MICROSECOND
     """Its lease then: what is missing is often one kernel. A longer one would begin what the others do not have yet."""
     muster_lapse_ns: int = 500 * MILLISECOND
     """The word of another GPU Server binds nobody for longer than this: it may have died, or been stopped."""
