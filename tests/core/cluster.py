@@ -108,7 +108,9 @@ class Cluster:
         self.sequence = 0
         self.told: dict[int, dict[str, Outlook]] = {}
         self.messages = 0
-        self.progress = {job.key: Progress(dict.fromkeys(job.gpus, 0)) for job in jobs}
+        self.kernel_ns = {job.key: job.work.kernel_ns for job in jobs}
+        self.grouped = {job.key for job in jobs if job.gang}
+        self.progress = {job.key: Progress(dict.fromkeys(job.gpus, 0)) for job in jobs if job.ranks}
         self.gangs = [gangs(index) for index in range(count)]
         self.ready = False
         self.gpus = [
