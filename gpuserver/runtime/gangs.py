@@ -13,18 +13,17 @@ from typing import Final
 
 import structlog
 import trio
-from pydantic import ValidationError
 
 from gpuserver.core.gangs import GangName, Gangs
 from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
+from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
-from vgpu.errors import VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.gangs import BEAT_S, MemberOutlook, Outlooks
 from vgpu.protocol.hello import Hello
-from vgpu.protocol.service import LINK_ENDED, open_link
+from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
@@ -86,23 +85,29 @@ class GangLinks:
                 link, _ = await open_link(self._paths.server_socket(gpu_index), Hello(role="server"))
                 async with link:
                     await self.converse(link)
-            except (VgpuError, ValidationError, *LINK_ENDED) as error:
+            except LinkErrors as error:
                 log.debug("no link to another GPU's server", gpu=gpu_index, reason=str(error))
             await trio.sleep(REDIAL_S)
 
     async def converse(self, link: MessageStream) -> None:
-        """Both ends of a link: tell and hear, until it ends."""
+        """Both ends of a link: tell and hear, until it ends. What is wrong with it ends it, and it alone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, link, nursery.cancel_scope)
+            try:
+                await self._hear(link)
+            except LinkErrors as error:
+                log.info("link to another GPU's server ended", reason=str(error))
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, link: MessageStream) -> None:
         peer: int | None = None
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell, link, nursery.cancel_scope)
-                while (received := await link.receive()) is not None:
-                    outlooks = Outlooks.model_validate(received[0])
-                    if outlooks.gpu_index == self._gpu_index or peer not in {None, outlooks.gpu_index}:
-                        raise ProtocolError(f"the server of another GPU calls itself GPU {outlooks.gpu_index}")
-                    peer = outlooks.gpu_index
-                    self._tell_scheduler(self._gangs.hear(peer, _heard(outlooks), time.monotonic_ns()))
-                nursery.cancel_scope.cancel()
+            while (received := await link.receive()) is not None:
+                outlooks = Outlooks.model_validate(received[0])
+                if outlooks.gpu_index == self._gpu_index or peer not in {None, outlooks.gpu_index}:
+                    raise ProtocolError(f"the server of another GPU calls itself GPU {outlooks.gpu_index}")
+                peer = outlooks.gpu_index
+                self._tell_scheduler(self._gangs.hear(peer, _heard(outlooks), time.monotonic_ns()))
         finally:
             if peer is not None:
                 self._tell_scheduler(self._gangs.lose(peer, time.monotonic_ns()))
@@ -112,7 +117,7 @@ class GangLinks:
             moved = self._moved
             try:
                 await link.send(_message(self._gpu_index, self._outlooks()).model_dump())
-            except (VgpuError, *LINK_ENDED) as error:
+            except LinkErrors as error:
                 log.info("link to another GPU's server ended", reason=str(error))
                 ended.cancel()
                 return
