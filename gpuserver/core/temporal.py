@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition, InvariantError
-from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Priority, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 
@@ -209,7 +209,8 @@ class TemporalScheduler(Competition):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         if any(self._outranks(a, holder, now_ns) for a in waiting) or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
-        if any(a is not holder and self._urgent(a) for a in self._accounts.values()):
+        urgent = (a for a in self._accounts.values() if a is not holder and self._urgent(a))
+        if any(a.share.priority >= holder.share.priority for a in urgent):
             at_once = now_ns + self.policy.decision_ns
             end = at_once if end is None else min(end, at_once)
         call = self._next_call(now_ns, holder)
@@ -221,13 +222,9 @@ class TemporalScheduler(Competition):
     def _keep_step(self, current: Hold, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
-        holder, end, nearest = (
-            self._accounts[current.lease.vgpu],
-            current.lease.end_ns,
-            now_ns + self.policy.decision_ns,
-        )
-        muster = holder.muster
-        if muster is None or end is None or current.went_ns is None or end < nearest:
+        holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
+        muster, nearest = holder.muster, now_ns + self.policy.decision_ns
+        if muster is None or end is None or current.went_ns is None or end < nearest or muster.end_ns == FAR_NS:
             return
         if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._accounts.values()):
             return
@@ -354,19 +351,21 @@ class TemporalScheduler(Competition):
         return Choice(best, self._mustered_length(best, length, at_ns), alone=wanting == [best])
 
     def _most_urgent(self, free: set[int]) -> Account | None:
-        """Who goes at once because another member of its gang waits for it, unless a higher class waits."""
+        """Who goes at once because another member of its gang waits for it, unless somebody of a higher class wants."""
         urgent = [
             a for a in self._accounts.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())
         ]
         best = min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
-        if best is not None and any(a.waiting and a.share.priority > best.share.priority for a in self._competitors()):
+        if best is not None and any(a.wants and a.share.priority > best.share.priority for a in self._competitors()):
             return None
         return best
 
     def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
-        """Leases end where a gang is called, and a gang's own where its muster does."""
+        """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""
         muster = account.muster
         if muster is not None and self._called(account, at_ns):
+            if muster.end_ns == FAR_NS:
+                return length_ns
             return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
         call = self._next_call(at_ns, account)
         return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)

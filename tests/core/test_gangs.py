@@ -10,7 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.gangs import GangName, Gangs
-from gpuserver.core.leases import Added, Muster, Mustered, Outlook, Publish, Share, Tick, VgpuKey, Wants, Went
+from gpuserver.core.leases import (
+    Added,
+    Drained,
+    Muster,
+    Mustered,
+    Outlook,
+    Priority,
+    Publish,
+    Share,
+    Tick,
+    VgpuKey,
+    Wants,
+    Went,
+)
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
@@ -175,6 +188,29 @@ def test_an_urgent_call_is_short_and_goes_before_a_turn_of_others() -> None:
     desk = Desk(other=False)
     desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
     assert desk.scheduler.outlook(0).end_ns == DEFAULT_POLICY.muster_urgent_ns
+
+
+def test_an_urgent_call_waits_for_a_higher_class() -> None:
+    desk = Desk(aside=Share(PPM // 2, priority=Priority.HIGH))
+    desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
+    assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.window_ns
+
+
+def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
+    desk = Desk(HARD, other=False)
+    desk.say(Wants(0), 0)
+    desk.say(Went(0, 1, 0), 0)
+    desk.say(Drained(0, 1, 200 * MS, idle_ns=0, wants=True), 200 * MS)
+    [bucket_ns] = [s.bucket_ns for s in desk.scheduler.snapshot(200 * MS) if s.vgpu == 0 and s.throttled]
+    desk.say(Mustered(0, Muster(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
+    outlook = desk.scheduler.outlook(0)
+    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
+    desk.say(Went(0, 2, 200 * MS), 200 * MS)
+    desk.say(Mustered(0, binding(0, 0)), 201 * MS)
+    desk.say(Drained(0, 2, 202 * MS, idle_ns=0, wants=True), 202 * MS)
+    [after] = [s for s in desk.scheduler.snapshot(202 * MS) if s.vgpu == 0]
+    assert after.throttled
+    assert after.bucket_ns == bucket_ns - 2 * MS + MS
 
 
 # --- several servers
