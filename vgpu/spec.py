@@ -103,6 +103,7 @@ class VgpuSpec(BaseModel):
     ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
     ``ttl_ns``          removed that long after creation (None: never).
     ``share_group``     Unix group whose members may attach, besides the owner.
+    ``group``           vGPUs of one owner with this name hold at the same time, each on a GPU of its own.
 
     Errors: ``pydantic.ValidationError``; ``VgpuSpec.parse`` turns it into a ``VgpuError`` of one sentence.
     """
@@ -121,6 +122,7 @@ class VgpuSpec(BaseModel):
     name: Name | None = None
     ttl_ns: DurationNs | None = None
     share_group: str | None = None
+    group: Name | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> VgpuSpec:
@@ -202,6 +204,7 @@ _OPTION: Final = {
     "priority": "--priority",
     "on_server_loss": "--on-server-loss",
     "name": "--name",
+    "group": "--group",
     "ttl_ns": "--ttl",
 }
 

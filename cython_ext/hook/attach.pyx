@@ -7,7 +7,7 @@ by accident.
 from libc.errno cimport EACCES, EPERM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
-from libc.string cimport memcpy, memset, strcmp, strlen
+from libc.string cimport memcpy, memset, strchr, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
@@ -178,7 +178,7 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     cdef char[64] command
     vgpu_command(command, sizeof(command))
     wire_begin(&writer, buffer, capacity)
-    wire_map(&writer, 6)
+    wire_map(&writer, 7)
     wire_text(&writer, b"op")
     wire_text(&writer, b"attach")
     wire_text(&writer, b"version")
@@ -191,6 +191,8 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     wire_int(&writer, now_ns())
     wire_text(&writer, b"slot")
     wire_int(&writer, slot)
+    wire_text(&writer, b"vgpus")
+    wire_text(&writer, state().vgpu_ids)
     return wire_finish(&writer)
 
 
@@ -420,6 +422,9 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
         return CUDA_ERROR_NO_DEVICE
     lock_acquire(&all.attach_lock)
     if not all.attached:
+        # 16 ids have 223 characters. A longer list is refused below, one without a comma is of no interest to anybody.
+        if strchr(ids, c',') != NULL and strlen(ids) < sizeof(all.vgpu_ids):
+            memcpy(all.vgpu_ids, ids, strlen(ids) + 1)
         vgpu_memory_after_fork()
         all.spins = vgpu_cores() >= CORES_TO_SPARE
     if not all.attached and not (observer and all.observer):

@@ -198,6 +198,7 @@ cdef struct State:
     Gate[16] gates
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
+    char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
 
 
 cdef struct Pass:

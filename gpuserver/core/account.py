@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuserver.core.leases import Book, Lease, Share, VgpuKey
+from gpuserver.core.leases import Book, Lease, Muster, Share, VgpuKey
 from gpuserver.core.policy import PPM
 
 FRACTION_BITS = 20
@@ -111,6 +111,10 @@ class Account:
     """While throttled: the lag it comes back with."""
     barred: bool = False
     """Deep in debt or bypassed: waits outside the competition until the others have caught up."""
+    muster: Muster | None = None
+    """When its gang is called. None: nothing binds it."""
+    away: bool = False
+    """Wants, but its gang is not called: waits outside the competition."""
     holds: dict[int, Hold] = field(default_factory=dict)
     waiting_since_ns: int | None = None
     served_ns: int = 0

@@ -1,6 +1,6 @@
 """Who competes for a GPU, and what each is owed: the part that both modes share.
 
-A vGPU is in one of five states, told by its account:
+A vGPU is in one of six states, told by its account:
 
     idle        wants nothing, holds nothing; its virtual time stands still and never goes down (debt is kept)
     waiting     wants a token and may get one at once
@@ -8,6 +8,7 @@ A vGPU is in one of five states, told by its account:
     throttled   wants, but its limit bucket is below its fill line; keeps its lag until the bucket is refilled
     barred      wants, but is deep in debt (a holder that overran everybody's patience): comes back when the others'
                 virtual time has caught up with its own, so that its debt distorts nobody else's place
+    away        wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
 
 Waiting and holding vGPUs are the competition: the scheduler's clock V and weight W are taken over them alone.
 Every reading of V charges what is held up to now first: a newcomer placed on stale books would get all the time that
@@ -23,6 +24,7 @@ from typing import Any
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.leases import (
+    FAR_NS,
     Added,
     Book,
     Changed,
@@ -31,7 +33,9 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Mustered,
     Observed,
+    Outlook,
     Priority,
     Publish,
     Removed,
@@ -96,6 +100,7 @@ class Competition(ABC):
             Went: self._on_went,
             Drained: self._on_drained,
             Observed: self._on_observed,
+            Mustered: self._on_mustered,
         }
 
     # --- the interface of both modes
@@ -113,6 +118,7 @@ class Competition(ABC):
             self._on[type(event)](event, now_ns)
         self._refill(now_ns)
         self._unbar(now_ns)
+        self._muster(now_ns)
         self._decide(now_ns)
         commands, self._commands = self._commands, []
         return commands
@@ -179,12 +185,29 @@ class Competition(ABC):
             for a in self._accounts.values()
         ]
 
+    def outlook(self, vgpu: VgpuKey) -> Outlook:
+        """What the other members of its gang have to know of ``vgpu``, as of the last event."""
+        account = self._accounts[vgpu]
+        ready = bool(account.holds) or not (
+            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
+        )
+        oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
+        if oldest is None:
+            return Outlook(bound=account.wants, ready=ready)
+        lease = oldest.lease
+        if lease.end_ns is None:
+            return Outlook(True, lease.start_ns, FAR_NS, late=False, ready=ready)
+        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
+        return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
+
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
         for a in self._accounts.values():
-            if a.competing and (a.throttled or a.barred):
-                raise InvariantError(f"vGPU {a.key} competes though it is throttled or barred")
-            if a.wants and not (a.competing or a.throttled or a.barred):
+            if a.competing and (a.throttled or a.barred or a.away):
+                raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
+            if a.away and (a.muster is None or a.holds):
+                raise InvariantError(f"vGPU {a.key} is away though nothing binds it, or it holds")
+            if a.wants and not (a.competing or a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
             if a.throttled and not a.capped:
                 raise InvariantError(f"vGPU {a.key} is throttled without a limit")
@@ -299,10 +322,13 @@ class Competition(ABC):
 
     def _release(self, account: Account, now_ns: int) -> None:
         """The bucket is refilled: back into the competition with the lag that it left with."""
+        self._rejoin(account, now_ns)
+        self._enter(account, now_ns)
+
+    def _rejoin(self, account: Account, now_ns: int) -> None:
         assert account.kept_lag_ns is not None
         account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
         account.kept_lag_ns = None
-        self._enter(account, now_ns)
 
     def _bar(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
@@ -329,6 +355,70 @@ class Competition(ABC):
             return None
         return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight()))
 
+    def _muster(self, now_ns: int) -> None:
+        """Seat those that wait and are called; take from the competition those that wait and are not."""
+        for a in self._accounts.values():
+            if a.muster is not None and now_ns >= a.muster.lapses_ns:
+                a.muster = replace(a.muster, binding=False, urgent=False)
+        for a in self._accounts.values():
+            if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
+                a.away = False
+                self._place(a, now_ns)
+                self._seat(a, now_ns)
+            elif a.waiting and not self._admitted(a, now_ns):
+                self._step_aside(a, now_ns)
+
+    def _step_aside(self, account: Account, now_ns: int) -> None:
+        self._leave(account, now_ns)
+        account.away = True
+
+    def _muster_due(self, now_ns: int) -> int | None:
+        """When a muster begins, ends or lapses, or a member of a gang is late."""
+        due: list[int] = []
+        for a in self._accounts.values():
+            if a.muster is not None and (a.wants or a.holds):
+                due += [a.muster.start_ns, a.muster.end_ns]
+                due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
+                due += [
+                    h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
+                ]
+        return min((at for at in due if at > now_ns), default=None)
+
+    def _called(self, account: Account, at_ns: int) -> bool:
+        """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is
+        not worth a lease of anybody else, so that counts as well."""
+        muster = account.muster
+        return muster is not None and muster.start_ns - self.policy.fill_min_ns <= at_ns < muster.end_ns
+
+    def _urgent(self, account: Account) -> bool:
+        """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
+        than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
+        return account.muster is not None and account.muster.urgent and account.wants and not account.undrained
+
+    def _admitted(self, account: Account, at_ns: int) -> bool:
+        """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,
+        and what it does too early it does not have to do later. One with a limit would use that up."""
+        muster = account.muster
+        if muster is None or not muster.binding or self._urgent(account) or self._called(account, at_ns):
+            return True
+        return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
+
+    def _outdone(self, account: Account) -> bool:
+        """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
+        would call for the same time again and again, and one gang would find its GPUs taken every time."""
+        return account.muster is not None and any(
+            a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
+            for a in self._accounts.values()
+            if a is not account and self._called(a, self._now_ns)
+        )
+
+    def _overserved(self, account: Account) -> bool:
+        """Whether it has had so much more than its share that it does not go even if it is called."""
+        if all(a is account for a in self._competitors()):
+            return False
+        now_ns = self._now_ns
+        return self._lag(account, self.clock(now_ns), now_ns) < -self._quantum(account)
+
     def _enter(self, account: Account, now_ns: int) -> None:
         """Into the competition, unless its debt would distort everybody else's place there."""
         if self._deep_in_debt(account, now_ns):
@@ -341,11 +431,10 @@ class Competition(ABC):
         """Whether it has to wait outside until the others have caught up."""
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
-        account.wants = False
+        account.wants = account.away = False
         account.waiting_since_ns = None
-        if account.kept_lag_ns is not None:
-            account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
-            account.kept_lag_ns = None
+        if account.throttled:
+            self._rejoin(account, now_ns)
         account.barred = account.barred and bool(account.holds)
         if not account.holds:
             self._leave(account, now_ns)
@@ -400,7 +489,7 @@ class Competition(ABC):
         account.wants = True
         if account.waiting_since_ns is None:
             account.waiting_since_ns = now_ns
-        if account.competing or account.barred:
+        if account.competing or account.barred or account.away:
             return
         self._place(account, now_ns)
         self._seat(account, now_ns)
@@ -517,6 +606,9 @@ class Competition(ABC):
             hold.idle_ns = max(hold.idle_ns, event.idle_ns)
             hold.drains_by_ns = event.drains_by_ns
             self._learn(account, event)
+
+    def _on_mustered(self, event: Mustered, now_ns: int) -> None:
+        self._accounts[event.vgpu].muster = event.muster
 
     def _learn(self, account: Account, event: Drained | Observed) -> None:
         account.learn(

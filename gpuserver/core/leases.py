@@ -14,6 +14,10 @@ VgpuKey = int
 """The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""
 
 
+FAR_NS = 1 << 62
+"""The end of an open-ended lease, where there has to be one."""
+
+
 class Mode(StrEnum):
     """One vGPU at a time on the whole card, or as many as their SMs fit on it."""
 
@@ -138,7 +142,33 @@ class Observed:
     drains_by_ns: int = 0
 
 
-Event = Added | Changed | Removed | Wants | Idle | Went | Drained | Observed | Tick
+@dataclass(frozen=True, slots=True)
+class Muster:
+    """When a member of a gang is to hold; see ``gangs.py``.
+
+    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays away.
+    ``urgent``: another member has not drained after its lease and may be waiting for this one, which goes now.
+    ``lapses_ns``: unless renewed before, neither holds from here on; that bounds every wait for another GPU's word.
+    """
+
+    start_ns: int = 0
+    end_ns: int = 0
+    binding: bool = False
+    urgent: bool = False
+    lapses_ns: int = 0
+    leader: int = -1
+    """The GPU of the lease that it stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mustered:
+    """What the vGPU's gang is called to. None: it is in no gang."""
+
+    vgpu: VgpuKey
+    muster: Muster | None
+
+
+Event = Added | Changed | Removed | Wants | Idle | Went | Drained | Observed | Mustered | Tick
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -188,6 +218,25 @@ class Withdraw:
 
 
 Command = Publish | Withdraw
+
+
+# --- what another GPU has to know ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Of one vGPU, for the other members of its gang.
+
+    ``bound``: it wants a token or holds a finite lease, so the others' leases are to be at the time of its own.
+    ``start_ns``, ``end_ns``: of its oldest lease (0, 0: it has none yet). ``late``: that has begun, and has not drained
+    long after its end. ``ready``: it could go if it were called; False: its limit or its debt keep it for a while.
+    """
+
+    bound: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+    late: bool = False
+    ready: bool = True
 
 
 # --- books ------------------------------------------------------------------------------------------------------

@@ -76,6 +76,13 @@ class Policy:
     """Who gives back more than this part of its leases early waits for its answers: the period stays short. A trainer
     whose host is late now and then does not: on an H200, ResNet-50 gave back 8 % in all, and five of eight at times."""
 
+    muster_late_ns: int = 2 * MILLISECOND
+    """A member of a gang that has not drained so long after its lease waits for the others: they are called again."""
+    muster_urgent_ns: int = 200 * MICROSECOND
+    """Its lease then: what is missing is often one kernel. A longer one would begin what the others do not have yet."""
+    muster_lapse_ns: int = 500 * MILLISECOND
+    """The word of another GPU Server binds nobody for longer than this: it may have died, or been stopped."""
+
     round_ns: int = 10 * MILLISECOND
     """R, spatial: leases end at common boundaries. 5 ms doubles the leases, 20 ms the waits."""
     round_lookahead_ns: int = 5 * MILLISECOND

@@ -96,9 +96,12 @@ class Registry:
     # --- changes
 
     def create(self, vgpu_id: str, spec: VgpuSpec, owner: Owner, now_unix_ns: int) -> VgpuRecord:
-        """A new vGPU. Errors: ``exists`` (name), ``no-room`` with the largest that would fit."""
+        """A new vGPU. Errors: ``exists`` (name), ``no-room`` with the largest that would fit, or for a second one of a
+        group; ``mode`` for one of a group where vGPUs do not take turns."""
         if vgpu_id in self._records:
             raise VgpuError(ErrorCode.EXISTS, f"{vgpu_id} exists already")
+        if spec.group is not None:
+            self._check_group(spec.group, owner)
         key = self._free_key()
         expires = None if spec.ttl_ns is None else now_unix_ns + spec.ttl_ns
         record = self._meaning(vgpu_id, key, spec, owner, now_unix_ns, expires, self.mode)
@@ -121,6 +124,13 @@ class Registry:
 
     def set_mode(self, mode: Mode) -> None:
         """Re-derive every vGPU for ``mode``; ``VgpuError`` (no-room, mode) if they cannot all be kept there."""
+        grouped = [record.vgpu_id for record in self if record.spec.group is not None]
+        if mode is Mode.SPATIAL and grouped:
+            raise VgpuError(
+                ErrorCode.MODE,
+                f"{', '.join(grouped)} belong to groups, which hold together in temporal mode only",
+                "remove them first: vgpuctl rm ID",
+            )
         changed = {
             record.vgpu_id: self._meaning(
                 record.vgpu_id,
@@ -155,6 +165,21 @@ class Registry:
         return [r for r in self if r.expires_unix_ns is not None and r.expires_unix_ns <= now_unix_ns]
 
     # --- decisions
+
+    def _check_group(self, group: str, owner: Owner) -> None:
+        if self.mode is Mode.SPATIAL:
+            raise VgpuError(
+                ErrorCode.MODE,
+                f"this GPU is in spatial mode, and only leases of temporal mode are given to group {group!r} together",
+                "leave out --group, or: vgpuctl gpu set GPU --mode temporal",
+            )
+        member = next((r for r in self if r.spec.group == group and r.owner.uid == owner.uid), None)
+        if member is not None:
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"{member.vgpu_id} of group {group!r} is on this GPU already, and only one of them could hold at once",
+                "choose another GPU with --gpu, or another --group",
+            )
 
     def _free_key(self) -> VgpuKey:
         taken = {record.key for record in self}

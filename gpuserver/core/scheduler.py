@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpuserver.core.competition import InvariantError, Standing
-from gpuserver.core.leases import Book, Command, Event, Mode, VgpuKey
+from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -35,6 +35,8 @@ class Scheduler(Protocol):
     def next_deadline_ns(self) -> int | None: ...
 
     def check(self) -> None: ...
+
+    def outlook(self, vgpu: VgpuKey) -> Outlook: ...
 
     def books(self) -> dict[VgpuKey, Book]: ...
 

@@ -16,6 +16,8 @@ start; the forecast behind it charges the holder to its end.
     holder open-ended     gets an end as soon as somebody else waits
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible
+    gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
+                          unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
 
 Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); grid deadlines, the slack of a quarter
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition, InvariantError
-from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Priority, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 
@@ -61,9 +63,7 @@ class TemporalScheduler(Competition):
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
         due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
-        unbar = self._unbar_due(now_ns)
-        if unbar is not None:
-            due.append(unbar)
+        due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
@@ -131,7 +131,10 @@ class TemporalScheduler(Competition):
             self._period_since_ns = now_ns
 
     def _patience(self, account: Account) -> int:
-        """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace."""
+        """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace.
+        A gang's member that does not drain waits for another one, which the wait of others may be keeping away."""
+        if account.muster is not None:
+            return self.policy.quantum_min_ns
         return min(self.policy.grace_ns, max(self._quantum(account), 2 * account.longest_kernel_ns))
 
     @property
@@ -173,6 +176,7 @@ class TemporalScheduler(Competition):
                 self._current = self._grant(choice, now_ns)
             return
         self._bound(self._current, now_ns)
+        self._keep_step(self._current, now_ns)
         if self._current.went_ns is not None and self._current.lease.end_ns is not None:
             self._follow(self._current, now_ns)
 
@@ -188,6 +192,8 @@ class TemporalScheduler(Competition):
         self._closed(hold)
         if not account.wants:
             self._leave(account, self._now_ns)
+        elif not account.holds and not self._admitted(account, self._now_ns):
+            self._step_aside(account, self._now_ns)
 
     def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
         return True
@@ -196,14 +202,50 @@ class TemporalScheduler(Competition):
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
         holder = self._accounts[current.lease.vgpu]
         ahead = self._next.lease.vgpu if self._next is not None else None
-        waiting = [a for a in self._accounts.values() if a.waiting or a.key == ahead]
-        end = now_ns + self.policy.decision_ns + self._window(holder)
-        if not any(self._outranks(a, holder, now_ns) for a in waiting):
-            if current.lease.end_ns is not None or not (waiting or holder.capped):
-                return
-            end = max(end, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
-        if current.lease.end_ns is None or current.lease.end_ns > end:
+        waiting = [a for a in self._accounts.values() if a.waiting or a.away or a.key == ahead]
+        nearest = now_ns + self.policy.decision_ns + self._window(holder)
+        end = current.lease.end_ns
+        if end is None and (waiting or holder.capped):
+            end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
+        if any(self._outranks(a, holder, now_ns) for a in waiting) or not self._admitted(holder, now_ns):
+            end = nearest if end is None else min(end, nearest)
+        urgent = (a for a in self._accounts.values() if a is not holder and self._urgent(a))
+        if any(a.share.priority >= holder.share.priority for a in urgent):
+            at_once = now_ns + self.policy.decision_ns
+            end = at_once if end is None else min(end, at_once)
+        call = self._next_call(now_ns, holder)
+        if call is not None and not self._called(holder, call):
+            end = max(nearest, call) if end is None else min(end, max(nearest, call))
+        if end is not None and end != current.lease.end_ns:
             self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
+
+    def _keep_step(self, current: Hold, now_ns: int) -> None:
+        """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
+        the other's, and the other not, both GPUs would be in the way of whoever comes next."""
+        holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
+        muster, nearest = holder.muster, now_ns + self.policy.decision_ns
+        if muster is None or end is None or current.went_ns is None or end < nearest or muster.end_ns == FAR_NS:
+            return
+        if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._accounts.values()):
+            return
+        if self._next is not None and now_ns >= self._next.lease.start_ns - self.policy.guard_ns:
+            return
+        longest = self._within_bucket(holder, self.policy.quantum_max_ns, current.went_ns)
+        self._revise(current, now_ns, end_ns=max(nearest, min(muster.end_ns, current.went_ns + longest)))
+
+    def _next_call(self, after_ns: int, but: Account) -> int | None:
+        """When the next gang is called that goes before ``but``, at ``after_ns`` or later."""
+        starts = [
+            max(a.muster.start_ns, after_ns)
+            for a in self._accounts.values()
+            if a.muster is not None
+            and a is not but
+            and (a.waiting or a.away)
+            and a.share.priority >= but.share.priority
+            and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
+            and not self._overserved(a)
+        ]
+        return min(starts, default=None)
 
     def _outranks(self, account: Account, holder: Account, now_ns: int) -> bool:
         if account.share.priority <= holder.share.priority:
@@ -246,8 +288,22 @@ class TemporalScheduler(Competition):
 
     def _grant(self, choice: Choice, start_ns: int) -> Hold:
         """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
-        before = [(a.key, epoch) for a in self._accounts.values() if not a.barred for epoch in a.holds]
+        account, now_ns = choice.account, self._now_ns
+        if account.away:  # called when the lease begins
+            account.away = False
+            self._place(account, now_ns)
+        elif account.throttled:  # urgent; its debt stays outside of the competition
+            self._rejoin(account, now_ns)
+            account.barred = True
+        before = [
+            (a.key, epoch)
+            for a in self._accounts.values()
+            for epoch, hold in a.holds.items()
+            if not a.barred or hold is self._current
+        ]
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=0)
+        if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
+            patience = min(patience, self.policy.muster_late_ns)
         lease = Lease(
             vgpu=choice.account.key,
             epoch=0,
@@ -265,23 +321,54 @@ class TemporalScheduler(Competition):
         Whoever is published as next is as free to be chosen as those who wait: the decision is being made anew.
         """
         free = {id(h) for h in (staying, self._next) if h is not None}
+        urgent = self._most_urgent(free)
+        if urgent is not None:
+            return Choice(urgent, self.policy.muster_urgent_ns, alone=False)
         company = [a for a in self._competitors() if not self._dry_at(a, at_ns)]
-        wanting = [a for a in company if a.wants]
-        candidates = [a for a in wanting if all(id(h) in free for h in a.holds.values())]
+        coming = [a for a in self._accounts.values() if a.away]
+        called = {a.key for a in (*company, *coming) if self._called(a, at_ns)}
+        wanting = [a for a in company if a.wants] + coming
+        candidates = [a for a in wanting if all(id(h) in free for h in a.holds.values()) and self._admitted(a, at_ns)]
         if not candidates:
             return None
         weight = sum(a.guarantee for a in company)
-        clock = sum(a.guarantee * a.time_at(at_ns) for a in company) // weight
+        clock = sum(a.guarantee * a.time_at(at_ns) for a in company) // weight if weight else self._clock
         total = self._weight()
-        eligible = [a for a in candidates if self._lag(a, clock, at_ns) >= -(self._quantum(a, total) // 4)]
-        eligible = eligible or candidates
+
+        def entitled(a: Account) -> bool:
+            slack = self._quantum(a, total) if a.key in called else self._quantum(a, total) // 4
+            return self._lag(a, clock, at_ns) >= -slack
+
+        eligible = [a for a in candidates if entitled(a)] or candidates
         highest = max(a.share.priority for a in eligible)
         eligible = [a for a in eligible if a.share.priority == highest]
+        eligible = [a for a in eligible if a.key in called and entitled(a)] or eligible
         deadlines = {a.key: self._deadline_at(a, at_ns, total) for a in eligible}
         first = min(deadlines.values())
-        tied = [a for a in eligible if real(deadlines[a.key] - first, weight) <= self.policy.tie_ns]
+        tied = [a for a in eligible if real(deadlines[a.key] - first, max(weight, 1)) <= self.policy.tie_ns]
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
-        return Choice(best, self._length(best, deadlines[best.key], at_ns), alone=wanting == [best])
+        length = self._length(best, deadlines[best.key], at_ns)
+        return Choice(best, self._mustered_length(best, length, at_ns), alone=wanting == [best])
+
+    def _most_urgent(self, free: set[int]) -> Account | None:
+        """Who goes at once because another member of its gang waits for it, unless somebody of a higher class wants."""
+        urgent = [
+            a for a in self._accounts.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())
+        ]
+        best = min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
+        if best is not None and any(a.wants and a.share.priority > best.share.priority for a in self._competitors()):
+            return None
+        return best
+
+    def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
+        """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""
+        muster = account.muster
+        if muster is not None and self._called(account, at_ns):
+            if muster.end_ns == FAR_NS:
+                return length_ns
+            return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
+        call = self._next_call(at_ns, account)
+        return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)
 
     def _dry_at(self, account: Account, at_ns: int) -> bool:
         """Whether a holder's bucket will throttle it when its lease has been charged up to ``at_ns``."""
@@ -297,10 +384,12 @@ class TemporalScheduler(Competition):
 
     def _length(self, account: Account, deadline: int, at_ns: int) -> int:
         length = real(deadline - account.time_at(at_ns), account.guarantee)
-        length = max(length, self._quantum_min(account) // 2)
-        if account.capped:
-            length = min(length, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
-        return length
+        return self._within_bucket(account, max(length, self._quantum_min(account) // 2), at_ns)
+
+    def _within_bucket(self, account: Account, length_ns: int, at_ns: int) -> int:
+        if not account.capped:
+            return length_ns
+        return min(length_ns, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
 
     def _length_of(self, account: Account) -> int:
         return self._length(account, self._deadline_at(account, self._now_ns), self._now_ns)

@@ -73,6 +73,8 @@ class Control:
                     return
                 if hello.role == "broker":
                     await self._server.brokers.converse(link, peer.process)
+                elif hello.role == "server":
+                    await self._server.gangs.converse(link)
                 else:
                     await serve(link, FORWARDS, self._answer, self._notices)
             except LinkErrors as error:
@@ -212,6 +214,7 @@ class Control:
         shares = {record.key: record.share for record in server.registry}
         scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
         server.tokens.replace_scheduler(scheduler, shares)
+        server.gather()
         for vgpu in list(server.vgpus.values()):
             vgpu.show(server.registry[vgpu.record.vgpu_id])
             await server.brokers.changed(vgpu)

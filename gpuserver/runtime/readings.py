@@ -191,6 +191,13 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
             notes.append("With --burst its processes are not limited in SMs: what MPS gave them it does not take back.")
     else:
         notes.append("In temporal mode one vGPU runs at a time: --sm is a share of the GPU's time.")
+        if record.spec.group is not None:
+            notes.append(
+                f"It holds at the same time as other vGPUs of uid {record.owner.uid} in group {record.spec.group}, "
+                "and each of them gets what the one with the least gets."
+            )
+    if mode is Mode.SPATIAL and record.spec.group is not None:
+        notes.append("Its group is ignored: only leases of temporal mode are given to a group together.")
     if record.spec.overcommit:
         notes.append("It was admitted beyond what can be guaranteed: its compute share is a weight.")
     return tuple(notes)

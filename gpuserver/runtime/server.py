@@ -29,6 +29,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
@@ -131,6 +132,7 @@ class GpuServer:
             owned.callback(self._close_vgpus)
             scheduler = make_scheduler(self.mode, self.policy, first_epoch=first_epoch(self._row.next_epoch))
             self.tokens = TokenLoop(scheduler, dispatcher)
+            self.gangs = GangLinks(self.settings.paths, self.facts.index, self.tokens)
             self.brokers = Brokers(
                 self.settings.paths, self.facts.index, self._relay_page, self.describe, self.vgpus.get, self
             )
@@ -139,6 +141,7 @@ class GpuServer:
                 self._restore()
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self.tokens.run)
+                nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
                 nursery.start_soon(self._sample)
                 nursery.start_soon(self._keep_house)
@@ -179,7 +182,12 @@ class GpuServer:
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS))
         self.vgpus[record.vgpu_id] = vgpu
         self.tokens.add(record.key, vgpu.grants, record.share, book)
+        self.gather()
         return vgpu
+
+    def gather(self) -> None:
+        """A vGPU or a process with several came or went, or the mode changed: who is in which gang now?"""
+        self.gangs.enroll(self.vgpus.values(), self.mode)
 
     def apply_shares(self) -> None:
         """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
@@ -195,6 +203,7 @@ class GpuServer:
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
         vgpu.take_away()
+        self.gather()
         self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         await self.brokers.dismiss(vgpu, removed=True)
@@ -245,13 +254,25 @@ class GpuServer:
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
         process = Process(message.pid, message.start_time)
-        if vgpu.seen.get(message.slot) == process:
+        known = vgpu.seen.get(message.slot) == process
+        if message.vgpus or not known:  # a broker that was restarted does not know the others any more
+            self._accompany(vgpu, message.slot, message.vgpus)
+        if known:
             return  # a broker that reconnects tells the whole state; a process may attach again
         vgpu.seen[message.slot] = process
         self.memory.expect_growth()
         self.happened("attached", vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
 
+    def _accompany(self, vgpu: Vgpu, slot: int, vgpus: tuple[str, ...]) -> None:
+        if vgpus:
+            vgpu.companies[slot] = vgpus
+        else:
+            vgpu.companies.pop(slot, None)
+        self.gather()
+
     def died(self, vgpu: Vgpu, message: Died) -> None:
+        if vgpu.seen.get(message.slot) == Process(message.pid, message.start_time):
+            self._accompany(vgpu, message.slot, ())
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
             self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)

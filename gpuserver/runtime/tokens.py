@@ -7,7 +7,7 @@ a decision may come a millisecond late without anybody waiting for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -25,7 +25,9 @@ from gpuserver.core.leases import (
     Drained,
     Event,
     Idle,
+    Mustered,
     Observed,
+    Outlook,
     Publish,
     Removed,
     Share,
@@ -55,6 +57,11 @@ class TokenLoop:
         self._published: dict[VgpuKey, set[int]] = {}
         self._wanting: set[VgpuKey] = set()
         self._deadline_moved = trio.Event()
+        self._look: Callable[[], None] = lambda: None
+
+    def on_decision(self, look: Callable[[], None]) -> None:
+        """``look`` is called after every decision."""
+        self._look = look
 
     # --- vGPUs come, change and go
 
@@ -90,7 +97,16 @@ class TokenLoop:
         """Effective with the next decision."""
         self._scheduler.adopt(policy)
 
+    def muster(self, event: Mustered) -> None:
+        """Its gang is called, or no more."""
+        if event.vgpu in self._published:
+            self._handle(event)
+
     # --- readings
+
+    def outlook(self, key: VgpuKey) -> Outlook:
+        """How the vGPU stands, for the other members of its gang."""
+        return self._scheduler.outlook(key) if key in self._published else Outlook()
 
     def books(self) -> dict[VgpuKey, Book]:
         return self._scheduler.books()
@@ -186,6 +202,7 @@ class TokenLoop:
     def _handle(self, event: Event) -> None:
         self._execute(self._scheduler.handle(event, time.monotonic_ns()))
         self._deadline_moved.set()
+        self._look()
 
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:

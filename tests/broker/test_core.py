@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, may_attach
+from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, company, may_attach
 from vgpu.identity import Peer, Process
 from vgpu.protocol.broker import Adopt, Attach, Refused
 
@@ -88,6 +88,22 @@ def test_refusals(request_: Attach, who: Peer, code: str) -> None:
 def test_a_visitor_may_have_waited(skew_ns: int) -> None:
     """For as long as 30 s; a hook that does not tell its time (0) is not asked."""
     assert Admissions().knock(attach(now_ns=NOW + skew_ns), peer(), VGPU, NOW) == Admission(0, known=False)
+
+
+@pytest.mark.parametrize(
+    ("claim", "believed"),
+    [
+        ("", ()),
+        ("vgpu-00000001", ()),
+        ("vgpu-00000001,vgpu-00000001", ()),
+        ("vgpu-00000002,vgpu-00000001", ("vgpu-00000001", "vgpu-00000002")),
+        ("vgpu-00000001,../../etc,vgpu-2", ()),
+        ("vgpu-00000002,vgpu-00000003", ()),
+    ],
+    ids=["nothing", "itself", "itself twice", "another one", "no ids", "others alone"],
+)
+def test_what_a_process_says_of_its_vgpus(claim: str, believed: tuple[str, ...]) -> None:
+    assert company(claim, VGPU.vgpu_id) == believed
 
 
 def test_nobody_comes_into_a_vgpu_that_is_removed() -> None:

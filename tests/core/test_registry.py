@@ -209,6 +209,27 @@ def test_a_mode_in_which_the_promises_cannot_be_kept_is_refused() -> None:
     found.check()
 
 
+def test_a_group_has_one_vgpu_of_an_owner_on_a_gpu() -> None:
+    found = registry()
+    create(found, "a", sm_percent=30, group="train")
+    with pytest.raises(VgpuError, match="a of group 'train' is on this GPU already") as caught:
+        create(found, "b", sm_percent=30, group="train")
+    assert caught.value.code is ErrorCode.NO_ROOM
+    create(found, "c", sm_percent=30, group="other")
+    found.create("d", VgpuSpec.parse(sm_percent=30, group="train"), Owner(ME.uid + 1), 0)
+    with pytest.raises(VgpuError, match="a, c, d belong to groups") as caught:
+        found.set_mode(Mode.SPATIAL)
+    assert caught.value.code is ErrorCode.MODE
+    found.check()
+
+
+def test_a_group_needs_temporal_mode() -> None:
+    with pytest.raises(VgpuError, match="spatial mode") as caught:
+        create(registry(Mode.SPATIAL), "a", sm_percent=30, group="train")
+    assert caught.value.code is ErrorCode.MODE
+    assert "leave out --group" in caught.value.hint
+
+
 def test_spatial_mode_needs_to_know_the_sms() -> None:
     found = registry(card=Card(16 * GIB, 0))
     create(found, "a", sm_percent=30)

@@ -16,10 +16,10 @@ CAPTURE_GLOBAL = 0
 
 
 class App(Gpu):
-    """A primary context on the first device, one non-blocking stream, and kernels of a chosen length."""
+    """A primary context on one device, one non-blocking stream, and kernels of a chosen length."""
 
-    def __init__(self) -> None:
-        super().__init__(PTX)
+    def __init__(self, ordinal: int = 0) -> None:
+        super().__init__(PTX, ordinal)
         self.blocks = self.sm_count * BLOCKS_PER_SM
 
     def kernel(self, ms: float, stream: Any = None) -> Kernel:

@@ -40,6 +40,19 @@ def test_attaches(stage: Stage) -> None:
     eventually(lambda: vgpu.slot().state == SlotState.DEAD, "the relay saw the process end")
 
 
+def test_each_broker_hears_of_all_vgpus_of_a_process_that_has_several(tmp_path_factory: pytest.TempPathFactory) -> None:
+    stage = Stage(tmp_path_factory.mktemp("two"), gpus=2)
+    try:
+        one, other = stage.vgpu(0), stage.vgpu(1)
+        assert stage.run(INIT, stage.environment(one, other)).stdout == "0\n"
+        assert stage.run(INIT, stage.environment(one)).stdout == "0\n"
+        both = f"{one.vgpu_id},{other.vgpu_id}"
+        assert [vgpu["vgpus"] for vgpu in one.requests] == [both, ""]
+        assert [vgpu["vgpus"] for vgpu in other.requests] == [both]
+    finally:
+        stage.close()
+
+
 def test_inert_without_an_id(stage: Stage) -> None:
     vgpu = stage.vgpu()
     environment = stage.environment(vgpu)

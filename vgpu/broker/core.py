@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vgpu.identity import Peer, Process
+from vgpu.paths import VGPU_ID
 from vgpu.protocol.broker import HOOK_VERSION, OBSERVER_SLOT, Adopt, Attach, Refused
 
 MAX_PROCESSES = 64  # of a vGPU; the page's own constant, checked against it when a page is mapped
@@ -152,6 +153,12 @@ class Admissions:
         if found.state is SlotState.HELD:
             raise IllegalMove(f"slot {slot}: process {process.pid} was called gone before it was known to be dead")
         return True
+
+
+def company(vgpus: str, vgpu_id: str) -> tuple[str, ...]:
+    """The vGPUs of a process, sorted, from its own list. Empty if that does not name ``vgpu_id`` and another one."""
+    named = tuple(sorted({one for one in vgpus.split(",") if VGPU_ID.fullmatch(one)}))
+    return named if len(named) > 1 and vgpu_id in named else ()
 
 
 def may_attach(peer: Peer, vgpu: Adopt) -> bool:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
-from vgpu.broker.core import Admission, Admissions
+from vgpu.broker.core import Admission, Admissions, company
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.protocol.broker import (
@@ -78,6 +78,7 @@ class Broker:
         self._server = server
         self._door = door
         self._admissions = Admissions()
+        self._companies: dict[int, tuple[str, ...]] = {}
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
@@ -154,7 +155,7 @@ class Broker:
             for reading in self._activity.slots():
                 process = self._admissions.process_in(reading.index)
                 if process is not None:
-                    await self._tell(_attached(reading.index, process, reading.command))
+                    await self._tell(self._attached(reading.index, process, reading.command))
             for slot, process in self._admissions.dead():
                 await self._tell(_died(slot, process))
 
@@ -199,6 +200,7 @@ class Broker:
             await self._tell(Closed(pid=process.pid, uid=-1, reason=f"its memory is not released yet: {error}"))
             return
         if self._admissions.gone(slot, process):
+            self._companies.pop(slot, None)
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 
     async def _tell(self, message: Message) -> None:
@@ -256,7 +258,17 @@ class Broker:
         pages = (self._pages.grants_fd, self._pages.activity_fd)
         await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
         if decision.slot != OBSERVER_SLOT:
-            await self._tell(_attached(decision.slot, peer.process, attach.command))
+            self._companies[decision.slot] = company(attach.vgpus, self._vgpu_id)
+            await self._tell(self._attached(decision.slot, peer.process, attach.command))
+
+    def _attached(self, slot: int, process: Process, command: str) -> Attached:
+        return Attached(
+            slot=slot,
+            pid=process.pid,
+            start_time=process.start_time,
+            command=command,
+            vgpus=self._companies.get(slot, ()),
+        )
 
     def _watch(self, slot: int, process: Process) -> None:
         """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
@@ -308,10 +320,6 @@ def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:
         now_ns=time.monotonic_ns(),
         **vgpu.model_dump(include=set(Admitted.model_fields) - {"ok", "slot", "now_ns"}),
     )
-
-
-def _attached(slot: int, process: Process, command: str) -> Attached:
-    return Attached(slot=slot, pid=process.pid, start_time=process.start_time, command=command)
 
 
 def _died(slot: int, process: Process) -> Died:

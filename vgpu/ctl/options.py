@@ -54,6 +54,9 @@ OVERCOMMIT = "Admit it even if shares no longer fit; they become weights."
 PriorityOption = Annotated[PriorityName | None, typer.Option(help="Who goes first among the entitled; else normal.")]
 Fraction = Annotated[str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")]
 ShareGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")]
+Group = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Holds at the same time as your others of this group, one per GPU.")
+]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
 LossOption = Annotated[
@@ -89,6 +92,7 @@ def _wanted(
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     on_server_loss: LossOption = None,
     share_group: ShareGroup = None,
+    group: Group = None,
 ) -> Wanted:
     from vgpu.spec import VgpuSpec
 
@@ -105,6 +109,7 @@ def _wanted(
         overcommit=overcommit,
         on_server_loss=on_server_loss,
         share_group=share_group,
+        group=group,
     )
     return Wanted(spec, gpu)
 

@@ -25,6 +25,7 @@ VGPUS: Final = (
     Column("REFUSED", right=True, extra=True),
     Column("AGE", right=True, extra=True),
     Column("MODE", extra=True),
+    Column("GROUP", extra=True),
 )
 PROCESSES: Final = (
     Column("PID", right=True),
@@ -84,6 +85,7 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
         str(vgpu.memory_refusals),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
         vgpu.mode,
+        vgpu.spec.group or "",
     )
 
 

@@ -106,6 +106,7 @@ def _print_detail(detail: VgpuDetail) -> None:
             "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
             "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
             "priority": vgpu.spec.priority,
+            "group": vgpu.spec.group or "none",
             "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
             "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
             "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "

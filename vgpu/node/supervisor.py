@@ -172,7 +172,7 @@ class Node:
                 try:
                     return await self._forward(gpu.index, request, uid, VgpuReading, CHANGE_S)
                 except VgpuError as error:
-                    if error.code is not ErrorCode.NO_ROOM:
+                    if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
                         raise
                     refusals.append(error)
         first = refusals[0]

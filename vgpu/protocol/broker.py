@@ -22,7 +22,8 @@ class Message(BaseModel):
 
 class Attach(Message):
     """A process wants in. ``slot``: −1 for a new process; a re-attaching one names the slot it holds. ``now_ns``: its
-    CLOCK_MONOTONIC, to notice a time namespace. ``command``: argv[0], for people."""
+    CLOCK_MONOTONIC, to notice a time namespace. ``command``: argv[0], for people. ``vgpus``: its VGPU_ID, if that lists
+    several."""
 
     op: Literal["attach"] = "attach"
     version: int
@@ -30,6 +31,7 @@ class Attach(Message):
     command: str = Field(default="", max_length=4096)
     now_ns: int = 0
     slot: int = Field(default=-1, ge=-1, lt=64)
+    vgpus: str = Field(default="", max_length=256)
 
 
 class Admitted(Message):
@@ -77,11 +79,14 @@ class Listening(Message):
 
 
 class Attached(Message):
+    """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them."""
+
     op: Literal["attached"] = "attached"
     slot: int
     pid: int
     start_time: int
     command: str
+    vgpus: tuple[str, ...] = ()
 
 
 class Died(Message):

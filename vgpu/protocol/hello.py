@@ -30,7 +30,7 @@ class Hello(Request):
     op: Literal["hello"] = "hello"
     version: int = PROTOCOL_VERSION
     oldest_version: int = OLDEST_VERSION
-    role: Literal["control", "broker"] = "control"
+    role: Literal["control", "broker", "server"] = "control"
 
 
 class Welcome(Reading):

@@ -71,9 +71,9 @@ class Kernel:
 
 
 class Gpu:
-    """The first visible device: its primary context, one stream, and the workload's module. Owns nothing else."""
+    """One visible device: its primary context, one stream, and the workload's module. Owns nothing else."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx: str, ordinal: int = 0) -> None:
         try:
             self.library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -85,9 +85,10 @@ class Gpu:
         self.module = c_void_p()
         self.stream = c_void_p()
         self.call("cuInit", 0)
-        self.call("cuDeviceGet", byref(device), 0)
+        self.call("cuDeviceGet", byref(device), ordinal)
         self.device = device.value
         self.call("cuDevicePrimaryCtxRetain", byref(context), self.device)
+        self.context = context
         self.call("cuCtxSetCurrent", context)
         self.call("cuModuleLoadData", byref(self.module), ptx.encode())
         self.call("cuStreamCreate", byref(self.stream), NON_BLOCKING)

@@ -1,0 +1,91 @@
+"""Gangs: vGPUs on different GPUs that hold at the same time. Sans I/O.
+
+Ranks of one job wait for each other on the GPU. Where each GPU Server decides alone, one rank holds while its peers
+wait for their turns; its kernels spin until they come, past the end of its lease. No wait is unbounded, so such jobs
+make progress, slowly. The members of a *gang* are therefore called together.
+
+Theory of operation
+-------------------
+Every server tells every other that has a member of the same gang how its own stands (``Outlook``): the whole state,
+again and again, so that a message that is lost or late is made good by the next. What follows from it is decided by
+each server for itself, and only from lower to higher GPUs, so that no two servers ever wait for each other's decision:
+
+    leader      the member on the lowest GPU that is bound: it wants a token, or holds a finite lease
+    followers   the members on higher GPUs. They are called for the leader's lease (``Muster``), and away otherwise
+    nobody      is bound by an open-ended lease, nor by a member that wants nothing: the others go by their own accounts
+
+Within its own muster a follower goes before others of its class, but no more than one token ahead of its share: the
+guarantees of others on its GPU stand. A follower that cannot go, by its limit or its debt, says so (``ready``), and the
+leader stays out of the competition on its own GPU until it can: a gang gets the least that one of its GPUs can give.
+
+    GPU 0   |  X  |  Y  |  X  |      leads both
+    GPU 1   |  X  |  Y  |  X  |      X and Y follow; Y may lead another gang's member on GPU 2 by what it got here
+
+A leader that has not drained ``muster_late_ns`` after its lease may wait for a follower whose lease ended first: its
+followers are called again, for the shortest of leases, until it has drained.
+
+Every muster lapses ``muster_lapse_ns`` after it was heard. A server that died, was stopped, or cannot be reached binds
+nobody for longer; its members go by their own accounts, and follow again when it is back. A member that follows stays
+bound by books that advance with time alone: a bucket fills, a debt is caught up with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuserver.core.leases import Muster, Mustered, Outlook, VgpuKey
+from gpuserver.core.policy import DEFAULT_POLICY, Policy
+
+GangName = str
+
+
+class Gangs:
+    """The gangs that have a member on GPU ``gpu_index``, and what is known of their other members."""
+
+    def __init__(self, gpu_index: int, policy: Policy = DEFAULT_POLICY) -> None:
+        self._gpu_index = gpu_index
+        self._lapse_ns = policy.muster_lapse_ns
+        self._members: dict[GangName, VgpuKey] = {}
+        self._heard: dict[int, tuple[int, Mapping[GangName, Outlook]]] = {}
+        """By GPU: when it was heard last, and what it said."""
+
+    @property
+    def members(self) -> Mapping[GangName, VgpuKey]:
+        """The member that each gang has here."""
+        return self._members
+
+    def enroll(self, members: Mapping[GangName, VgpuKey], now_ns: int) -> list[Mustered]:
+        """These are the members here from now on. Who left is free."""
+        left = set(self._members.values()) - set(members.values())
+        self._members = dict(members)
+        return [*(Mustered(key, None) for key in sorted(left)), *self._musters(self._members, now_ns)]
+
+    def hear(self, gpu_index: int, outlooks: Mapping[GangName, Outlook], now_ns: int) -> list[Mustered]:
+        """What the server of GPU ``gpu_index`` says of all its members."""
+        _, before = self._heard.get(gpu_index, (0, {}))
+        self._heard[gpu_index] = now_ns, outlooks
+        return self._musters(before.keys() | outlooks.keys(), now_ns)
+
+    def lose(self, gpu_index: int, now_ns: int) -> list[Mustered]:
+        """The link to that server has ended."""
+        _, before = self._heard.pop(gpu_index, (0, {}))
+        return self._musters(before, now_ns)
+
+    def _musters(self, gangs: Iterable[GangName], now_ns: int) -> list[Mustered]:
+        return [
+            Mustered(self._members[gang], self._muster(gang, now_ns)) for gang in sorted(gangs) if gang in self._members
+        ]
+
+    def _muster(self, gang: GangName, now_ns: int) -> Muster:
+        known = {
+            gpu: (outlooks[gang], heard_ns)
+            for gpu, (heard_ns, outlooks) in sorted(self._heard.items())
+            if gang in outlooks and now_ns < heard_ns + self._lapse_ns
+        }
+        lapses_ns = now_ns + self._lapse_ns
+        urgent = any(outlook.late for outlook, _ in known.values())
+        for gpu, (outlook, _) in known.items():
+            if gpu < self._gpu_index and outlook.bound:
+                return Muster(outlook.start_ns, outlook.end_ns, True, urgent, lapses_ns, leader=gpu)
+        held_off = any(gpu > self._gpu_index and not outlook.ready for gpu, (outlook, _) in known.items())
+        return Muster(binding=held_off, urgent=urgent, lapses_ns=lapses_ns)

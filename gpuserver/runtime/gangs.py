@@ -1,0 +1,160 @@
+"""Gangs across GPU Servers: who is in one, and the links on which servers tell each other how their members stand.
+
+A server with a member of any gang dials the servers of all lower GPUs; both ends then say the same kind of message.
+What follows from it is decided in ``gpuserver/core/gangs.py``. A server that is slow, stopped or gone holds up nobody:
+sending and shaking hands are bounded, and what it said last lapses in the scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from gpuserver.core.gangs import GangName, Gangs
+from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
+from gpuserver.runtime.brokers import LinkErrors
+from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.paths import NodePaths
+from vgpu.protocol.codec import ProtocolError
+from vgpu.protocol.gangs import BEAT_S, MemberOutlook, Outlooks
+from vgpu.protocol.hello import Hello
+from vgpu.protocol.service import open_link
+from vgpu.protocol.stream import MessageStream
+
+log = structlog.get_logger(__name__)
+
+REDIAL_S: Final = 0.2
+REST_S: Final = 0.0005
+"""At least so long between two messages: what changes faster is told together."""
+
+
+def gang_of(vgpu: Vgpu, mode: Mode) -> GangName | None:
+    """The gang of ``vgpu``: its group's, else that of the process that attached first of those with several vGPUs.
+
+    Both carry the owner's uid, so nobody joins a stranger's. What a process says binds a vGPU that it was admitted to,
+    and only to vGPUs whose own servers were told the same by a process admitted there.
+    """
+    if mode is Mode.SPATIAL or vgpu.removed.is_set():
+        return None
+    uid, group = vgpu.record.owner.uid, vgpu.record.spec.group
+    if group is not None:
+        return f"{uid}/{group}"
+    company = next(iter(vgpu.companies.values()), None)
+    return None if company is None else f"{uid}:{','.join(company)}"
+
+
+class GangLinks:
+    """``run`` for as long as the server does; ``enroll`` whenever a vGPU or a process came or went."""
+
+    def __init__(self, paths: NodePaths, gpu_index: int, tokens: TokenLoop) -> None:
+        self._paths = paths
+        self._gpu_index = gpu_index
+        self._tokens = tokens
+        self._gangs = Gangs(gpu_index)
+        self._told: dict[GangName, Outlook] = {}
+        self._moved = trio.Event()
+        tokens.on_decision(self._look)
+
+    def enroll(self, vgpus: Iterable[Vgpu], mode: Mode) -> None:
+        """These are the vGPUs here. Of two members of one gang the older is it; the other is in none."""
+        members: dict[GangName, VgpuKey] = {}
+        for vgpu in vgpus:
+            gang = gang_of(vgpu, mode)
+            if gang is not None:
+                members.setdefault(gang, vgpu.record.key)
+        if members != self._gangs.members:
+            log.info("gangs", members=members)
+            self._tell_scheduler(self._gangs.enroll(members, time.monotonic_ns()))
+            self._look()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for lower in range(self._gpu_index):
+                nursery.start_soon(self._dial, lower)
+
+    async def _dial(self, gpu_index: int) -> None:
+        while True:
+            while not self._gangs.members:
+                await self._moved.wait()
+            try:
+                link, _ = await open_link(self._paths.server_socket(gpu_index), Hello(role="server"))
+                async with link:
+                    await self.converse(link)
+            except LinkErrors as error:
+                log.debug("no link to another GPU's server", gpu=gpu_index, reason=str(error))
+            await trio.sleep(REDIAL_S)
+
+    async def converse(self, link: MessageStream) -> None:
+        """Both ends of a link: tell and hear, until it ends. What is wrong with it ends it, and it alone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, link, nursery.cancel_scope)
+            try:
+                await self._hear(link)
+            except LinkErrors as error:
+                log.info("link to another GPU's server ended", reason=str(error))
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, link: MessageStream) -> None:
+        peer: int | None = None
+        try:
+            while (received := await link.receive()) is not None:
+                outlooks = Outlooks.model_validate(received[0])
+                if outlooks.gpu_index == self._gpu_index or peer not in {None, outlooks.gpu_index}:
+                    raise ProtocolError(f"the server of another GPU calls itself GPU {outlooks.gpu_index}")
+                peer = outlooks.gpu_index
+                self._tell_scheduler(self._gangs.hear(peer, _heard(outlooks), time.monotonic_ns()))
+        finally:
+            if peer is not None:
+                self._tell_scheduler(self._gangs.lose(peer, time.monotonic_ns()))
+
+    async def _tell(self, link: MessageStream, ended: trio.CancelScope) -> None:
+        while True:
+            moved = self._moved
+            try:
+                await link.send(_message(self._gpu_index, self._outlooks()).model_dump())
+            except LinkErrors as error:
+                log.info("link to another GPU's server ended", reason=str(error))
+                ended.cancel()
+                return
+            await trio.sleep(REST_S)
+            with trio.move_on_after(BEAT_S):
+                await moved.wait()
+
+    def _outlooks(self) -> dict[GangName, Outlook]:
+        return {gang: self._tokens.outlook(key) for gang, key in self._gangs.members.items()}
+
+    def _look(self) -> None:
+        """After every decision: whoever tells has something new to tell."""
+        outlooks = self._outlooks()
+        if outlooks != self._told:
+            self._told = outlooks
+            self._moved.set()
+            self._moved = trio.Event()
+
+    def _tell_scheduler(self, events: Iterable[Mustered]) -> None:
+        for event in events:
+            self._tokens.muster(event)
+
+
+def _message(gpu_index: int, outlooks: dict[GangName, Outlook]) -> Outlooks:
+    members = tuple(
+        MemberOutlook(
+            gang=gang,
+            bound=outlook.bound,
+            start_ns=outlook.start_ns,
+            end_ns=outlook.end_ns,
+            late=outlook.late,
+            ready=outlook.ready,
+        )
+        for gang, outlook in outlooks.items()
+    )
+    return Outlooks(gpu_index=gpu_index, members=members)
+
+
+def _heard(outlooks: Outlooks) -> dict[GangName, Outlook]:
+    return {m.gang: Outlook(m.bound, m.start_ns, m.end_ns, m.late, m.ready) for m in outlooks.members}

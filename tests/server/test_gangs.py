@@ -1,0 +1,125 @@
+"""The links between GPU Servers: what one decides reaches the other, and whatever ends a link ends nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
+from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.runtime.gangs import GangLinks, gang_of
+from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.paths import NodePaths
+from vgpu.protocol.stream import MessageStream
+from vgpu.spec import VgpuSpec
+
+PATHS = NodePaths(Path("/nowhere"), Path("/nowhere"))
+CARD = Card(8 << 30, 132)
+
+
+class Tokens:
+    """A token loop that says what it is told to, and notes what it hears."""
+
+    def __init__(self) -> None:
+        self.said = Outlook()
+        self.heard: list[Mustered] = []
+        self._look: Callable[[], None] = lambda: None
+
+    def on_decision(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def outlook(self, key: VgpuKey) -> Outlook:
+        return self.said
+
+    def muster(self, event: Mustered) -> None:
+        self.heard.append(event)
+
+    def decide(self, outlook: Outlook) -> None:
+        self.said = outlook
+        self._look()
+
+
+def vgpu(number: int = 1, uid: int = 7, **fields: Any) -> Vgpu:
+    registry = Registry(CARD, Mode.TEMPORAL)
+    spec = VgpuSpec.parse(sm_percent=30, **fields)
+    record = registry.create(f"vgpu-0000000{number}", spec, Owner(uid), 0)
+    return Vgpu(record, 1, cast(Any, None))
+
+
+def server(gpu_index: int) -> tuple[Tokens, GangLinks]:
+    tokens = Tokens()
+    links = GangLinks(PATHS, gpu_index, cast(TokenLoop, tokens))
+    links.enroll([vgpu(group="train")], Mode.TEMPORAL)
+    return tokens, links
+
+
+def link_pair() -> tuple[MessageStream, MessageStream]:
+    one, other = trio.socket.socketpair()
+    return MessageStream(one), MessageStream(other)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for is a list that grows
+            await trio.sleep(0.001)
+
+
+def test_which_gang_a_vgpu_is_in() -> None:
+    ours, theirs = vgpu(group="train"), vgpu(uid=8, group="train")
+    assert gang_of(ours, Mode.TEMPORAL) != gang_of(theirs, Mode.TEMPORAL)
+    assert gang_of(ours, Mode.TEMPORAL) == gang_of(vgpu(2, group="train"), Mode.TEMPORAL)
+    assert gang_of(ours, Mode.SPATIAL) is None
+    plain = vgpu()
+    assert gang_of(plain, Mode.TEMPORAL) is None
+    plain.companies = {5: ("vgpu-00000001", "vgpu-00000002"), 3: ("vgpu-00000001", "vgpu-00000009")}
+    other = vgpu(2)
+    other.companies = {0: ("vgpu-00000001", "vgpu-00000002")}
+    assert gang_of(plain, Mode.TEMPORAL) == gang_of(other, Mode.TEMPORAL) is not None
+    ours.companies = plain.companies
+    assert gang_of(ours, Mode.TEMPORAL) == gang_of(vgpu(group="train"), Mode.TEMPORAL)
+
+
+async def _hears_and_is_free_again() -> None:
+    (leader, low), (follower, high) = server(0), server(1)
+    one, other = link_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(low.converse, one)
+        nursery.start_soon(high.converse, other)
+        leader.decide(Outlook(bound=True, start_ns=5, end_ns=9))
+        await until(lambda: any(e.muster and (e.muster.start_ns, e.muster.end_ns) == (5, 9) for e in follower.heard))
+        follower.decide(Outlook(ready=False))
+        await until(lambda: any(e.muster is not None and e.muster.binding for e in leader.heard))
+        one.close()
+        await until(lambda: follower.heard[-1].muster is not None and not follower.heard[-1].muster.binding)
+    other.close()
+
+
+def test_what_one_decides_the_other_hears_until_the_link_ends() -> None:
+    trio.run(_hears_and_is_free_again)
+
+
+async def _says(message: dict[str, Any]) -> list[Mustered]:
+    tokens, links = server(1)
+    one, other = link_pair()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.send, message)
+            async with other:
+                await links.converse(other)
+    one.close()
+    return tokens.heard
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"op": "outlooks"}, {"op": "outlooks", "gpu_index": 1, "members": []}],
+    ids=["no outlooks", "somebody who calls itself us"],
+)
+def test_nonsense_ends_the_link_and_nothing_else(message: dict[str, Any]) -> None:
+    heard = trio.run(_says, message)
+    assert all(event.muster is None or not event.muster.binding for event in heard)

@@ -1,0 +1,33 @@
+"""What GPU Servers of one node tell each other about gangs. After ``Hello`` (role "server") both ends say ``Outlooks``
+whenever something changed, and every ``BEAT_S`` at least; each message is the whole state."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+BEAT_S: Final = 0.1
+
+
+class MemberOutlook(BaseModel):
+    """One gang's member on the sender's GPU; the fields of ``gpuserver.core.leases.Outlook``. CLOCK_MONOTONIC."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    gang: str
+    bound: bool
+    start_ns: int
+    end_ns: int
+    late: bool
+    ready: bool
+
+
+class Outlooks(BaseModel):
+    """All members on GPU ``gpu_index``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    op: Literal["outlooks"] = "outlooks"
+    gpu_index: int
+    members: tuple[MemberOutlook, ...]
