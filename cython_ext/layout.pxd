@@ -164,7 +164,8 @@ cdef struct Slot:
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
     uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
-    uint8_t[124] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t baton           # 1: its hook knows the baton and submits only with it
+    uint8_t[120] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -175,7 +176,9 @@ cdef struct ActivityPage:
     uint32_t returned_epoch  # the vGPU gave this epoch back: no gate may use it or an older one
     uint32_t want            # merged by the relay: what the server was told
     uint32_t processes       # slots not free
-    uint8_t[16] pad0
+    uint32_t baton           # futex; which process may submit (logic/baton.pxd); 0: no baton goes round
+    uint32_t pad0
+    int64_t baton_end_ns     # of its turn
     # --- the limit ledger
     pthread_mutex_t ledger   # locked by logic/robust.pxd, zero is unlocked
     uint8_t[24] pad1

@@ -4,10 +4,11 @@ from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
-    LEASE_ON_GO, SLOT_ACTIVE,
+    LEASE_ON_GO, MODE_SPATIAL, SLOT_ACTIVE,
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_reached, pthread_mutex_t,
 )
+from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_take_over
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wake, load32, load64, loadi64, now_ns, or64, store32, store64, storei64,
@@ -22,6 +23,7 @@ cdef enum:
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
     AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
     RECENT = 1 << 30             # epochs closer than this compare safely
+    BATON_STEPS = 8              # at one look; three are the most that processes need who do not flicker
 
 
 cdef struct Watch:
@@ -60,6 +62,7 @@ cdef struct Wire:
     int64_t returned_ns
     uint64_t busy_ns
     uint64_t launches
+    Baton baton
     # --- doorbell storms
     int64_t budget
     int64_t budget_ns
@@ -141,7 +144,8 @@ cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
 
 cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
     """A process that asked for the lease that has just ended and slept through all of it (stopped, frozen) wants no
-    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look."""
+    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look. Who waited for
+    the baton did not sleep."""
     cdef bint ended = not in_force(wire) and wire.over.epoch != wire.judged
     cdef bint missed = ended and wire.over.end_ns - wire.over.start_ns >= SLEPT_NS
     cdef uint64_t left = 0 if in_force(wire) else wire.admitted
@@ -153,6 +157,7 @@ cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
         left &= left - 1
         if (
             missed and load32(&watch.slot.state) == SLOT_ACTIVE and load64(&watch.slot.gate_waits) == watch.gate_waits
+            and (wire.baton.word == 0 or baton_names(wire.baton.word, <uint32_t>(watch - wire.watches)))
             and load32(&watch.slot.last_epoch) != wire.over.epoch and not load32(&watch.slot.undrained)
         ):
             wire.hushed += load32(&watch.slot.want)
@@ -257,6 +262,58 @@ cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
         cas32(&wire.activity.returned_epoch, returned, 0)
 
 
+cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
+    cdef uint64_t left = wire.admitted
+    cdef Slot* slot
+    cdef int index
+    seen.wants = seen.busy = 0
+    seen.leased = in_force(wire)
+    while left:
+        index = index_of(lowest(left))
+        left &= left - 1
+        slot = &wire.activity.slots[index]
+        if load32(&slot.state) != SLOT_ACTIVE or not load32(&slot.baton):
+            continue
+        seen.looks[index] = load64(&slot.gate_waits)
+        if load32(&slot.undrained):
+            seen.busy |= (<uint64_t>1) << index
+        if load32(&slot.want):
+            seen.wants |= (<uint64_t>1) << index
+    seen.wants |= seen.busy
+
+
+cdef inline void publish_baton(Wire* wire) noexcept nogil:
+    """The page says what we say, whatever it said. Where somebody is named, the end is there before the name."""
+    cdef bint moved = load32(&wire.activity.baton) != wire.baton.word
+    if wire.baton.holder != NOBODY and loadi64(&wire.activity.baton_end_ns) != wire.baton.end_ns:
+        storei64(&wire.activity.baton_end_ns, wire.baton.end_ns)
+    if moved:
+        exchange32(&wire.activity.baton, wire.baton.word)
+        futex_wake(&wire.activity.baton, INT_MAX)
+        futex_wake(&wire.grants.change, INT_MAX)     # hook threads: now others wait for our drain
+    fence()
+
+
+cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
+    """See that one process at a time submits, where each is limited in SMs for itself (theory: logic/baton.pxd)."""
+    cdef Processes seen
+    cdef int _
+    if load32(&wire.grants.mode) != MODE_SPATIAL:
+        if wire.baton.word != 0:
+            memset(&wire.baton, 0, sizeof(Baton))
+            wire.baton.holder = wire.baton.leaving = NOBODY
+            publish_baton(wire)
+        return
+    if wire.baton.word == 0:
+        baton_take_over(&wire.baton, load32(&wire.activity.baton), at_ns)
+    publish_baton(wire)
+    for _ in range(BATON_STEPS):
+        look_at_processes(wire, &seen)
+        if not baton_step(&wire.baton, &seen, at_ns):
+            break
+        publish_baton(wire)
+
+
 cdef inline bint merge(Wire* wire) noexcept nogil:
     """Bring the entry up to date. Whether the dispatcher must be rung. Under the lock."""
     cdef RelayEntry* entry = &wire.relays.entries[wire.key]
@@ -268,6 +325,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     follow_plan(wire, at_ns)
     hush_sleepers(wire)
     release_ahead(wire, at_ns)
+    pass_baton(wire, at_ns)
     merge_slots(wire, wire.held.epoch, at_ns, &merged)
     if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)
