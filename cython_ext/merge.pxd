@@ -4,11 +4,11 @@ from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
-    LEASE_ON_GO, MODE_SPATIAL, SLOT_ACTIVE,
+    FOREVER_NS, LEASE_ON_GO, MODE_SPATIAL, SLOT_ACTIVE,
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_reached, pthread_mutex_t,
 )
-from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_take_over
+from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wake, load32, load64, loadi64, now_ns, or64, store32, store64, storei64,
@@ -282,6 +282,21 @@ cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
     seen.wants |= seen.busy
 
 
+cdef inline bint goes_round(const Wire* wire) noexcept nogil:
+    """Whether the baton does: in spatial mode always; in temporal mode for two processes or more, from a lease with an
+    end until one without."""
+    cdef uint64_t left = wire.admitted
+    cdef const Slot* slot
+    cdef int taking = 0
+    if load32(&wire.grants.mode) == MODE_SPATIAL:
+        return 1
+    while left:
+        slot = &wire.activity.slots[index_of(lowest(left))]
+        left &= left - 1
+        taking += load32(&slot.state) == SLOT_ACTIVE and load32(&slot.baton) != 0
+    return taking >= 2 and (wire.held.end_ns < FOREVER_NS if in_force(wire) else wire.baton.word != 0)
+
+
 cdef inline void publish_baton(Wire* wire) noexcept nogil:
     """The page says what we say, whatever it said. Where somebody is named, the end is there before the name."""
     cdef bint moved = load32(&wire.activity.baton) != wire.baton.word
@@ -295,13 +310,12 @@ cdef inline void publish_baton(Wire* wire) noexcept nogil:
 
 
 cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
-    """See that one process at a time submits, where each is limited in SMs for itself (theory: logic/baton.pxd)."""
+    """See that one process at a time submits (theory: logic/baton.pxd)."""
     cdef Processes seen
     cdef int _
-    if load32(&wire.grants.mode) != MODE_SPATIAL:
+    if not goes_round(wire):
         if wire.baton.word != 0:
-            memset(&wire.baton, 0, sizeof(Baton))
-            wire.baton.holder = wire.baton.leaving = NOBODY
+            baton_stop(&wire.baton)
             publish_baton(wire)
         return
     if wire.baton.word == 0:

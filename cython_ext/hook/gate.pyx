@@ -20,7 +20,7 @@ from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
     Plan, Slot, epoch_reached,
 )
-from cython_ext.logic.baton cimport baton_bound
+from cython_ext.logic.baton cimport baton_bound, baton_undated
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_predict, launch_hash, should_sample,
 )
@@ -163,6 +163,8 @@ cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now
         store32(&slot.undrained, before)
         return 0
     gate.baton_used = gate.baton
+    if not before and baton_undated(gate.baton_until_ns):
+        vgpu_ring(gate)
     if load32(&slot.last_epoch) != epoch:
         storei64(&slot.first_submit_ns, now)
         store32(&slot.last_epoch, epoch)
