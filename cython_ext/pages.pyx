@@ -323,6 +323,11 @@ cdef class ActivityPage(Page):
         return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
 
     @property
+    def baton(self):
+        """The baton's word; 0: none goes round among the processes."""
+        return native.load32(&self.get().baton)
+
+    @property
     def returned_epoch(self):
         return native.load32(&self.get().returned_epoch)
 
