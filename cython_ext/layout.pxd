@@ -165,7 +165,9 @@ cdef struct Slot:
     char[64] command         # argv[0], for ps; a tenant's word
     uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
     uint32_t baton           # 1: its hook knows the baton and submits only with it
-    uint8_t[120] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
+    uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
+    uint8_t[112] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -193,7 +195,7 @@ cdef struct RelayEntry:
     uint32_t want
     uint32_t returned_epoch  # early return: idle and drained under this epoch
     uint32_t drained_epoch   # every process has drained this epoch
-    uint32_t processes
+    uint32_t processes       # admitted, and not known to be dead
     int64_t drained_ns
     uint64_t busy_ns         # Σ over processes of observed busy time
     uint64_t launches

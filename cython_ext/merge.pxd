@@ -78,7 +78,6 @@ cdef struct Wire:
 
 cdef struct Merged:
     bint want
-    uint32_t processes
     bint limited                 # by ``drained_epoch``: somebody has work on the GPU
     uint32_t drained_epoch
     int64_t drained_ns
@@ -106,6 +105,16 @@ cdef inline uint64_t grown(uint64_t total, uint64_t* last, uint64_t now) noexcep
     cdef uint64_t growth = now - last[0] if now > last[0] else 0
     last[0] = now
     return total + growth if growth <= UINT64_MAX - total else UINT64_MAX
+
+
+cdef inline void tell_processes(Wire* wire) noexcept nogil:
+    """How many processes were admitted and are not known to be dead: what an MPS server counts, too."""
+    cdef uint64_t left = wire.admitted
+    cdef uint32_t count = 0
+    while left:
+        count += 1
+        left &= left - 1
+    store32(&wire.relays.entries[wire.key].processes, count)
 
 
 cdef inline bint any_want(Wire* wire) noexcept nogil:
@@ -181,7 +190,6 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         slot = &wire.activity.slots[index]
         if load32(&slot.state) != SLOT_ACTIVE:
             continue
-        merged.processes += 1
         undrained = load32(&slot.undrained)
         drained = load32(&slot.drained_epoch)
         if load32(&slot.want) or undrained:
@@ -355,7 +363,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         store32(&wire.activity.want, merged.want)
         store32(&entry.want, merged.want)
         must_ring = 1
-    entry.processes = merged.processes
+    tell_processes(wire)
     store64(&entry.busy_ns, wire.busy_ns)
     storei64(&entry.counted_ns, merged.counted_ns)
     store64(&entry.launches, wire.launches)

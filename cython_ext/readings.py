@@ -104,7 +104,8 @@ class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
     ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other. ``turn``: the newest
-    epoch whose work may run, of what was queued ahead; 0: nothing ever was.
+    epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``sm_planned``, ``sm_count``: SMs that its
+    partition should give it (0: no limit), and that its driver says it has (0: not known).
     """
 
     index: int
@@ -134,6 +135,8 @@ class SlotReading:
     refused_bytes: int
     command: str
     turn: int = 0
+    sm_planned: int = 0
+    sm_count: int = 0
 
     @property
     def charged_bytes(self) -> int:

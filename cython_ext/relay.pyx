@@ -50,9 +50,9 @@ from cython_ext.layout cimport (
     RelayPage as Relays, Slot,
 )
 from cython_ext.logic.baton cimport baton_forget
-from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news, pass_baton
+from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news, pass_baton, tell_processes
 from cython_ext.native cimport (
-    add32, and64, cas32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
+    add32, and64, cas32, exchange64, fence, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 from cython_ext.threads cimport (
@@ -214,6 +214,7 @@ cdef void end_watch(Wire* wire, int index) noexcept nogil:
     state = watch.state
     watch.state = WATCH_NONE
     wire.admitted &= ~((<uint64_t>1) << index)
+    tell_processes(wire)
     pthread_mutex_unlock(&wire.lock)
     if state == WATCH_RUNNING:
         store32(&watch.stop, 1)
@@ -238,6 +239,8 @@ cdef void begin_watch(Wire* wire, int index) noexcept nogil:
     watch.state = WATCH_ASKED
     baton_forget(&wire.baton, index)
     wire.admitted |= (<uint64_t>1) << index
+    tell_processes(wire)
+    fence()                  # who admits one more counts after this, and so does every other broker
     pthread_mutex_unlock(&wire.lock)
     ring_relay(wire)
 

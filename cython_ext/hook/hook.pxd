@@ -230,6 +230,8 @@ cdef extern:
     # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID)
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
+    # partition.pyx
+    int vgpu_check_partition(int error) noexcept nogil
     # thread.pyx
     bint vgpu_start_thread(Gate* gate) noexcept nogil
     bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may

@@ -195,7 +195,7 @@ class Control:
     async def _set_mode(self, change: SetGpu) -> None:
         server = self._server
         assert change.mode is not None
-        attached = sum(len(vgpu.alive) for vgpu in server.vgpus.values())
+        attached = server.attached_count
         wanted = Mode.TEMPORAL if change.mode == "temporal" else Mode.SPATIAL
         if wanted is server.mode:
             server.mode_reason = "asked for"
@@ -206,9 +206,10 @@ class Control:
                 f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
                 "end them first: vgpuctl ps",
             )
-        mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
-        server.registry.set_mode(mode)
-        server.mode, server.mode_reason = mode, reason
+        async with server.mps.turn:
+            mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
+            server.registry.set_mode(mode)
+            server.mode, server.mode_reason = mode, reason
         shares = {record.key: record.share for record in server.registry}
         scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
         server.tokens.replace_scheduler(scheduler, shares)
@@ -271,6 +272,9 @@ class Control:
             tokens_per_second=sum(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
+            mps_pid=server.mps.pid,
+            mps_restarts=server.mps.restarts,
+            mps_reason=server.mps.reason,
         )
 
 

@@ -171,6 +171,8 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         gate_waits=slot.gate_waits,
         gate_wait_ns=slot.gate_wait_ns,
         longest_kernel_ns=slot.longest_kernel_ns,
+        sm_planned=slot.sm_planned,
+        sm_count=slot.sm_count,
     )
 
 
@@ -182,8 +184,8 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
         granted = record.partition
         notes += [
             f"Each of its processes sees {granted.granted_sms} of {granted.sm_count} SMs "
-            f"({granted.percent:.1f} %; MPS grants steps of 2, at least 8).",
-            "The SM limit holds per process and for its life: several processes of this vGPU may fill more together.",
+            f"({granted.percent:.1f} %; MPS grants steps of 2, at least 8), for its life.",
+            "Several processes of this vGPU take turns of 10 ms: together they fill no more SMs than one.",
             "A fatal fault of one process ends every process that shares the GPU's MPS daemon.",
         ]
         if record.spec.burst:

@@ -23,6 +23,7 @@ import trio
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
+from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
@@ -31,6 +32,7 @@ from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, new_grants
@@ -93,6 +95,7 @@ class GpuServer:
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release)
+        self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
 
@@ -140,6 +143,7 @@ class GpuServer:
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self.tokens.run)
                 nursery.start_soon(self.memory.run)
+                nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self._sample)
                 nursery.start_soon(self._keep_house)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
@@ -239,7 +243,14 @@ class GpuServer:
             mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
             # The only device that the daemon shows is number 0, whatever the GPU's index.
             mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
+            sm_planned=sms_planned(record),
+            most_processes=self.daemon.most_processes if spatial else 0,
         )
+
+    @property
+    def attached_count(self) -> int:
+        """Processes of all vGPUs that are not known to be dead."""
+        return sum(len(vgpu.alive) for vgpu in self.vgpus.values())
 
     # --- what brokers report
 
@@ -289,6 +300,18 @@ class GpuServer:
 
     # --- regular work
 
+    def _compare_sms(self, vgpu: Vgpu) -> None:
+        """Say so, once for each process, where MPS gave another number of SMs than was planned."""
+        for slot in vgpu.alive:
+            process = Process(slot.pid, slot.start_time)
+            if process in vgpu.compared or not slot.sm_count:
+                continue
+            vgpu.compared.add(process)
+            if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
+                text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
+                self.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
+        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in vgpu.alive}
+
     async def _sample(self) -> None:
         refused: dict[str, int] = {}
         while True:
@@ -301,6 +324,7 @@ class GpuServer:
                         "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
                     )
                 refused[vgpu.record.vgpu_id] = count
+                self._compare_sms(vgpu)
             await trio.sleep(SAMPLE_S)
 
     async def _keep_house(self) -> None:
@@ -333,6 +357,14 @@ class GpuServer:
     def set_period(self, period_ns: int) -> None:
         self.policy = with_period(self.policy, period_ns)
         self._row = replace(self._row, period_ns=period_ns)
+
+
+def sms_planned(record: VgpuRecord) -> int:
+    """SMs that MPS should limit each of its processes to; 0: it does not limit them."""
+    granted = record.partition
+    if granted is None or record.spec.burst or granted.granted_sms == granted.sm_count:
+        return 0
+    return granted.granted_sms
 
 
 def first_epoch(remembered: int) -> int:

@@ -40,6 +40,7 @@ class Vgpu:
     ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
     not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
+    ``compared``: processes whose SMs were compared with what was planned.
     """
 
     record: VgpuRecord
@@ -56,6 +57,7 @@ class Vgpu:
     failure: str = ""
     past: Past = Past()
     seen: dict[int, Process] = field(default_factory=dict)
+    compared: set[Process] = field(default_factory=set)
 
     @property
     def slots(self) -> list[SlotReading]:

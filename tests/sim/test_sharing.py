@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.conftest import Node
+from vgpu.protocol.peer import start_time
 
 DYING = 2
 
@@ -36,9 +38,14 @@ def test_two_processes_take_equal_turns(node: Node) -> None:
     assert engine.kernel_ns == pytest.approx(sum((first, second)) * 5e6, rel=0.25)
 
 
+def served_by(directory: Path, pid: int) -> dict[str, str]:
+    """The environment of a process of the simulated MPS server for which process ``pid`` stands."""
+    (directory / "simulated-mps").write_text(f"{pid} {start_time(pid)}")
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+
+
 def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "simulated-mps").touch()
-    mps = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    mps = served_by(tmp_path, os.getpid())
     small, large = together(
         node,
         mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},

@@ -31,7 +31,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
     if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
         for gpu in gpus:
-            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason)))}")
+            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason, gpu.mps_reason)))}")
 
 
 @gpu_app.command("set")

@@ -124,6 +124,8 @@ class Adopt(Message):
 
     At registration three descriptors travel along: grants page (read-only), activity page, relay page.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
+    ``sm_planned``: SMs that its processes should get, 0: no limit. ``most_processes``: of all vGPUs of the GPU together,
+    0: as many as they like.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -141,6 +143,8 @@ class Adopt(Message):
     mps_log_directory: str = ""
     mps_active_thread_percentage: str = ""
     mps_pinned_memory_limit: str = ""
+    sm_planned: int = 0
+    most_processes: int = 0
 
 
 class Gone(Message):

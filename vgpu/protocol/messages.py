@@ -200,6 +200,8 @@ class ProcessReading(Reading):
     gate_waits: int
     gate_wait_ns: int
     longest_kernel_ns: int
+    sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
+    sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
 
 
 class VgpuList(Reading):
@@ -243,6 +245,9 @@ class GpuReading(Reading):
     tokens_per_second: float
     server_pid: int | None
     restarts: int
+    mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
+    mps_restarts: int = 0  # daemons that were started because one had died
+    mps_reason: str = ""  # why there is none
 
 
 class GpuList(Reading):
