@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from cython_ext.simengine import Engine
+from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
-from vgpu.protocol.messages import VgpuReading
+from tests.integration.process import attach_request, knock
+from vgpu.protocol.messages import GpuReading, VgpuReading
 
 GRANTED_SMS = 40  # for 30 % of 132
 
@@ -42,6 +44,13 @@ class Worker:
         assert said["event"] == "started", said
         return said
 
+    def error(self) -> int:
+        """The CUresult with which it ends by itself."""
+        said = self.popen.communicate(timeout=60)[0].splitlines()
+        last: dict[str, Any] = json.loads(said[-1])
+        assert last["event"] == "error", last
+        return int(last["code"])
+
     def end(self) -> None:
         self.popen.kill()
         self.popen.communicate()
@@ -68,6 +77,29 @@ def workers(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]]:
     finally:
         for worker in running:
             worker.end()
+
+
+def spatial_gpu(node: SimulatedNode) -> GpuReading:
+    with node.link() as link:
+        (gpu,) = link.gpus()
+    return gpu
+
+
+def stray(node: SimulatedNode, vgpu_id: str) -> int:
+    """What a program with a stray store gets for it."""
+    argv = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu_id, "--", sys.executable, "-m", "tests.stray"]
+    ran = subprocess.run(argv, env=node.environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return int(ran.stdout)
+
+
+def works(node: SimulatedNode, vgpu_id: str) -> None:
+    worker = Worker(node, vgpu_id, seconds=0.1)
+    try:
+        worker.started()
+        assert worker.popen.wait(60) == 0
+    finally:
+        worker.end()
 
 
 class Gpu:
@@ -136,3 +168,88 @@ def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: Vgpu
     used = Gpu(node).watch(2)
     assert sum(used[worker.pid] for worker in workers) <= GRANTED_SMS * 1.01
     assert min(used[worker.pid] for worker in workers) > 0.2 * GRANTED_SMS
+
+
+# --- MPS: what was granted, how many it takes, and its end
+
+ILLEGAL_ADDRESS = 700
+MPS_RPC_FAILURE = 806
+
+
+def test_what_a_process_was_granted_is_read_back(
+    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+) -> None:
+    with node.link() as link:
+        shown = link.processes(vgpu.vgpu_id).processes
+    assert [(process.sm_planned, process.sm_count) for process in shown] == [(GRANTED_SMS, GRANTED_SMS)] * 2
+    assert '"kind": "granted"' not in node.logs()
+
+
+def test_one_process_more_than_the_mps_server_takes(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    door = node.paths.broker_socket(vgpu.vgpu_id)
+    other = node.create(sm_percent=30, memory_bytes="1G")
+    for taken in range(MOST_PROCESSES):
+        reply, descriptors = knock(door if taken else node.paths.broker_socket(other.vgpu_id), attach_request())
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert reply["ok"], reply
+    for closed in (door, node.paths.broker_socket(other.vgpu_id)):  # in either vGPU: the daemon is the GPU's
+        reply, _ = knock(closed, attach_request())
+        assert (reply["ok"], reply["code"]) == (False, "full")
+        assert f"{MOST_PROCESSES} processes" in reply["error"]
+    assert spatial_gpu(node).processes == MOST_PROCESSES  # who was turned away left nothing behind
+
+
+def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    for _ in range(MOST_PROCESSES):
+        _, descriptors = knock(node.paths.broker_socket(vgpu.vgpu_id), attach_request())
+        for descriptor in descriptors:
+            os.close(descriptor)
+    worker = Worker(node, vgpu.vgpu_id)
+    _, said = worker.popen.communicate(timeout=60)
+    assert worker.popen.returncode != 0
+    assert f"GPU 0 has {MOST_PROCESSES} processes already, the most of its MPS server" in said
+
+
+def test_a_dead_daemon_is_replaced_for_those_who_come_after_it(
+    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+) -> None:
+    daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
+    os.kill(daemon, signal.SIGKILL)
+    assert [worker.error() for worker in workers] == [MPS_RPC_FAILURE] * 2
+    eventually(lambda: spatial_gpu(node).mps_restarts, "another daemon")
+    assert spatial_gpu(node).mps_pid not in {None, daemon}
+    works(node, vgpu.vgpu_id)
+    assert f"the MPS daemon (pid {daemon}) is gone" in node.logs()
+    assert "another MPS daemon runs" in node.logs()
+
+
+def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+    daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
+    server = node.server_pid()
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: node.server_pid() not in {0, server} and spatial_gpu(node).mps_pid == daemon, "the next server")
+    assert Gpu(node).watch(0.5)[workers[0].pid] > 0
+
+
+def test_a_fatal_fault_takes_the_neighbours_and_not_those_who_come_after(
+    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+) -> None:
+    other = node.create(sm_percent=30, memory_bytes="1G")
+    assert stray(node, other.vgpu_id) == ILLEGAL_ADDRESS
+    assert [worker.error() for worker in workers] == [ILLEGAL_ADDRESS] * 2
+    works(node, vgpu.vgpu_id)
+    works(node, other.vgpu_id)
+    assert spatial_gpu(node).mps_restarts == 0
+
+
+def test_in_temporal_mode_a_fatal_fault_stays_with_its_process() -> None:
+    with SimulatedNode() as node:
+        vgpu = node.create(sm_percent=30, memory_bytes="1G")
+        worker = Worker(node, vgpu.vgpu_id, seconds=2)
+        try:
+            worker.started()
+            assert stray(node, node.create(sm_percent=30, memory_bytes="1G").vgpu_id) == ILLEGAL_ADDRESS
+            assert worker.popen.wait(60) == 0
+        finally:
+            worker.end()
