@@ -16,8 +16,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
-    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage, PageHeader,
-    Slot,
+    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage,
+    PageHeader, Slot,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release

@@ -155,7 +155,7 @@ cdef struct Gate:
     int64_t baton_until_ns   # ... until then; FOREVER_NS: nobody else wants
     uint32_t baton_used      # the word under which we submitted last
     uint32_t baton_foreign   # a word for which we could not use a lease ...
-    int64_t baton_foreign_ns # ... since then
+    int64_t baton_foreign_ns     # ... since then
     uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU

@@ -21,7 +21,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, Pass, Thread, attached, vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended,
-    vgpu_check_partition, vgpu_context_died, vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    vgpu_check_partition, vgpu_context_died, vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit,
+    vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport LaunchKey
 from cython_ext.native cimport store32

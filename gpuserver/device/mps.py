@@ -43,15 +43,17 @@ class MpsLook:
 
 
 class MpsDaemon(Protocol):
-    """What spatial mode needs. Calls block; ``VgpuError`` (mode) says why it does not start. ``start`` is idempotent, and
-    starts another where the last one died.
+    """What spatial mode needs. Calls block; ``VgpuError`` (mode) says why it does not start. ``start`` is idempotent,
+    and starts another where the last one died.
 
     ``look``: who runs now. ``serving``: there are processes, so there is a server to be asked for.
     ``most_processes``: of one server, all vGPUs together.
     """
 
     directories: MpsDirectories
-    most_processes: int
+
+    @property
+    def most_processes(self) -> int: ...
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -138,7 +140,7 @@ class NvidiaMpsDaemon:
 
 
 class SimulatedMpsDaemon:
-    """A process that stands for daemon and server at once (simulated_mps.py); a marker in the pipe directory names it."""
+    """A process that stands for daemon and server (simulated_mps.py); a marker in the pipe directory names it."""
 
     most_processes: Final = MOST_PROCESSES
 

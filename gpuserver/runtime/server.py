@@ -30,7 +30,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
-from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
+from gpuserver.runtime.journal import Journal, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
@@ -92,6 +92,8 @@ class GpuServer:
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
         if self._row.period_ns is not None:
             self.policy = with_period(self.policy, self._row.period_ns)
+        if self._row.window_ns is not None:
+            self.policy = replace(self.policy, window_ns=self._row.window_ns)
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release)
@@ -182,6 +184,7 @@ class GpuServer:
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS))
         self.vgpus[record.vgpu_id] = vgpu
+        vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         return vgpu
 
@@ -189,10 +192,13 @@ class GpuServer:
         """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
         for record in self.registry:
             vgpu = self.vgpus.get(record.vgpu_id)
-            if vgpu is not None and vgpu.record != record and not vgpu.removed.is_set():
-                if vgpu.record.share != record.share:
-                    self.tokens.change(record.key, record.share)
+            if vgpu is None or vgpu.removed.is_set():
+                continue
+            if vgpu.record != record:
                 vgpu.show(record)
+            if vgpu.told != vgpu.share:
+                vgpu.told = vgpu.share
+                self.tokens.change(record.key, vgpu.share)
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
@@ -256,6 +262,8 @@ class GpuServer:
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
         process = Process(message.pid, message.start_time)
+        vgpu.sm_planned[message.slot] = message.sm_planned
+        self.apply_shares()
         if vgpu.seen.get(message.slot) == process:
             return  # a broker that reconnects tells the whole state; a process may attach again
         vgpu.seen[message.slot] = process
@@ -265,6 +273,8 @@ class GpuServer:
     def died(self, vgpu: Vgpu, message: Died) -> None:
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
+            vgpu.sm_planned.pop(message.slot, None)
+            self.apply_shares()
             self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
@@ -348,7 +358,7 @@ class GpuServer:
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set()
             ]
-            server = ServerRow(self._row.generation, self.tokens.next_epoch, self.mode.value, self._row.period_ns)
+            server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
                 await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
@@ -357,6 +367,10 @@ class GpuServer:
     def set_period(self, period_ns: int) -> None:
         self.policy = with_period(self.policy, period_ns)
         self._row = replace(self._row, period_ns=period_ns)
+
+    def set_window(self, window_ns: int) -> None:
+        self.policy = replace(self.policy, window_ns=window_ns)
+        self._row = replace(self._row, window_ns=window_ns)
 
 
 def sms_planned(record: VgpuRecord) -> int:

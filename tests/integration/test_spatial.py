@@ -17,6 +17,7 @@ from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from vgpu.protocol.messages import GpuReading, VgpuReading
+from vgpu.spec import VgpuChanges
 
 GRANTED_SMS = 40  # for 30 % of 132
 
@@ -170,15 +171,75 @@ def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: Vgpu
     assert min(used[worker.pid] for worker in workers) > 0.2 * GRANTED_SMS
 
 
+# --- what cannot be changed, and what cannot be promised
+
+
+def test_a_new_share_of_the_sms_is_for_new_processes_and_a_limit_for_all(
+    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+) -> None:
+    with node.link() as link:
+        assert not link.inspect(vgpu.vgpu_id).vgpu.warnings
+        changed = link.set(vgpu.vgpu_id, VgpuChanges.parse(sm_percent=10, quota_limit_percent=50))
+    assert round(changed.sm_percent_granted * 132 / 100) == 12
+    (warning,) = changed.warnings
+    assert warning.startswith(f"2 processes started with {GRANTED_SMS} SMs and will keep them for life (MPS); new ones")
+    used = Gpu(node).watch(4)
+    assert sum(used.values()) < 0.6 * GRANTED_SMS  # the new limit holds for those who were there
+    newcomer = Worker(node, vgpu.vgpu_id)
+    try:
+        assert newcomer.started()["sm_count"] == 12
+    finally:
+        newcomer.end()
+
+
+def test_the_sms_of_those_who_were_there_still_count(
+    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+) -> None:
+    other = node.create(sm_percent=60, memory_bytes="1G")
+    with node.link() as link:
+        link.set(vgpu.vgpu_id, VgpuChanges.parse(sm_percent=10))
+    wide = node.create(sm_percent=30, memory_bytes="1G")  # fits beside what they have now, not beside what they had
+    competitors = [Worker(node, other.vgpu_id), Worker(node, wide.vgpu_id)]
+    try:
+        for competitor in competitors:
+            competitor.started()
+        assert sum(Gpu(node).watch(3).values()) <= 132
+        with node.link() as link:
+            tokens = {reading.vgpu_id: reading.tokens for reading in link.list()}
+        assert all(count > 5 for count in tokens.values())  # rounds: no lease is open-ended
+    finally:
+        for competitor in competitors:
+            competitor.end()
+
+
+def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    bursting = node.create(sm_percent=30, memory_bytes="1G", burst=True)
+    (told,) = bursting.warnings
+    assert vgpu.vgpu_id in told
+    assert "may get fewer SMs than promised" in told
+    shown = node.reading(vgpu.vgpu_id)
+    assert shown is not None
+    (told,) = shown.warnings
+    assert bursting.vgpu_id in told
+    assert f"fewer than its {GRANTED_SMS}" in told
+
+
+def test_the_window_of_a_gpu_is_changed_live_and_remembered(node: SimulatedNode) -> None:
+    assert spatial_gpu(node).window_ns == 12_000_000
+    with node.link() as link:
+        assert link.set_gpu("0", window_ns=6_000_000).window_ns == 6_000_000
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: spatial_gpu(node).state == "serving", "the next server")
+    assert spatial_gpu(node).window_ns == 6_000_000
+
+
 # --- MPS: what was granted, how many it takes, and its end
 
 ILLEGAL_ADDRESS = 700
 MPS_RPC_FAILURE = 806
 
 
-def test_what_a_process_was_granted_is_read_back(
-    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
-) -> None:
+def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
     with node.link() as link:
         shown = link.processes(vgpu.vgpu_id).processes
     assert [(process.sm_planned, process.sm_count) for process in shown] == [(GRANTED_SMS, GRANTED_SMS)] * 2

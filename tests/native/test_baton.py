@@ -29,7 +29,7 @@ STEP_NS = MS // 4
 
 @dataclass(eq=False)
 class Process:
-    """``kernel_ns`` 0: it has nothing to do. ``busy``: its slot says that it has work; ``runs_ns``: until when it has."""
+    """``kernel_ns`` 0: it has nothing to do. ``busy``: its slot says that it has work; ``runs_ns``: until it has."""
 
     kernel_ns: int = 0
     busy: bool = False

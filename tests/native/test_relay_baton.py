@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,11 +17,11 @@ BATON_OFFSET = 48
 
 
 @pytest.fixture
-def spatial(stage: Stage) -> Iterator[Stage]:
+def spatial(stage: Stage) -> Stage:
     stage.grants.mode = PageMode.SPATIAL
     stage.activity.ring()
     eventually(lambda: stage.activity.baton != 0)
-    yield stage
+    return stage
 
 
 def joined(stage: Stage) -> Process:

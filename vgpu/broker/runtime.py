@@ -82,6 +82,7 @@ class Broker:
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
         self._stopped = False
+        self._sm_planned: dict[int, int] = {}  # by slot, not from the page: what is there is a tenant's word
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -154,7 +155,7 @@ class Broker:
             for reading in self._activity.slots():
                 process = self._admissions.process_in(reading.index)
                 if process is not None:
-                    await self._tell(_attached(reading.index, process, reading.command))
+                    await self._tell(self._attached(reading.index, process, reading.command))
             for slot, process in self._admissions.dead():
                 await self._tell(_died(slot, process))
 
@@ -254,6 +255,7 @@ class Broker:
             self._activity.reserve_slot(
                 peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
             )
+            self._sm_planned[decision.slot] = self._vgpu.sm_planned
             self._pages.relay.watch(decision.slot)
             # It counts already, for every broker of the GPU: of two that come at once, both may be refused, never none.
             if 0 < self._vgpu.most_processes < self._pages.relay_page.processes:
@@ -264,7 +266,11 @@ class Broker:
         pages = (self._pages.grants_fd, self._pages.activity_fd)
         await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
         if decision.slot != OBSERVER_SLOT:
-            await self._tell(_attached(decision.slot, peer.process, attach.command))
+            await self._tell(self._attached(decision.slot, peer.process, attach.command))
+
+    def _attached(self, slot: int, process: Process, command: str) -> Attached:
+        planned = self._sm_planned.get(slot, 0)
+        return Attached(slot=slot, pid=process.pid, start_time=process.start_time, command=command, sm_planned=planned)
 
     def _turn_away(self, slot: int, process: Process) -> None:
         """It never had the slot that was taken for it."""
@@ -324,10 +330,6 @@ def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:
         now_ns=time.monotonic_ns(),
         **vgpu.model_dump(include=set(Admitted.model_fields) - {"ok", "slot", "now_ns"}),
     )
-
-
-def _attached(slot: int, process: Process, command: str) -> Attached:
-    return Attached(slot=slot, pid=process.pid, start_time=process.start_time, command=command)
 
 
 def _died(slot: int, process: Process) -> Died:

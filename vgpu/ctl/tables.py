@@ -51,6 +51,7 @@ GPUS: Final = (
     Column("VGPUS", right=True),
     Column("PROCS", right=True, extra=True),
     Column("ROUND", right=True, extra=True),
+    Column("WINDOW", right=True, extra=True),
     Column("RESTARTS", right=True, extra=True),
     Column("UUID", extra=True),
 )
@@ -118,6 +119,7 @@ def gpu_row(gpu: GpuReading) -> Row:
         str(gpu.vgpus),
         str(gpu.processes),
         format_duration(gpu.period_ns),
+        format_duration(gpu.window_ns),
         str(gpu.restarts),
         gpu.uuid,
     )

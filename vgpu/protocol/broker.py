@@ -77,11 +77,14 @@ class Listening(Message):
 
 
 class Attached(Message):
+    """``sm_planned``: SMs that it was to get when it started, for its life; 0: no limit, or nobody knows any more."""
+
     op: Literal["attached"] = "attached"
     slot: int
     pid: int
     start_time: int
     command: str
+    sm_planned: int = 0
 
 
 class Died(Message):
@@ -124,8 +127,8 @@ class Adopt(Message):
 
     At registration three descriptors travel along: grants page (read-only), activity page, relay page.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
-    ``sm_planned``: SMs that its processes should get, 0: no limit. ``most_processes``: of all vGPUs of the GPU together,
-    0: as many as they like.
+    ``sm_planned``: SMs that its processes should get, 0: no limit. ``most_processes``: of all vGPUs of the GPU
+    together, 0: as many as they like.
     """
 
     op: Literal["adopt"] = "adopt"
