@@ -40,6 +40,8 @@ class MpsWatch:
         self._attached = attached
         self._tell = tell
         self._seen = MpsLook(None)
+        self._stopped = False
+        self._present = 0
 
     @property
     def pid(self) -> int | None:
@@ -49,14 +51,22 @@ class MpsWatch:
         """Look once a second while the daemon is ``wanted``."""
         while True:
             async with self.turn:
-                if wanted():
+                if wanted() and not self._stopped:
                     await self.look()
                 else:
                     self._seen, self.reason = MpsLook(None), ""
             await trio.sleep(LOOK_S)
 
+    async def stop(self) -> None:
+        """For good: nobody is attached, and nobody looks after it any more."""
+        async with self.turn:
+            await trio.to_thread.run_sync(self._daemon.stop, abandon_on_cancel=True)
+            self._stopped = True
+
     async def look(self) -> None:
-        before, attached = self._seen, self._attached()
+        # Who was there at the last look, too: by now the end of MPS may have ended them.
+        before, present = self._seen, self._attached()
+        attached, self._present = max(present, self._present), present
         now = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=attached > 0))
         self._seen = now
         hit = f"{counted(attached, 'process')} of this GPU get errors from CUDA"

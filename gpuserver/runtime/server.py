@@ -164,6 +164,8 @@ class GpuServer:
                 with trio.move_on_after(_SHUTDOWN_S, shield=True):
                     await self.brokers.stop(tuple(self.vgpus.values()))
                     await self.remember()
+                    if self.mode is Mode.SPATIAL and not self.attached_count:
+                        await self.mps.stop()
                 log.info("stopped", gpu=self.facts.uuid)
                 self.nursery.cancel_scope.cancel()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,6 +292,34 @@ def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, wo
     os.kill(server, signal.SIGKILL)
     eventually(lambda: node.server_pid() not in {0, server} and spatial_gpu(node).mps_pid == daemon, "the next server")
     assert Gpu(node).watch(0.5)[workers[0].pid] > 0
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_an_orderly_stop_takes_the_daemon_along_unless_somebody_needs_it(
+    node: SimulatedNode, vgpu: VgpuReading, used: bool
+) -> None:
+    daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
+    worker = Worker(node, vgpu.vgpu_id)
+    try:
+        worker.started()
+        if not used:
+            worker.end()
+            eventually(lambda: not spatial_gpu(node).processes, "the end of the process")
+        node.supervisor.send_signal(signal.SIGTERM)
+        node.supervisor.wait(60)
+        if used:
+            assert runs(daemon)
+        else:
+            eventually(lambda: not runs(daemon), "the daemon's end")
+    finally:
+        worker.end()
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
 
 
 def test_a_fatal_fault_takes_the_neighbours_and_not_those_who_come_after(

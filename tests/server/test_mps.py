@@ -187,6 +187,19 @@ class Mortal:
         return self.now
 
 
+def test_who_has_ended_with_the_daemon_is_counted() -> None:
+    daemon, attached, told = Mortal(), [3, 0], list[str]()
+    watch = MpsWatch(daemon, lambda: attached.pop(0), lambda kind, text: told.append(text))
+
+    async def looks() -> None:
+        await watch.look()
+        daemon.stop()
+        await watch.look()
+
+    trio.run(looks)
+    assert "3 processes of this GPU get errors" in told[0]
+
+
 def watched(daemon: Mortal, attached: int, *happenings: Callable[[], None]) -> tuple[MpsWatch, list[str]]:
     """A look, then each happening with a look behind it; what was told."""
     told: list[str] = []
