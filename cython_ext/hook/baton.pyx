@@ -39,11 +39,13 @@ cdef public bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept 
     if gate.baton_ours:
         gate.baton_until_ns = baton_until_ns(word, end_ns)
         gate.baton_foreign = 0
-    elif load32(&gate.slot.want) and lost(gate, plan, now):
+        return 1
+    gate.baton_until_ns = 0
+    if load32(&gate.slot.want) == 0:
+        gate.baton_foreign = 0       # only who wants is kept waiting
+    elif lost(gate, plan, now):
         gate.baton_ours = 1
         gate.baton_until_ns = FOREVER_NS
-    else:
-        gate.baton_until_ns = 0
     return gate.baton_ours
 
 

@@ -86,16 +86,30 @@ class NvidiaMpsDaemon:
             directory.mkdir(parents=True, exist_ok=True)
             # Processes of the vGPUs' owners have to reach the pipes; MPS itself checks who they are.
             directory.chmod(0o755)
-        # -M (one server for processes of all users) exists from driver 580 on, for root only.
-        for options in (["-M"], []) if self._multi_user else ([],):
-            started = self._run([CONTROL, "-d", *options])
-            if started.returncode == 0 and self._answers():
-                return
+        started = self._launch()
+        if started.returncode and self.look(serving=False).daemon is None:
+            # What a killed daemon left behind may keep the next one out; the directory is ours alone.
+            for name in (PID_FILE, "control", "control_lock", "control_privileged"):
+                (self.directories.pipe / name).unlink(missing_ok=True)
+            started = self._launch()
+        if started.returncode == 0:
+            return
         raise VgpuError(
             ErrorCode.MODE,
             f"{CONTROL} did not start: {(started.stderr or started.stdout or 'it gave no reason').strip()}",
             f"see {self.directories.log / 'control.log'}, or use --mode temporal",
         )
+
+    def _launch(self) -> subprocess.CompletedProcess[str]:
+        """The last attempt; ``returncode`` 0 only if the daemon answers, too."""
+        # -M (one server for processes of all users) exists from driver 580 on, for root only.
+        for options in (["-M"], []) if self._multi_user else ([],):
+            started = self._run([CONTROL, "-d", *options])
+            if started.returncode == 0:
+                if self._answers():
+                    break
+                started.returncode = 1
+        return started
 
     def stop(self) -> None:
         """Idempotent. Only for a GPU without attached processes."""

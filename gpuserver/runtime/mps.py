@@ -69,7 +69,7 @@ class MpsWatch:
         attached, self._present = max(present, self._present), present
         now = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=attached > 0))
         self._seen = now
-        hit = f"{counted(attached, 'process')} of this GPU get errors from CUDA"
+        hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
             if before.daemon is not None:
                 self._tell("mps-lost", f"the MPS daemon (pid {before.daemon.pid}) is gone: {hit}")

@@ -14,7 +14,7 @@ from gpuserver.core.registry import VgpuRecord
 from gpuserver.core.scheduler import Standing
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.protocol.messages import ProcessReading, VgpuReading
-from vgpu.units import counted
+from vgpu.units import counted, format_bytes
 
 SAMPLE_S: Final = 0.2
 _WINDOW_NS: Final = 1_000_000_000
@@ -190,10 +190,15 @@ def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> t
         return ()
     warnings = []
     granted = record.partition.granted_sms
-    for sms, count in sorted(Counter(vgpu.sm_planned.values()).items()):
+    for sms, count in sorted(Counter(planned.sms for planned in vgpu.planned.values()).items()):
         if sms not in {0, granted}:
             text = f"{counted(count, 'process')} started with {sms} SMs and will keep them for life (MPS)"
             warnings.append(f"{text}; new ones get {granted}. Time shares, limits and priority hold for all at once.")
+    smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
+    for size, count in sorted(smaller.items()):
+        if 0 < size < record.memory_limit_bytes:
+            text = f"{counted(count, 'process')} started with {format_bytes(size)} and can never have more (MPS)"
+            warnings.append(f"{text}; new ones can have {format_bytes(record.memory_limit_bytes)}.")
     others = [other for other in records if other.vgpu_id != record.vgpu_id]
     hard = [other.vgpu_id for other in others if not other.spec.burst]
     bursting = [other.vgpu_id for other in others if other.spec.burst]

@@ -35,7 +35,7 @@ from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.tokens import TokenLoop
-from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, new_grants
+from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
@@ -252,6 +252,7 @@ class GpuServer:
             # The only device that the daemon shows is number 0, whatever the GPU's index.
             mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
             sm_planned=sms_planned(record),
+            memory_planned_bytes=record.memory_limit_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
         )
 
@@ -264,7 +265,7 @@ class GpuServer:
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
         process = Process(message.pid, message.start_time)
-        vgpu.sm_planned[message.slot] = message.sm_planned
+        vgpu.planned[message.slot] = Planned(message.sm_planned, message.memory_planned_bytes)
         self.apply_shares()
         if vgpu.seen.get(message.slot) == process:
             return  # a broker that reconnects tells the whole state; a process may attach again
@@ -275,7 +276,7 @@ class GpuServer:
     def died(self, vgpu: Vgpu, message: Died) -> None:
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
-            vgpu.sm_planned.pop(message.slot, None)
+            vgpu.planned.pop(message.slot, None)
             self.apply_shares()
             self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
 

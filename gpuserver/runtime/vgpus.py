@@ -33,6 +33,14 @@ class Past:
     launches: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a process was started with, for its life; 0: MPS holds it to nothing."""
+
+    sms: int
+    memory_bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
@@ -41,8 +49,8 @@ class Vgpu:
     ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
     not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
-    ``compared``: processes whose SMs were compared with what was planned. ``sm_planned``: SMs of the process in a slot,
-    for its life, by its broker's word. ``told``: what the scheduler was told of it last.
+    ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
+    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
     """
 
     record: VgpuRecord
@@ -60,7 +68,7 @@ class Vgpu:
     past: Past = Past()
     seen: dict[int, Process] = field(default_factory=dict)
     compared: set[Process] = field(default_factory=set)
-    sm_planned: dict[int, int] = field(default_factory=dict)
+    planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
 
     @property
@@ -85,7 +93,7 @@ class Vgpu:
     @property
     def share(self) -> Share:
         """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start."""
-        record, widest = self.record, max(self.sm_planned.values(), default=0)
+        record, widest = self.record, max((planned.sms for planned in self.planned.values()), default=0)
         if record.partition is None or widest <= record.partition.granted_sms:
             return record.share
         return replace(record.share, sm_mpercent=widest * 100_000 // record.partition.sm_count)

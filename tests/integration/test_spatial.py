@@ -193,6 +193,13 @@ def test_a_new_share_of_the_sms_is_for_new_processes_and_a_limit_for_all(
         newcomer.end()
 
 
+def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+    with node.link() as link:
+        (warning,) = link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="16G")).warnings
+        assert warning == "2 processes started with 8 GiB and can never have more (MPS); new ones can have 16 GiB."
+        assert not link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="4G")).warnings  # the ledger holds all to that
+
+
 def test_the_sms_of_those_who_were_there_still_count(
     node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
 ) -> None:

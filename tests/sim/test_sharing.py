@@ -55,6 +55,12 @@ def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: P
     assert large["finished"] / small["finished"] == pytest.approx(98 / 32, rel=0.15)
 
 
+def test_mps_holds_a_process_to_its_memory_whatever_it_asks_for(node: Node, tmp_path: Path) -> None:
+    limited = served_by(tmp_path, os.getpid()) | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M"}
+    assert node.run("until_refused", str(256 << 20), **limited)["taken"] <= 2 << 30
+    assert node.run("until_refused", str(1 << 30))["taken"] > 2 << 30
+
+
 @pytest.mark.parametrize(
     ("percent", "sms"),
     [

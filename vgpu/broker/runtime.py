@@ -82,7 +82,9 @@ class Broker:
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
         self._stopped = False
-        self._sm_planned: dict[int, int] = {}  # by slot, not from the page: what is there is a tenant's word
+        self._planned: dict[
+            int, Adopt
+        ] = {}  # by slot: as it was when its process came. In the page a tenant could write
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -255,7 +257,7 @@ class Broker:
             self._activity.reserve_slot(
                 peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
             )
-            self._sm_planned[decision.slot] = self._vgpu.sm_planned
+            self._planned[decision.slot] = self._vgpu
             self._pages.relay.watch(decision.slot)
             # It counts already, for every broker of the GPU: of two that come at once, both may be refused, never none.
             if 0 < self._vgpu.most_processes < self._pages.relay_page.processes:
@@ -269,8 +271,15 @@ class Broker:
             await self._tell(self._attached(decision.slot, peer.process, attach.command))
 
     def _attached(self, slot: int, process: Process, command: str) -> Attached:
-        planned = self._sm_planned.get(slot, 0)
-        return Attached(slot=slot, pid=process.pid, start_time=process.start_time, command=command, sm_planned=planned)
+        planned = self._planned.get(slot)
+        return Attached(
+            slot=slot,
+            pid=process.pid,
+            start_time=process.start_time,
+            command=command,
+            sm_planned=planned.sm_planned if planned else 0,
+            memory_planned_bytes=planned.memory_planned_bytes if planned else 0,
+        )
 
     def _turn_away(self, slot: int, process: Process) -> None:
         """It never had the slot that was taken for it."""

@@ -77,7 +77,8 @@ class Listening(Message):
 
 
 class Attached(Message):
-    """``sm_planned``: SMs that it was to get when it started, for its life; 0: no limit, or nobody knows any more."""
+    """``sm_planned``, ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to
+    nothing, or nobody knows any more."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -85,6 +86,7 @@ class Attached(Message):
     start_time: int
     command: str
     sm_planned: int = 0
+    memory_planned_bytes: int = 0
 
 
 class Died(Message):
@@ -127,8 +129,8 @@ class Adopt(Message):
 
     At registration three descriptors travel along: grants page (read-only), activity page, relay page.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
-    ``sm_planned``: SMs that its processes should get, 0: no limit. ``most_processes``: of all vGPUs of the GPU
-    together, 0: as many as they like.
+    ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
+    vGPUs of the GPU together, 0: as many as they like.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -147,6 +149,7 @@ class Adopt(Message):
     mps_active_thread_percentage: str = ""
     mps_pinned_memory_limit: str = ""
     sm_planned: int = 0
+    memory_planned_bytes: int = 0
     most_processes: int = 0
 
 
