@@ -116,6 +116,10 @@ cdef class Process:
         self.ring()
         return True
 
+    def tell_sm_count(self, uint32_t count):
+        """What its driver says."""
+        store32(&self.slot.sm_count, count)
+
     def finish(self):
         """What was submitted has run; the lease goes on, and so does the want."""
         exchange32(&self.slot.undrained, 0)

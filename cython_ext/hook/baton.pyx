@@ -6,7 +6,7 @@ Everything here is called with ``gate.lock`` held.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.hook cimport Gate, vgpu_look, vgpu_want
+from cython_ext.hook.hook cimport Gate, vgpu_look, vgpu_ring, vgpu_want
 from cython_ext.layout cimport FOREVER_NS, Plan
 from cython_ext.logic.baton cimport LOST_NS, baton_ours, baton_until_ns
 from cython_ext.logic.gate cimport GateState, lease_usable
@@ -61,6 +61,8 @@ cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     if load32(&gate.slot.undrained):
         futex_wake(&gate.grants.change, INT_MAX)     # our hook thread may be asleep, and now others wait for our drain
+    if loadi64(&gate.activity.baton_end_ns) == FOREVER_NS:
+        vgpu_ring(gate)      # the relay has not heard of us, or takes us to be asleep
     gate.waiters += 1
     lock_release(&gate.lock)
     futex_wait(&gate.activity.baton, word, now + LOOK_NS)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.rehearsal import Process
 from cython_ext.simengine import Engine
 from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
@@ -252,6 +254,26 @@ def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: Vgpu
         shown = link.processes(vgpu.vgpu_id).processes
     assert [(process.sm_planned, process.sm_count) for process in shown] == [(GRANTED_SMS, GRANTED_SMS)] * 2
     assert '"kind": "granted"' not in node.logs()
+
+
+def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    def joins(vgpu_id: str, sm_count: int) -> Process:
+        reply, descriptors = knock(node.paths.broker_socket(vgpu_id), attach_request())
+        grants, activity = GrantsPage.map_readonly(descriptors[0]), ActivityPage.map(descriptors[1])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        process = Process(activity, grants, reply["slot"])
+        process.pretend_active()
+        process.tell_sm_count(sm_count)
+        return process
+
+    other = node.create(sm_percent=30, memory_bytes="1G")
+    processes = [joins(vgpu.vgpu_id, GRANTED_SMS - 2)]  # a step less is what rounding may do
+    processes += [joins(other.vgpu_id, GRANTED_SMS - 4)]  # looked at after the first
+    eventually(lambda: "was to have" in node.logs(), "the report")
+    assert node.logs().count(f"has {GRANTED_SMS - 4} SMs, and was to have {GRANTED_SMS}") == 1
+    assert f"has {GRANTED_SMS - 2} SMs" not in node.logs()
+    assert len(processes) == 2
 
 
 def test_one_process_more_than_the_mps_server_takes(node: SimulatedNode, vgpu: VgpuReading) -> None:
