@@ -166,7 +166,11 @@ cdef struct Slot:
     uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
     uint32_t tail_epoch      # takes no more work, and what still runs under it is short (logic/handover.pxd)
     uint64_t copied_bytes    # of ``copies``
-    uint8_t[112] reserved    # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t baton           # 1: its hook knows the baton and submits only with it
+    uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
+    uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
+    uint32_t reserved0
+    uint8_t[96] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -177,7 +181,9 @@ cdef struct ActivityPage:
     uint32_t returned_epoch  # the vGPU gave this epoch back: no gate may use it or an older one
     uint32_t want            # merged by the relay: what the server was told
     uint32_t processes       # slots not free
-    uint8_t[16] pad0
+    uint32_t baton           # futex; which process may submit (logic/baton.pxd); 0: no baton goes round
+    uint32_t pad0
+    int64_t baton_end_ns     # of its turn
     # --- the limit ledger
     pthread_mutex_t ledger   # locked by logic/robust.pxd, zero is unlocked
     uint8_t[24] pad1
@@ -192,7 +198,7 @@ cdef struct RelayEntry:
     uint32_t want
     uint32_t returned_epoch  # early return: idle and drained under this epoch
     uint32_t drained_epoch   # every process has drained this epoch
-    uint32_t processes
+    uint32_t processes       # admitted, and not known to be dead
     int64_t drained_ns
     uint64_t busy_ns         # Σ over processes of observed busy time
     uint64_t launches

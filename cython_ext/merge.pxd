@@ -4,10 +4,11 @@ from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
-    LEASE_ON_GO, SLOT_ACTIVE,
+    FOREVER_NS, LEASE_ON_GO, MODE_SPATIAL, SLOT_ACTIVE,
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_reached, pthread_mutex_t,
 )
+from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over
 from cython_ext.logic.handover cimport CLOSE_NS
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
@@ -23,6 +24,7 @@ cdef enum:
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
     AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
     RECENT = 1 << 30             # epochs closer than this compare safely
+    BATON_STEPS = 8              # at one look; three are the most that processes need who do not flicker
 
 
 cdef struct Watch:
@@ -62,6 +64,7 @@ cdef struct Wire:
     int64_t returned_ns
     uint64_t busy_ns
     uint64_t launches
+    Baton baton
     # --- doorbell storms
     int64_t budget
     int64_t budget_ns
@@ -77,7 +80,6 @@ cdef struct Wire:
 
 cdef struct Merged:
     bint want
-    uint32_t processes
     bint limited                 # by ``drained_epoch``: somebody has work on the GPU
     uint32_t drained_epoch
     int64_t drained_ns
@@ -86,6 +88,7 @@ cdef struct Merged:
     int64_t refill_ns
     int64_t predicted_end_ns
     int64_t counted_ns
+    uint32_t processes
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
 
@@ -107,6 +110,16 @@ cdef inline uint64_t grown(uint64_t total, uint64_t* last, uint64_t now) noexcep
     cdef uint64_t growth = now - last[0] if now > last[0] else 0
     last[0] = now
     return total + growth if growth <= UINT64_MAX - total else UINT64_MAX
+
+
+cdef inline void tell_processes(Wire* wire) noexcept nogil:
+    """How many processes were admitted and are not known to be dead: what an MPS server counts, too."""
+    cdef uint64_t left = wire.admitted
+    cdef uint32_t count = 0
+    while left:
+        count += 1
+        left &= left - 1
+    store32(&wire.relays.entries[wire.key].processes, count)
 
 
 cdef inline bint any_want(Wire* wire) noexcept nogil:
@@ -145,7 +158,8 @@ cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
 
 cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
     """A process that asked for the lease that has just ended and slept through all of it (stopped, frozen) wants no
-    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look."""
+    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look. Who waited for
+    the baton did not sleep."""
     cdef bint ended = not in_force(wire) and wire.over.epoch != wire.judged
     cdef bint missed = ended and wire.over.end_ns - wire.over.start_ns >= SLEPT_NS
     cdef uint64_t left = 0 if in_force(wire) else wire.admitted
@@ -157,6 +171,7 @@ cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
         left &= left - 1
         if (
             missed and load32(&watch.slot.state) == SLOT_ACTIVE and load64(&watch.slot.gate_waits) == watch.gate_waits
+            and (wire.baton.word == 0 or baton_names(wire.baton.word, <uint32_t>(watch - wire.watches)))
             and load32(&watch.slot.last_epoch) != wire.over.epoch and not load32(&watch.slot.undrained)
         ):
             wire.hushed += load32(&watch.slot.want)
@@ -273,6 +288,72 @@ cdef inline bint at_its_tail(const Wire* wire, const Merged* merged, int64_t at_
     )
 
 
+cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
+    cdef uint64_t left = wire.admitted
+    cdef Slot* slot
+    cdef int index
+    seen.wants = seen.busy = 0
+    seen.leased = in_force(wire)
+    while left:
+        index = index_of(lowest(left))
+        left &= left - 1
+        slot = &wire.activity.slots[index]
+        if load32(&slot.state) != SLOT_ACTIVE or not load32(&slot.baton):
+            continue
+        seen.looks[index] = load64(&slot.gate_waits)
+        if load32(&slot.undrained):
+            seen.busy |= (<uint64_t>1) << index
+        if load32(&slot.want):
+            seen.wants |= (<uint64_t>1) << index
+    seen.wants |= seen.busy
+
+
+cdef inline bint goes_round(const Wire* wire) noexcept nogil:
+    """Whether the baton does: in spatial mode always; in temporal mode for two processes or more, from a lease with an
+    end until one without."""
+    cdef uint64_t left = wire.admitted
+    cdef const Slot* slot
+    cdef int taking = 0
+    if load32(&wire.grants.mode) == MODE_SPATIAL:
+        return 1
+    while left:
+        slot = &wire.activity.slots[index_of(lowest(left))]
+        left &= left - 1
+        taking += load32(&slot.state) == SLOT_ACTIVE and load32(&slot.baton) != 0
+    return taking >= 2 and (wire.held.end_ns < FOREVER_NS if in_force(wire) else wire.baton.word != 0)
+
+
+cdef inline void publish_baton(Wire* wire) noexcept nogil:
+    """The page says what we say, whatever it said. Where somebody is named, the end is there before the name."""
+    cdef bint moved = load32(&wire.activity.baton) != wire.baton.word
+    if wire.baton.holder != NOBODY and loadi64(&wire.activity.baton_end_ns) != wire.baton.end_ns:
+        storei64(&wire.activity.baton_end_ns, wire.baton.end_ns)
+    if moved:
+        exchange32(&wire.activity.baton, wire.baton.word)
+        futex_wake(&wire.activity.baton, INT_MAX)
+        futex_wake(&wire.grants.change, INT_MAX)     # hook threads: now others wait for our drain
+    fence()
+
+
+cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
+    """See that one process at a time submits (theory: logic/baton.pxd)."""
+    cdef Processes seen
+    cdef int _
+    if not goes_round(wire):
+        if wire.baton.word != 0:
+            baton_stop(&wire.baton)
+            publish_baton(wire)
+        return
+    if wire.baton.word == 0:
+        baton_take_over(&wire.baton, load32(&wire.activity.baton), at_ns)
+    publish_baton(wire)
+    for _ in range(BATON_STEPS):
+        look_at_processes(wire, &seen)
+        if not baton_step(&wire.baton, &seen, at_ns):
+            break
+        publish_baton(wire)
+
+
 cdef inline bint merge(Wire* wire) noexcept nogil:
     """Bring the entry up to date. Whether the dispatcher must be rung. Under the lock."""
     cdef RelayEntry* entry = &wire.relays.entries[wire.key]
@@ -284,6 +365,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     follow_plan(wire, at_ns)
     hush_sleepers(wire)
     release_ahead(wire, at_ns)
+    pass_baton(wire, at_ns)
     merge_slots(wire, wire.held.epoch, at_ns, &merged)
     if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)
@@ -302,7 +384,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         store32(&wire.activity.want, merged.want)
         store32(&entry.want, merged.want)
         must_ring = 1
-    entry.processes = merged.processes
+    tell_processes(wire)
     store64(&entry.busy_ns, wire.busy_ns)
     storei64(&entry.counted_ns, merged.counted_ns)
     store64(&entry.launches, wire.launches)

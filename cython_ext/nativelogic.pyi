@@ -1,3 +1,4 @@
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from typing_extensions import Buffer
@@ -10,6 +11,11 @@ GATE_SUBMIT: int
 GATE_WAIT_BACKLOG: int
 GATE_WAIT_LEASE: int
 GATE_LOOK_NS: int
+TURN_NS: int
+UNUSED_NS: int
+PATIENCE_NS: int
+UNDATED: int
+NOBODY: int
 MARKERS: int
 WINDOW_LEAST_NS: int
 GRANTS_BYTES: int
@@ -114,6 +120,29 @@ class Backlog:
     def drained(self, now_ns: int) -> None: ...
     def discard(self, discard: bool) -> None: ...
     def backlog_ns(self, now_ns: int) -> int: ...
+
+def baton_ours(word: int, end_ns: int, slot: int, now_ns: int) -> bool: ...
+def baton_until_ns(word: int, end_ns: int) -> int: ...
+def baton_bound(record: PlanRecord, until_ns: int) -> PlanRecord: ...
+
+class Baton:
+    word: int
+    end_ns: int
+    holder: int
+    due_ns: int
+    late: set[int]
+    asleep: set[int]
+    def __init__(self, found: int = 0, now_ns: int = 0) -> None: ...
+    def step(
+        self,
+        now_ns: int,
+        wants: Iterable[int] = (),
+        busy: Iterable[int] = (),
+        looks: Mapping[int, int] | None = None,
+        leased: bool = True,
+    ) -> bool: ...
+    def forget(self, slot: int) -> None: ...
+    def used_ns(self, slot: int) -> int: ...
 
 def overrun_tolerated_ns(most_ns: int, longest_ns: int) -> int: ...
 def window_adapt(window_ns: int, most_ns: int, overrun_ns: int, target_ns: int, mispredicted: bool = False) -> int: ...

@@ -14,8 +14,11 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
-from cython_ext.logic cimport ahead as ahead_logic, durations, gate, graphs, plan as planning, transfers, window
+from cython_ext.logic cimport (
+    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, plan as planning, transfers, window,
+)
 from cython_ext.logic.ahead cimport Ahead as _Ahead
+from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
 from cython_ext.logic.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
 
@@ -24,6 +27,8 @@ LEASE_OPEN, LEASE_ON_GO = _LEASE_OPEN, _LEASE_ON_GO
 UNKNOWN_NS = gate.UNKNOWN_NS
 GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE = gate.GATE_SUBMIT, gate.GATE_WAIT_BACKLOG, gate.GATE_WAIT_LEASE
 GATE_LOOK_NS = gate.GATE_LOOK_NS
+TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, baton_logic.PATIENCE_NS
+UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 MARKERS = window.MARKERS
 WINDOW_LEAST_NS = window.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
@@ -348,6 +353,74 @@ cdef class Ahead:
     @property
     def work_ns(self):
         return self.ahead.work_ns
+
+
+def baton_ours(uint32_t word, int64_t end_ns, uint32_t slot, int64_t now_ns):
+    return bool(baton_logic.baton_ours(word, end_ns, slot, now_ns))
+
+
+def baton_until_ns(uint32_t word, int64_t end_ns):
+    return baton_logic.baton_until_ns(word, end_ns)
+
+
+def baton_bound(record, int64_t until_ns):
+    """A ``PlanRecord`` as the gate takes it during a turn."""
+    cdef Plan plan = plan_of(record)
+    baton_logic.baton_bound(&plan, until_ns)
+    return PlanRecord(lease_record(&plan.current), lease_record(&plan.next))
+
+
+cdef class Baton:
+    """The relay's side. ``looks``: slot → how often its gate has looked."""
+
+    cdef _Baton baton
+
+    def __cinit__(self, uint32_t found=0, int64_t now_ns=0):
+        baton_logic.baton_stop(&self.baton)
+        baton_logic.baton_take_over(&self.baton, found, now_ns)
+
+    def step(self, int64_t now_ns, wants=(), busy=(), looks=None, bint leased=True):
+        """Slots that want (or have work), and those that have work. Whether word or end changed."""
+        cdef _Processes seen
+        seen.wants = seen.busy = 0
+        seen.leased = leased
+        for slot in range(64):
+            seen.looks[slot] = 0 if looks is None else looks.get(slot, 0)
+        for slot in {*wants, *busy}:
+            seen.wants |= <uint64_t>1 << <int>slot
+        for slot in busy:
+            seen.busy |= <uint64_t>1 << <int>slot
+        return bool(baton_logic.baton_step(&self.baton, &seen, now_ns))
+
+    def forget(self, int slot):
+        baton_logic.baton_forget(&self.baton, slot)
+
+    @property
+    def word(self):
+        return self.baton.word
+
+    @property
+    def end_ns(self):
+        return self.baton.end_ns
+
+    @property
+    def holder(self):
+        return self.baton.holder
+
+    @property
+    def due_ns(self):
+        return self.baton.due_ns
+
+    @property
+    def late(self):
+        return {slot for slot in range(64) if self.baton.late >> slot & 1}
+
+    @property
+    def asleep(self):
+        return {slot for slot in range(64) if self.baton.asleep >> slot & 1}
+
+    def used_ns(self, int slot):
+        return self.baton.used_ns[slot]
 
 
 def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):

@@ -273,6 +273,8 @@ cdef object slot_reading(int index, layout.Slot* slot):
         turn=native.load32(&slot.turn),
         tail_epoch=native.load32(&slot.tail_epoch),
         copied_bytes=bounded(slot.copied_bytes),
+        sm_planned=native.load32(&slot.sm_planned),
+        sm_count=native.load32(&slot.sm_count),
     )
 
 
@@ -325,6 +327,11 @@ cdef class ActivityPage(Page):
         return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
 
     @property
+    def baton(self):
+        """The baton's word; 0: none goes round among the processes."""
+        return native.load32(&self.get().baton)
+
+    @property
     def returned_epoch(self):
         return native.load32(&self.get().returned_epoch)
 
@@ -334,10 +341,11 @@ cdef class ActivityPage(Page):
         cdef layout.ActivityPage* page = self.get()
         return sum(1 for i in range(layout.MAX_PROCESSES) if native.load32(&page.slots[i].state) != layout.SLOT_FREE)
 
-    def reserve_slot(self, uint32_t pid, uint64_t start_time, command="", int index=-1):
+    def reserve_slot(self, uint32_t pid, uint64_t start_time, command="", int index=-1, uint32_t sm_planned=0):
         """Take a slot for a process; the vGPU's broker alone does. Its index. Raises ``SlotsFull``.
 
         ``index``: this very slot, free by the broker's own books whatever the page says; −1: the first that looks free.
+        ``sm_planned``: SMs of its partition, 0: none.
         """
         cdef layout.ActivityPage* page = self.get()
         cdef layout.Slot* slot
@@ -352,6 +360,7 @@ cdef class ActivityPage(Page):
         init_robust_mutex(&slot.alive)
         slot.pid = pid
         slot.start_time = start_time
+        slot.sm_planned = sm_planned
         raw = command.encode("utf-8", "replace")[:sizeof(slot.command) - 1]
         memcpy(slot.command, <const char*>raw, len(raw))
         native.store32(&slot.state, layout.SLOT_RESERVED)
@@ -414,6 +423,13 @@ cdef class RelayPage(Page):
         cdef RelayPage self = RelayPage.__new__(RelayPage)
         self.adopt(descriptor, sizeof(layout.RelayPage), layout.RELAY_MAGIC, True)
         return self
+
+    @property
+    def processes(self):
+        """Of all vGPUs of the GPU: admitted, and not known to be dead."""
+        cdef layout.RelayPage* page = self.get()
+        native.fence()
+        return sum(native.load32(&page.entries[key].processes) for key in range(layout.MAX_VGPUS))
 
     def entry(self, int key):
         """What the relay of vGPU ``key`` (0 … 255) last said."""

@@ -105,7 +105,8 @@ class SlotReading:
 
     ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other. ``turn``: the newest
     epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more work, and
-    what runs under it is short.
+    what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no limit), and
+    that its driver says it has (0: not known).
     """
 
     index: int
@@ -137,6 +138,8 @@ class SlotReading:
     turn: int = 0
     tail_epoch: int = 0
     copied_bytes: int = 0
+    sm_planned: int = 0
+    sm_count: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -10,11 +10,12 @@ from libc.string cimport memset
 from cython_ext.layout cimport (
     MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, Slot,
 )
+from cython_ext.logic.baton cimport baton_ours
 from cython_ext.logic.gate cimport GateState, lease_usable
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, or64, pause, store32, store64, storei64,
+    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause, store32, store64, storei64,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 
@@ -90,6 +91,39 @@ cdef class Process:
         """Work goes to the GPU under a lease."""
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
+
+    def know_baton(self):
+        """Be one whose gate obeys the baton."""
+        store32(&self.slot.baton, 1)
+
+    def has_baton(self):
+        return bool(baton_ours(
+            load32(&self.activity.baton), loadi64(&self.activity.baton_end_ns),
+            <uint32_t>(self.slot - self.activity.slots), now_ns()
+        ))
+
+    def submit_with_baton(self, uint32_t epoch):
+        """As a gate does: say that there is work, then look again. Whether it went to the GPU."""
+        cdef uint32_t word = load32(&self.activity.baton)
+        if not self.has_baton():
+            return False
+        exchange32(&self.slot.undrained, 1)
+        fence()
+        if load32(&self.activity.baton) != word:
+            store32(&self.slot.undrained, 0)
+            return False
+        store32(&self.slot.last_epoch, epoch)
+        self.ring()
+        return True
+
+    def tell_sm_count(self, uint32_t count):
+        """What its driver says."""
+        store32(&self.slot.sm_count, count)
+
+    def finish(self):
+        """What was submitted has run; the lease goes on, and so does the want."""
+        exchange32(&self.slot.undrained, 0)
+        self.ring()
 
     def queue_ahead(self, uint32_t turn):
         """Work waits on the GPU for the lease after ``turn``."""

@@ -49,10 +49,11 @@ from cython_ext.layout cimport (
     FOREVER_NS, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants, Lease, RelayEntry,
     RelayPage as Relays, Slot,
 )
+from cython_ext.logic.baton cimport baton_forget
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, awake_for
-from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news
+from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news, pass_baton, tell_processes
 from cython_ext.native cimport (
-    add32, and64, cas32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
+    add32, and64, cas32, exchange64, fence, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 from cython_ext.threads cimport (
@@ -120,10 +121,32 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
         sleep_until(at_ns + RING_REFILL_NS)
 
 
+cdef void rest(
+    uint32_t* doorbell, uint32_t heard, int64_t end_ns, int64_t turn_ns, int64_t look_ns, bint spins
+) noexcept nogil:
+    """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns``, of a lease that has not drained: the ring is
+    expected soon after it. ``turn_ns``: the baton is to be looked at, ring or none."""
+    cdef int64_t at_ns = now_ns()
+    cdef int64_t until_ns = min(at_ns + look_ns, turn_ns)
+    if at_ns - end_ns < LOOK_ENDED_NS:
+        until_ns = min(until_ns - LOOK_ENDED_NS, end_ns) + LOOK_ENDED_NS
+    if spins and awake_for(end_ns, at_ns):
+        until_ns = min(until_ns, end_ns + AWAKE_AFTER_NS)
+    elif not spins or turn_ns - at_ns > AWAKE_BEFORE_NS:
+        if spins:
+            until_ns = min(until_ns, turn_ns - AWAKE_BEFORE_NS)
+            if at_ns < end_ns:
+                until_ns = min(until_ns, end_ns - AWAKE_BEFORE_NS)
+        futex_wait(doorbell, heard, until_ns)
+        return
+    while load32(doorbell) == heard and now_ns() < until_ns:
+        pause()
+
+
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
-    cdef int64_t at_ns, end_ns, look_ns, until_ns
+    cdef int64_t end_ns, turn_ns, look_ns
     cdef bint must_ring, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
@@ -140,20 +163,10 @@ cdef void* wire_main(void* argument) noexcept nogil:
             ring_dispatcher(wire)
         undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
+        turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
         look_ns = LOOK_WANTED_NS if wire.want else LOOK_NS
         pthread_mutex_unlock(&wire.lock)
-        at_ns = now_ns()
-        until_ns = at_ns + look_ns
-        if at_ns - end_ns < LOOK_ENDED_NS:
-            until_ns = min(until_ns - LOOK_ENDED_NS, end_ns) + LOOK_ENDED_NS
-        if not spins or at_ns - end_ns >= AWAKE_AFTER_NS:
-            futex_wait(&wire.activity.doorbell, heard, until_ns)
-        elif not awake_for(end_ns, at_ns):
-            futex_wait(&wire.activity.doorbell, heard, min(until_ns, end_ns - AWAKE_BEFORE_NS))
-        else:
-            until_ns = min(until_ns, end_ns + AWAKE_AFTER_NS)
-            while load32(&wire.activity.doorbell) == heard and now_ns() < until_ns:
-                pause()
+        rest(&wire.activity.doorbell, heard, end_ns, turn_ns, look_ns, spins)
 
 
 cdef void* watch_main(void* argument) noexcept nogil:
@@ -203,6 +216,7 @@ cdef void end_watch(Wire* wire, int index) noexcept nogil:
     state = watch.state
     watch.state = WATCH_NONE
     wire.admitted &= ~((<uint64_t>1) << index)
+    tell_processes(wire)
     pthread_mutex_unlock(&wire.lock)
     if state == WATCH_RUNNING:
         store32(&watch.stop, 1)
@@ -225,7 +239,10 @@ cdef void begin_watch(Wire* wire, int index) noexcept nogil:
     watch.busy_ns = load64(&watch.slot.busy_ns)
     watch.launches = load64(&watch.slot.launches)
     watch.state = WATCH_ASKED
+    baton_forget(&wire.baton, index)
     wire.admitted |= (<uint64_t>1) << index
+    tell_processes(wire)
+    fence()                  # who admits one more counts after this, and so does every other broker
     pthread_mutex_unlock(&wire.lock)
     ring_relay(wire)
 
@@ -246,6 +263,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     memset(&wire.over, 0, sizeof(Lease))
     wire.judged = 0
     wire.retell = 1
+    pass_baton(wire, now_ns())
     pthread_mutex_unlock(&wire.lock)
 
 

@@ -33,6 +33,9 @@ SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
 LARGEST_MEMORY_BYTES: Final = 1 << 50
 SHORTEST_PERIOD_NS: Final = 5_000_000  # below, hand-overs eat what is shared
 LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while others have their turn
+# Below, the host cannot feed the GPU; above, a hand-over waits longer than the longest token lasts.
+SHORTEST_WINDOW_NS: Final = 250_000
+LONGEST_WINDOW_NS: Final = 100_000_000
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
@@ -75,6 +78,14 @@ def checked_period(value: int) -> int:
     return value
 
 
+def checked_window(value: int) -> int:
+    """``value`` (nanoseconds) if so much GPU time may be in flight; ``ValueError`` if not."""
+    if not SHORTEST_WINDOW_NS <= value <= LONGEST_WINDOW_NS:
+        shortest, longest = format_duration(SHORTEST_WINDOW_NS), format_duration(LONGEST_WINDOW_NS)
+        raise ValueError(f"{format_duration(value)} is not between {shortest} and {longest}")
+    return value
+
+
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
@@ -87,6 +98,7 @@ Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check
 Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
 DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_duration)]
 PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_period)]
+WindowNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_window)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 

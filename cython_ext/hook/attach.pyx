@@ -16,8 +16,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
-    ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage, PageHeader,
-    Slot,
+    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage,
+    PageHeader, Slot,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -342,6 +342,9 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
         return CUDA_ERROR_OPERATING_SYSTEM
     gate.slot_index = <uint32_t>reply.slot
     gate.slot = &gate.activity.slots[gate.slot_index]
+    store32(&gate.slot.baton, 1)
+    gate.baton_ours = 1      # until the first look
+    gate.baton_until_ns = FOREVER_NS
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
         vgpu_say(vgpu_id, b": no memory or no thread for its gate", b"")
@@ -448,6 +451,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept
     cdef Slot* before = gate.slot
     cdef Slot* slot = &activity.slots[slot_index]
     cdef uint32_t i
+    store32(&slot.baton, 1)
     if not vgpu_take_slot(slot):
         return 0
     store32(&gate.generation, 0)

@@ -33,6 +33,7 @@ cdef inline Thread* announce(void* stream) noexcept nogil:
     if (
         load32(&gate.grants.open_epoch) != 0
         and load32(&gate.activity.generation) == gate.generation
+        and load32(&gate.activity.baton) == gate.baton_open
         and thread.round == load32(&gate.round)
         and thread.stream == stream
     ):

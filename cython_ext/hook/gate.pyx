@@ -10,16 +10,17 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
-    PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_capturing,
+    PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_baton, vgpu_capturing,
     vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_gate_here, vgpu_know_stream, vgpu_log,
     vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say,
-    vgpu_stream_index,
+    vgpu_stream_index, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
     Plan, Slot, epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
+from cython_ext.logic.baton cimport baton_bound, baton_undated
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
 )
@@ -66,19 +67,26 @@ cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
-    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back.
+    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back, or the
+    baton was passed on.
 
     Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
-    returned_epoch.
+    returned_epoch. So with the baton's word and ``undrained``.
     """
     cdef Slot* slot = gate.slot
     cdef uint32_t before = load32(&slot.undrained)
     store32(&slot.undrained, 1)
     vgpu_want(gate, now)
     fence()
-    if epoch_reached(load32(&gate.activity.returned_epoch), epoch):
+    if (
+        epoch_reached(load32(&gate.activity.returned_epoch), epoch)
+        or load32(&gate.activity.baton) != gate.baton
+    ):
         store32(&slot.undrained, before)
         return 0
+    gate.baton_used = gate.baton
+    if not before and baton_undated(gate.baton_until_ns):
+        vgpu_ring(gate)
     if load32(&slot.last_epoch) != epoch:
         storei64(&slot.first_submit_ns, now)
         store32(&slot.last_epoch, epoch)
@@ -240,9 +248,14 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     backlog_submit(&gate.backlog, now, 0, 0)
     vgpu_count_launch(gate, thread)
     vgpu_know_stream(gate, thread, launch.handle)
+    gate.baton_open = gate.baton
     store32(&thread.inside, 1)
     fence()
-    if load32(&gate.grants.open_epoch) != epoch or load32(&gate.activity.generation) != gate.generation:
+    if (
+        load32(&gate.grants.open_epoch) != epoch
+        or load32(&gate.activity.generation) != gate.generation
+        or load32(&gate.activity.baton) != gate.baton
+    ):
         store32(&thread.inside, 0)
         return 0
     launch.kind = PASS_ANNOUNCED
@@ -333,7 +346,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     cdef Duration* known
     cdef GateState view
     cdef Verdict verdict
-    cdef Plan plan
+    cdef Plan plan, bounded  # by the baton, too
     cdef uint32_t change, open_epoch
     cdef int64_t now, learned_ns, assumed_ns
     cdef bint counted = 0, empty, doubted
@@ -367,11 +380,14 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             wait(gate, change, now + LOOK_NS, FOREVER_NS)        # the hook thread re-attaches
             continue
         vgpu_begin(gate, &plan, now)
-        open_epoch = load32(&gate.grants.open_epoch)
+        if not vgpu_baton(gate, &plan, now):
+            vgpu_wait_for_baton(gate, now)
+            continue
+        open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
         if open_epoch != 0 and not epoch_reached(load32(&gate.slot.drained_epoch), open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
-            if load32(&gate.grants.open_epoch) == open_epoch:
+            if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
             continue
         empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
@@ -394,9 +410,12 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         view.backlog_ns = backlog_ns(&gate.backlog, now)
         view.predicted_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
         view.unknown_in_flight = gate.backlog.unknown
-        view.last_epoch = load32(&gate.slot.last_epoch)
+        # The first launch of a turn passes as the first of a lease does.
+        view.last_epoch = load32(&gate.slot.last_epoch) if gate.baton_used == gate.baton else 0
         view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
-        gate_decide(&plan, &view, &verdict)
+        bounded = plan
+        baton_bound(&bounded, gate.baton_until_ns)
+        gate_decide(&bounded, &view, &verdict)
         if gate.untracked and verdict.action != GATE_WAIT_LEASE:
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
@@ -414,6 +433,10 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             vgpu_mark(gate)      # else nobody sees the tail of the queue run
             wait(gate, change, verdict.until_ns, FOREVER_NS)
             gate.asked_ns = 0                                    # to know is worth more than to guess, now
+        elif gate.baton_until_ns < gate.lease_end_ns and (
+            lease_usable(&plan.current, &view) or lease_usable(&plan.next, &view)
+        ):
+            vgpu_wait_for_baton(gate, now)       # what is left of our turn is too short for this launch
         else:
             if verdict.closed and load32(&gate.activity.processes) == 1:
                 gate.closed_epoch = verdict.closed

@@ -121,7 +121,8 @@ cdef struct Gate:
     Slot* slot
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
-    uint8_t[32] pad
+    uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
+    uint8_t[28] pad
     # --- identity, fixed
     uint32_t slot_index
     uint32_t thread_state    # 0 starting, 1 runs and holds the slot, 2 failed
@@ -163,6 +164,12 @@ cdef struct Gate:
     int32_t probe            # event in the legacy stream, behind the threads' own streams; -1: none
     uint32_t stream_count
     int64_t length_ns        # of the last lease, from its beginning to the end it was given
+    uint32_t baton           # its word, as last judged ...
+    bint baton_ours          # ... and whether we may submit under it,
+    int64_t baton_until_ns   # ... until then; FOREVER_NS: nobody else wants
+    uint32_t baton_used      # the word under which we submitted last
+    uint32_t baton_foreign   # a word for which we could not use a lease ...
+    int64_t baton_foreign_ns     # ... since then
     uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
@@ -240,6 +247,8 @@ cdef extern:
     # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID)
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
+    # partition.pyx
+    int vgpu_check_partition(int error) noexcept nogil
     # thread.pyx
     bint vgpu_start_thread(Gate* gate) noexcept nogil
     bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may
@@ -301,6 +310,10 @@ cdef extern:
     void vgpu_settle_ahead() noexcept nogil                  # without gate.lock
     void vgpu_open_turn(Gate* gate) noexcept nogil           # without gate.lock
     int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    # baton.pyx; the caller holds gate.lock
+    bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    bint vgpu_baton_over(const Gate* gate, int64_t now) noexcept nogil
+    void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil

@@ -8,8 +8,9 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    Gate, State, state, vgpu_admit_release, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end, vgpu_give_turn,
-    vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach, vgpu_ring, vgpu_turn_opens_ns, vgpu_want,
+    Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
+    vgpu_end, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach, vgpu_ring,
+    vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
@@ -98,7 +99,12 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
 
 cdef bint others_gain(const Gate* gate) noexcept nogil:
     """Whether an early return is worth something to anybody."""
-    return gate.lease_end_ns < FOREVER_NS or load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+    return ends_ns(gate) < FOREVER_NS or load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
+
+
+cdef inline int64_t ends_ns(const Gate* gate) noexcept nogil:
+    """Of the lease, or of our turn within it."""
+    return min(gate.lease_end_ns, gate.baton_until_ns)
 
 
 cdef void observe(Gate* gate, int64_t now) noexcept nogil:
@@ -115,8 +121,8 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if publish:
         publish_drained(gate, gate.over_epoch)
     if drained:
-        store32(&slot.undrained, 0)
-    if publish:
+        exchange32(&slot.undrained, 0)
+    if publish or (drained and vgpu_baton_over(gate, now)):
         vgpu_ring(gate)
 
 
@@ -162,8 +168,9 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     vgpu_admit_release(gate)
     if gate.ahead.launches:
         vgpu_want(gate, now)     # nobody may be waiting in the gate to say it, after a sleep through a lease
+    vgpu_baton(gate, &plan, now)
     if load32(&slot.undrained) or gate.over_epoch:
-        if gate.over_epoch or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
+        if gate.over_epoch or vgpu_baton_over(gate, now) or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
             observe(gate, now)
             gate.look_ns = now + look_every_ns(gate, now)
         publish_tail(gate, now)
@@ -176,7 +183,7 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
     if gate.over_epoch:
         return gate.over_end_ns
     if gate.began_epoch:
-        return gate.lease_end_ns
+        return ends_ns(gate)
     return gate.turn_due_ns if gate.ahead.launches else <int64_t>FOREVER_NS
 
 
@@ -195,17 +202,19 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
     cdef int64_t again
     if load32(&slot.undrained):
         again = max(backlog_end_ns(&gate.backlog), now)
-        if gate.over_epoch:
-            if load32(&slot.tail_epoch) != gate.over_epoch:
+        if gate.over_epoch or vgpu_baton_over(gate, now):
+            if gate.over_epoch and load32(&slot.tail_epoch) != gate.over_epoch:
                 again = max(again - TAIL_NS, now)
             return min(max(again, now + LOOK_ENDED_LEAST_NS), now + look_every_ns(gate, now))
         if others_gain(gate):
-            return min(gate.lease_end_ns, max(again, now + look_every_ns(gate, now)))
+            return min(ends_ns(gate), max(again, now + look_every_ns(gate, now)))
         return now + LOOK_ALONE_NS
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and others_gain(gate):
         give_back(gate, now)
+    if vgpu_baton_over(gate, now):       # our turn may come any moment, and its work is to be seen
+        return now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_ALONE_NS)
     if gate.began_epoch and others_gain(gate):
-        return min(gate.lease_end_ns, now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
+        return min(ends_ns(gate), now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
     return now + LOOK_ALONE_NS
 
 

@@ -22,8 +22,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, vgpu_attach,
-    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_context_died, vgpu_context_dies, vgpu_enter,
-    vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_context_died,
+    vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
@@ -74,7 +74,7 @@ cdef public int cuInit(unsigned int flags) noexcept nogil:
     cdef int error = vgpu_attach(0)
     if error != CUDA_SUCCESS:
         return error
-    error = real_cuInit(flags)
+    error = vgpu_check_partition(real_cuInit(flags))
     if attached():
         vgpu_stop_at_exit()
     return error

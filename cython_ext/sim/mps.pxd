@@ -1,31 +1,73 @@
-"""Simulated MPS: a directory with a marker file stands for the daemon, the environment for its settings."""
+"""Simulated MPS: a process stands for daemon and server, a file in the pipe directory names it, the environment has its
+settings.
+
+As with the real one: without such a file the driver runs as if there were no MPS. A named process that is dead refuses
+who comes (CUDA_ERROR_MPS_CONNECTION_FAILED), and whoever was there gets errors from now on (share.pxd). A server takes
+SIM_MPS_PROCESSES processes; after a fatal fault it takes none until those that it hit have gone.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport getenv, strtod, strtoull
 
-from cython_ext.sim.state cimport SimGpu
+from cython_ext.sim.share cimport O_CLOEXEC, O_RDONLY, close, open, read, sim_server_is_alive, sim_server_number
+from cython_ext.sim.state cimport CONTEXT_ALIVE, SIM_CONTEXTS, SimContext, SimGpu
 
 
-cdef extern from "<sys/stat.h>" nogil:
-    ctypedef struct stat_t "struct stat":
-        uint64_t st_ino
-        uint64_t st_dev
-    int stat(const char* path, stat_t* result) noexcept
+cdef enum:
+    SIM_MPS_PROCESSES = 60      # of one server, as NVIDIA documents it
+
+    # CUresult
+    MPS_CONNECTION_FAILED = 805
+    MPS_SERVER_NOT_READY = 807
+    MPS_MAX_CLIENTS_REACHED = 808
 
 
-cdef inline uint64_t sim_mps_server(SimGpu* gpu) noexcept nogil:
-    """A number for the MPS server this process would join; 0 if no simulated daemon serves its pipe directory."""
+cdef inline uint64_t sim_mps_named() noexcept nogil:
+    """The number of the server that the pipe directory names, dead or alive; 0 if it names none."""
     cdef const char* folder = getenv(b"CUDA_MPS_PIPE_DIRECTORY")
     cdef char path[4096]
-    cdef stat_t found
+    cdef char text[64]
+    cdef char* end
+    cdef ssize_t size
+    cdef uint64_t pid
+    cdef int fd
     if folder == NULL or folder[0] == 0:
         return 0
     snprintf(path, sizeof(path), b"%s/simulated-mps", folder)
-    if stat(path, &found) != 0:
+    fd = open(path, O_RDONLY | O_CLOEXEC)
+    if fd < 0:
         return 0
-    # Beyond every context number, and the same for every process that names this directory.
-    return (found.st_dev << 40) ^ found.st_ino | <uint64_t>1 << 32
+    size = read(fd, text, sizeof(text) - 1)
+    close(fd)
+    text[max(size, <ssize_t>0)] = 0
+    pid = strtoull(text, &end, 10)
+    return sim_server_number(pid, strtoull(end, NULL, 10))
+
+
+cdef inline uint64_t sim_mps_server() noexcept nogil:
+    """The MPS server that this process joins; 0: none."""
+    cdef uint64_t server = sim_mps_named()
+    return server if server != 0 and sim_server_is_alive(server) else 0
+
+
+cdef inline int sim_mps_refusal(SimGpu* gpu, uint64_t server, int pid) noexcept nogil:
+    """The error for one more process of a server; 0 if it may come. Under the lock."""
+    cdef uint32_t i, k, processes = 0
+    cdef SimContext* context
+    for i in range(SIM_CONTEXTS):
+        context = &gpu.contexts[i]
+        if context.state != CONTEXT_ALIVE or context.server != server:
+            continue
+        if context.pid == pid:
+            return 0
+        if context.error != 0:
+            return MPS_SERVER_NOT_READY
+        k = 0
+        while gpu.contexts[k].pid != context.pid or gpu.contexts[k].server != server:
+            k += 1
+        processes += k == i      # the first of its process
+    return MPS_MAX_CLIENTS_REACHED if processes >= SIM_MPS_PROCESSES else 0
 
 
 cdef inline uint32_t sim_granted_sms(uint32_t sms) noexcept nogil:

@@ -7,7 +7,7 @@ from libc.string cimport memchr, strlen, strrchr
 
 from cython_ext.native cimport now_ns
 from cython_ext.sim.engine cimport sim_advance
-from cython_ext.sim.queues cimport sim_kill_context, sim_recover
+from cython_ext.sim.queues cimport sim_fail_context, sim_kill_context, sim_recover
 from cython_ext.sim.state cimport (
     CONTEXT_ALIVE, SIM_CONTEXTS, SIM_VERSION, SimContext, SimGpu, pthread_mutex_t,
 )
@@ -63,6 +63,7 @@ cdef enum:
     SIM_MAX_GPUS = 16
     SIM_LOOK_NS = 1000000       # one foreign process at most is looked at per millisecond
     SIM_GRACE_NS = 1000000      # a killed process's kernel leaves the SMs within that time
+    MPS_RPC_FAILURE = 806       # CUresult of everything asked of a server that died
 
 
 cdef inline uint64_t sim_magic() noexcept nogil:
@@ -144,12 +145,30 @@ cdef inline bint sim_is_alive(SimContext* context) noexcept nogil:
     return sim_process_start(context.pid) == context.pid_start
 
 
+cdef inline uint64_t sim_server_number(uint64_t pid, uint64_t start) noexcept nogil:
+    """A simulated MPS server by the process that stands for it; beyond every context's number. 0 for no process."""
+    return start << 22 | pid if 0 < pid < 1 << 22 else 0
+
+
+cdef inline bint sim_server_is_alive(uint64_t server) noexcept nogil:
+    return sim_process_start(<int>(server & 0x3FFFFF)) == server >> 22
+
+
+cdef inline void sim_look_at(SimGpu* gpu, uint32_t index) noexcept nogil:
+    """Bury a context's process if it is dead; whoever lost its MPS server gets errors."""
+    cdef SimContext* context = &gpu.contexts[index]
+    if not sim_is_alive(context):
+        sim_kill_context(gpu, index, SIM_GRACE_NS)
+    elif context.server != 0 and context.error == 0 and not sim_server_is_alive(context.server):
+        sim_fail_context(gpu, index, MPS_RPC_FAILURE)
+
+
 cdef inline void sim_reap(SimGpu* gpu) noexcept nogil:
     """Look at every process that has a context here."""
     cdef uint32_t i
     for i in range(SIM_CONTEXTS):
-        if gpu.contexts[i].state == CONTEXT_ALIVE and not sim_is_alive(&gpu.contexts[i]):
-            sim_kill_context(gpu, i, SIM_GRACE_NS)
+        if gpu.contexts[i].state == CONTEXT_ALIVE:
+            sim_look_at(gpu, i)
 
 
 cdef inline void sim_look_around(SimGpu* gpu, int64_t now) noexcept nogil:
@@ -162,8 +181,7 @@ cdef inline void sim_look_around(SimGpu* gpu, int64_t now) noexcept nogil:
         i = (gpu.suspect + k) % SIM_CONTEXTS
         if gpu.contexts[i].state == CONTEXT_ALIVE:
             gpu.suspect = (i + 1) % SIM_CONTEXTS
-            if not sim_is_alive(&gpu.contexts[i]):
-                sim_kill_context(gpu, i, SIM_GRACE_NS)
+            sim_look_at(gpu, i)
             return
 
 

@@ -1,4 +1,4 @@
-"""The MPS daemon of one GPU: start, environment for processes, stop.
+"""The MPS daemon of one GPU: start, stop, and whether it still lives (who restarts it: runtime/mps.py).
 
 Every GPU gets a daemon of its own with private directories, in the default compute mode; a daemon that somebody else
 runs is left alone. A fatal fault of one process takes every process of that daemon's server with it.
@@ -9,14 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from gpuserver.device import simulated_mps
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_alive, start_time
 
 CONTROL: Final = "nvidia-cuda-mps-control"
+PID_FILE: Final = f"{CONTROL}.pid"
 _COMMAND_S: Final = 10.0
+MOST_PROCESSES: Final = 48
+"""Of one MPS server. NVIDIA documents 48 for Volta and later, and 60 since; with 48 no driver refuses in our stead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +34,30 @@ class MpsDirectories:
     log: Path
 
 
+@dataclass(frozen=True, slots=True)
+class MpsLook:
+    """Who is there of MPS. ``daemon`` None: nobody. ``servers``: as far as the daemon has told of them."""
+
+    daemon: Process | None
+    servers: frozenset[Process] = frozenset()
+
+
 class MpsDaemon(Protocol):
-    """What spatial mode needs. Calls block; ``VgpuError`` (mode) says why it does not start."""
+    """What spatial mode needs. Calls block; ``VgpuError`` (mode) says why it does not start. ``start`` is idempotent,
+    and starts another where the last one died.
+
+    ``look``: who runs now. ``serving``: there are processes, so there is a server to be asked for.
+    ``most_processes``: of one server, all vGPUs together.
+    """
 
     directories: MpsDirectories
 
+    @property
+    def most_processes(self) -> int: ...
+
     def start(self) -> None: ...
     def stop(self) -> None: ...
+    def look(self, *, serving: bool) -> MpsLook: ...
 
 
 class NvidiaMpsDaemon:
@@ -43,8 +67,11 @@ class NvidiaMpsDaemon:
     runs in ``directories`` and keeps it.
     """
 
+    most_processes: Final = MOST_PROCESSES
+
     def __init__(self, uuid: str, directories: MpsDirectories, *, multi_user: bool) -> None:
         self.directories = directories
+        self._servers: frozenset[Process] = frozenset()
         self._uuid = uuid
         self._multi_user = multi_user
 
@@ -59,21 +86,55 @@ class NvidiaMpsDaemon:
             directory.mkdir(parents=True, exist_ok=True)
             # Processes of the vGPUs' owners have to reach the pipes; MPS itself checks who they are.
             directory.chmod(0o755)
-        # -M (one server for processes of all users) exists from driver 580 on, for root only.
-        for options in (["-M"], []) if self._multi_user else ([],):
-            started = self._run([CONTROL, "-d", *options])
-            if started.returncode == 0 and self._answers():
-                return
+        started = self._launch()
+        if started.returncode and self.look(serving=False).daemon is None:
+            # What a killed daemon left behind may keep the next one out; the directory is ours alone.
+            for name in (PID_FILE, "control", "control_lock", "control_privileged"):
+                (self.directories.pipe / name).unlink(missing_ok=True)
+            started = self._launch()
+        if started.returncode == 0:
+            return
         raise VgpuError(
             ErrorCode.MODE,
             f"{CONTROL} did not start: {(started.stderr or started.stdout or 'it gave no reason').strip()}",
             f"see {self.directories.log / 'control.log'}, or use --mode temporal",
         )
 
+    def _launch(self) -> subprocess.CompletedProcess[str]:
+        """The last attempt; ``returncode`` 0 only if the daemon answers, too."""
+        # -M (one server for processes of all users) exists from driver 580 on, for root only.
+        for options in (["-M"], []) if self._multi_user else ([],):
+            started = self._run([CONTROL, "-d", *options])
+            if started.returncode == 0:
+                if self._answers():
+                    break
+                started.returncode = 1
+        return started
+
     def stop(self) -> None:
         """Idempotent. Only for a GPU without attached processes."""
         if shutil.which(CONTROL) is not None and self._answers():
             self._run([CONTROL], text="quit\n")
+
+    def look(self, *, serving: bool) -> MpsLook:
+        """The daemon by its pid file, so that a look costs no command; its servers are asked for when they change."""
+        try:
+            daemon = _process((self.directories.pipe / PID_FILE).read_text().strip("\0 \n"))
+        except OSError:
+            daemon = None
+        if daemon is None:
+            self._servers = frozenset()
+            return MpsLook(None)
+        running = frozenset(server for server in self._servers if _runs(server))
+        if running != self._servers or (serving and not running):
+            running = self._list_servers()
+        self._servers = running
+        return MpsLook(daemon, running)
+
+    def _list_servers(self) -> frozenset[Process]:
+        listed = self._run([CONTROL], text="get_server_list\n")
+        found = (_process(word) for word in listed.stdout.split()) if listed.returncode == 0 else ()
+        return frozenset(server for server in found if server is not None)
 
     def _answers(self) -> bool:
         return self._run([CONTROL], text="get_server_list\n").returncode == 0
@@ -93,17 +154,56 @@ class NvidiaMpsDaemon:
 
 
 class SimulatedMpsDaemon:
-    """The simulated driver runs contexts side by side when it finds this marker in their pipe directory."""
+    """A process that stands for daemon and server (simulated_mps.py); a marker in the pipe directory names it."""
 
-    MARKER: Final = "simulated-mps"
+    most_processes: Final = MOST_PROCESSES
 
     def __init__(self, directories: MpsDirectories) -> None:
         self.directories = directories
 
     def start(self) -> None:
-        self.directories.pipe.mkdir(parents=True, exist_ok=True)
-        self.directories.log.mkdir(parents=True, exist_ok=True)
-        (self.directories.pipe / self.MARKER).touch()
+        for directory in (self.directories.pipe, self.directories.log):
+            directory.mkdir(parents=True, exist_ok=True)
+        if self.look(serving=False).daemon is not None:
+            return
+        argv = [sys.executable, "-P", "-m", simulated_mps.__name__, str(self.directories.pipe)]
+        try:
+            started = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=_COMMAND_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise VgpuError(ErrorCode.MODE, f"the simulated MPS daemon did not start: {error}") from error
+        if started.returncode or self.look(serving=False).daemon is None:
+            raise VgpuError(ErrorCode.MODE, "the simulated MPS daemon did not start", "see the GPU Server's log")
 
     def stop(self) -> None:
-        (self.directories.pipe / self.MARKER).unlink(missing_ok=True)
+        """Without its marker it leaves."""
+        self._marker.unlink(missing_ok=True)
+
+    def look(self, *, serving: bool) -> MpsLook:
+        try:
+            pid, started = self._marker.read_text().split()
+        except (OSError, ValueError):
+            return MpsLook(None)
+        process = Process(int(pid), int(started))
+        return MpsLook(process if _runs(process) else None)
+
+    @property
+    def _marker(self) -> Path:
+        return self.directories.pipe / simulated_mps.MARKER
+
+
+def _runs(process: Process) -> bool:
+    """Whether it is there, and more than a zombie."""
+    try:
+        text = Path(f"/proc/{process.pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return is_alive(process) and text[text.rindex(b")") + 2 :][:1] not in b"ZX"
+
+
+def _process(pid: str) -> Process | None:
+    """The running process with that pid; None if there is none."""
+    try:
+        process = Process(int(pid), start_time(int(pid)))
+    except (ValueError, ProcessLookupError):
+        return None
+    return process if _runs(process) else None

@@ -17,7 +17,7 @@ from gpuserver.core.leases import Mode
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import Standing, make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
-from gpuserver.runtime.readings import Rates, no_standing, notes_on, process_reading, vgpu_reading
+from gpuserver.runtime.readings import Rates, no_standing, notes_on, process_reading, vgpu_reading, warnings_on
 from gpuserver.runtime.server import ADMIT_S, GpuServer
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
@@ -152,12 +152,6 @@ class Control:
 
     async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
         server = self._server
-        if change.changes.sm_percent is not None and server.mode is Mode.SPATIAL and vgpu.alive:
-            raise VgpuError(
-                ErrorCode.IN_USE,
-                f"{vgpu.record.vgpu_id} has {len(vgpu.alive)} processes, and MPS fixes a process's SMs for its life",
-                "end them first, or change --quota-limit instead",
-            )
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
         await server.brokers.changed(vgpu)
@@ -188,7 +182,9 @@ class Control:
             )
         if change.period_ns is not None:
             server.set_period(change.period_ns)
-            server.tokens.set_policy(server.policy)
+        if change.window_ns is not None:
+            server.set_window(change.window_ns)
+        server.tokens.set_policy(server.policy)
         if change.mode is not None:
             await self._set_mode(change)
         await server.remember()
@@ -197,7 +193,7 @@ class Control:
     async def _set_mode(self, change: SetGpu) -> None:
         server = self._server
         assert change.mode is not None
-        attached = sum(len(vgpu.alive) for vgpu in server.vgpus.values())
+        attached = server.attached_count
         wanted = Mode.TEMPORAL if change.mode == "temporal" else Mode.SPATIAL
         if wanted is server.mode:
             server.mode_reason = "asked for"
@@ -208,10 +204,13 @@ class Control:
                 f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
                 "end them first: vgpuctl ps",
             )
-        mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
-        server.registry.set_mode(mode)
-        server.mode, server.mode_reason = mode, reason
+        async with server.mps.turn:
+            mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
+            server.registry.set_mode(mode)
+            server.mode, server.mode_reason = mode, reason
         shares = {record.key: record.share for record in server.registry}
+        for vgpu in server.vgpus.values():
+            vgpu.told = server.registry[vgpu.record.vgpu_id].share
         scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
         server.tokens.replace_scheduler(scheduler, shares)
         server.gather()
@@ -232,9 +231,10 @@ class Control:
 
     def _read(self, vgpu: Vgpu, standing: Standing | None, now_ns: int) -> VgpuReading:
         """``standing`` None: it is being removed, and the scheduler has forgotten it already."""
-        if standing is None:
-            return vgpu_reading(vgpu, self._server.place, no_standing(vgpu.record), Rates())
-        return vgpu_reading(vgpu, self._server.place, standing, self._server.window.rates(now_ns, standing))
+        server = self._server
+        rates = Rates() if standing is None else server.window.rates(now_ns, standing)
+        warnings = warnings_on(vgpu, server.registry, server.mps.reason)
+        return vgpu_reading(vgpu, server.place, standing or no_standing(vgpu.record), rates, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
         return VgpuDetail(
@@ -274,6 +274,10 @@ class Control:
             tokens_per_second=sum(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
+            window_ns=server.policy.window_ns,
+            mps_pid=server.mps.pid,
+            mps_restarts=server.mps.restarts,
+            mps_reason=server.mps.reason,
         )
 
 

@@ -19,7 +19,7 @@ from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuSpec
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS server (
     generation INTEGER NOT NULL,
     next_epoch INTEGER NOT NULL,
     mode TEXT NOT NULL,
-    period_ns INTEGER
+    period_ns INTEGER,
+    window_ns INTEGER
 );
 CREATE TABLE IF NOT EXISTS vgpu (
     vgpu_id TEXT PRIMARY KEY,
@@ -50,6 +51,7 @@ class ServerRow:
     next_epoch: int
     mode: str
     period_ns: int | None
+    window_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class Journal:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_SCHEMA)
+        with closing(self._database.execute("PRAGMA table_info(server)")) as columns:
+            known = {column[1] for column in columns}
+        if "window_ns" not in known:  # written by schema 1
+            self._database.execute("ALTER TABLE server ADD COLUMN window_ns INTEGER")
 
     def close(self) -> None:
         self._database.close()
@@ -95,7 +101,9 @@ class Journal:
     def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
         """What is remembered, for a server that begins now: with a generation of its own, on disk already."""
         with closing(
-            self._database.execute("SELECT schema_version, generation, next_epoch, mode, period_ns FROM server")
+            self._database.execute(
+                "SELECT schema_version, generation, next_epoch, mode, period_ns, window_ns FROM server"
+            )
         ) as rows:
             found = rows.fetchone()
         if found is not None and found[0] > SCHEMA_VERSION:
@@ -104,7 +112,7 @@ class Journal:
                 f"{self._path} was written by a newer release (schema {found[0]}, this one knows {SCHEMA_VERSION})",
                 "update st-vgpu",
             )
-        row = ServerRow(found[1] + 1, found[2], found[3], found[4]) if found else ServerRow(1, 1, "", None)
+        row = ServerRow(found[1] + 1, *found[2:]) if found else ServerRow(1, 1, "", None)
         self.write_server(row)
         return row, self._read_vgpus()
 
@@ -125,8 +133,8 @@ class Journal:
 
     def write_server(self, row: ServerRow) -> None:
         self._database.execute(
-            "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?)",
-            (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns),
+            "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?, ?)",
+            (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns, row.window_ns),
         )
 
     def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -14,6 +14,7 @@ from gpuserver.core.registry import VgpuRecord
 from gpuserver.core.scheduler import Standing
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.units import counted, format_bytes
 
 SAMPLE_S: Final = 0.2
 _WINDOW_NS: Final = 1_000_000_000
@@ -89,7 +90,9 @@ def no_standing(record: VgpuRecord) -> Standing:
     )
 
 
-def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> VgpuReading:
+def vgpu_reading(
+    vgpu: Vgpu, place: Place, standing: Standing, rates: Rates, warnings: tuple[str, ...] = ()
+) -> VgpuReading:
     """What the node tells of one vGPU: its record, its place in the schedule, and what its processes claim."""
     record, slots = vgpu.record, vgpu.slots
     implicit = vgpu.grants.implicit_bytes
@@ -132,6 +135,7 @@ def vgpu_reading(vgpu: Vgpu, place: Place, standing: Standing, rates: Rates) -> 
         launches=vgpu.launches,
         broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
+        warnings=warnings,
     )
 
 
@@ -172,7 +176,46 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         gate_waits=slot.gate_waits,
         gate_wait_ns=slot.gate_wait_ns,
         longest_kernel_ns=slot.longest_kernel_ns,
+        sm_planned=slot.sm_planned,
+        sm_count=slot.sm_count,
     )
+
+
+def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> tuple[str, ...]:
+    """What does not hold for this vGPU just now, though it was asked for. Spatial mode only.
+
+    ``records``: of all vGPUs of the GPU. ``mps_reason``: why there is no MPS daemon, "" if there is one.
+    """
+    record = vgpu.record
+    if record.partition is None:
+        return ()
+    warnings = []
+    granted = record.partition.granted_sms
+    for sms, count in sorted(Counter(planned.sms for planned in vgpu.planned.values()).items()):
+        if sms not in {0, granted}:
+            text = f"{counted(count, 'process')} started with {sms} SMs and will keep them for life (MPS)"
+            warnings.append(f"{text}; new ones get {granted}. Time shares, limits and priority hold for all at once.")
+    smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
+    for size, count in sorted(smaller.items()):
+        if 0 < size < record.memory_limit_bytes:
+            text = f"{counted(count, 'process')} started with {format_bytes(size)} and can never have more (MPS)"
+            warnings.append(f"{text}; new ones can have {format_bytes(record.memory_limit_bytes)}.")
+    others = [other for other in records if other.vgpu_id != record.vgpu_id]
+    hard = [other.vgpu_id for other in others if not other.spec.burst]
+    bursting = [other.vgpu_id for other in others if other.spec.burst]
+    if record.spec.burst and hard:
+        warnings.append(
+            f"Its processes start with all SMs (--burst): while they run, {', '.join(hard)} may get fewer SMs than "
+            "promised. MPS takes nothing back inside a kernel."
+        )
+    elif bursting:
+        warnings.append(
+            f"{', '.join(bursting)} on the same GPU may use all SMs (--burst): while it runs, this vGPU may get fewer "
+            f"than its {granted}."
+        )
+    if mps_reason:
+        warnings.append(f"There is no MPS daemon, and no process can start: {mps_reason}.")
+    return tuple(warnings)
 
 
 def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
@@ -183,8 +226,8 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
         granted = record.partition
         notes += [
             f"Each of its processes sees {granted.granted_sms} of {granted.sm_count} SMs "
-            f"({granted.percent:.1f} %; MPS grants steps of 2, at least 8).",
-            "The SM limit holds per process and for its life: several processes of this vGPU may fill more together.",
+            f"({granted.percent:.1f} %; MPS grants steps of 2, at least 8), for its life.",
+            "Several processes of this vGPU take turns of 10 ms: together they fill no more SMs than one.",
             "A fatal fault of one process ends every process that shares the GPU's MPS daemon.",
         ]
         if record.spec.burst:

@@ -23,6 +23,7 @@ import trio
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
+from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
@@ -30,11 +31,12 @@ from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.gangs import GangLinks
-from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
+from gpuserver.runtime.journal import Journal, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.tokens import TokenLoop
-from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, new_grants
+from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
@@ -91,9 +93,12 @@ class GpuServer:
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
         if self._row.period_ns is not None:
             self.policy = with_period(self.policy, self._row.period_ns)
+        if self._row.window_ns is not None:
+            self.policy = replace(self.policy, window_ns=self._row.window_ns)
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release)
+        self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
 
@@ -143,6 +148,7 @@ class GpuServer:
                 nursery.start_soon(self.tokens.run)
                 nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
+                nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self._sample)
                 nursery.start_soon(self._keep_house)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
@@ -161,6 +167,8 @@ class GpuServer:
                 with trio.move_on_after(_SHUTDOWN_S, shield=True):
                     await self.brokers.stop(tuple(self.vgpus.values()))
                     await self.remember()
+                    if self.mode is Mode.SPATIAL and not self.attached_count:
+                        await self.mps.stop()
                 log.info("stopped", gpu=self.facts.uuid)
                 self.nursery.cancel_scope.cancel()
 
@@ -181,6 +189,7 @@ class GpuServer:
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS))
         self.vgpus[record.vgpu_id] = vgpu
+        vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         self.gather()
         return vgpu
@@ -193,10 +202,13 @@ class GpuServer:
         """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
         for record in self.registry:
             vgpu = self.vgpus.get(record.vgpu_id)
-            if vgpu is not None and vgpu.record != record and not vgpu.removed.is_set():
-                if vgpu.record.share != record.share:
-                    self.tokens.change(record.key, record.share)
+            if vgpu is None or vgpu.removed.is_set():
+                continue
+            if vgpu.record != record:
                 vgpu.show(record)
+            if vgpu.told != vgpu.share:
+                vgpu.told = vgpu.share
+                self.tokens.change(record.key, vgpu.share)
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
@@ -248,12 +260,22 @@ class GpuServer:
             mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
             # The only device that the daemon shows is number 0, whatever the GPU's index.
             mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
+            sm_planned=sms_planned(record),
+            memory_planned_bytes=record.memory_limit_bytes if spatial else 0,
+            most_processes=self.daemon.most_processes if spatial else 0,
         )
+
+    @property
+    def attached_count(self) -> int:
+        """Processes of all vGPUs that are not known to be dead."""
+        return sum(len(vgpu.alive) for vgpu in self.vgpus.values())
 
     # --- what brokers report
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
         process = Process(message.pid, message.start_time)
+        vgpu.planned[message.slot] = Planned(message.sm_planned, message.memory_planned_bytes)
+        self.apply_shares()
         known = vgpu.seen.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
             self._accompany(vgpu, message.slot, message.vgpus)
@@ -275,6 +297,8 @@ class GpuServer:
             self._accompany(vgpu, message.slot, ())
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
+            vgpu.planned.pop(message.slot, None)
+            self.apply_shares()
             self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
@@ -310,6 +334,18 @@ class GpuServer:
 
     # --- regular work
 
+    def _compare_sms(self, vgpu: Vgpu) -> None:
+        """Say so, once for each process, where MPS gave another number of SMs than was planned."""
+        for slot in vgpu.alive:
+            process = Process(slot.pid, slot.start_time)
+            if process in vgpu.compared or not slot.sm_count:
+                continue
+            vgpu.compared.add(process)
+            if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
+                text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
+                self.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
+        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in vgpu.alive}
+
     async def _sample(self) -> None:
         refused: dict[str, int] = {}
         while True:
@@ -322,6 +358,7 @@ class GpuServer:
                         "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
                     )
                 refused[vgpu.record.vgpu_id] = count
+                self._compare_sms(vgpu)
             await trio.sleep(SAMPLE_S)
 
     async def _keep_house(self) -> None:
@@ -345,7 +382,7 @@ class GpuServer:
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set()
             ]
-            server = ServerRow(self._row.generation, self.tokens.next_epoch, self.mode.value, self._row.period_ns)
+            server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
                 await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
@@ -354,6 +391,18 @@ class GpuServer:
     def set_period(self, period_ns: int) -> None:
         self.policy = with_period(self.policy, period_ns)
         self._row = replace(self._row, period_ns=period_ns)
+
+    def set_window(self, window_ns: int) -> None:
+        self.policy = replace(self.policy, window_ns=window_ns)
+        self._row = replace(self._row, window_ns=window_ns)
+
+
+def sms_planned(record: VgpuRecord) -> int:
+    """SMs that MPS should limit each of its processes to; 0: it does not limit them."""
+    granted = record.partition
+    if granted is None or record.spec.burst or granted.granted_sms == granted.sm_count:
+        return 0
+    return granted.granted_sms
 
 
 def first_epoch(remembered: int) -> int:

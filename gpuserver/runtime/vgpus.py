@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from cython_ext.pages import ActivityPage, GrantsPage
 from cython_ext.readings import GrantsFlag, PageMode, SlotReading, SlotState
+from gpuserver.core.leases import Share
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
 from vgpu.choices import OnServerLoss
@@ -32,6 +33,14 @@ class Past:
     launches: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a process was started with, for its life; 0: MPS holds it to nothing."""
+
+    sms: int
+    memory_bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
@@ -41,6 +50,8 @@ class Vgpu:
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
     not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
     ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
+    ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
+    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
     """
 
     record: VgpuRecord
@@ -58,6 +69,9 @@ class Vgpu:
     past: Past = Past()
     seen: dict[int, Process] = field(default_factory=dict)
     companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    compared: set[Process] = field(default_factory=set)
+    planned: dict[int, Planned] = field(default_factory=dict)
+    told: Share | None = None
 
     @property
     def slots(self) -> list[SlotReading]:
@@ -77,6 +91,14 @@ class Vgpu:
     @property
     def launches(self) -> int:
         return bounded(self.past.launches + sum(slot.launches for slot in self.alive))
+
+    @property
+    def share(self) -> Share:
+        """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start."""
+        record, widest = self.record, max((planned.sms for planned in self.planned.values()), default=0)
+        if record.partition is None or widest <= record.partition.granted_sms:
+            return record.share
+        return replace(record.share, sm_mpercent=widest * 100_000 // record.partition.sm_count)
 
     def count_past(self, slot: int) -> None:
         """The process in ``slot`` has ended: keep what it had counted."""

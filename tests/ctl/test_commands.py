@@ -244,7 +244,13 @@ def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     [asked] = node.asked
     assert isinstance(asked, SetGpu)
     assert (asked.gpu, asked.mode, asked.period_ns) == ("0", "temporal", 40_000_000)
+    assert run(["gpu", "set", "0", "--window", "6ms"]) == 0
+    asked = node.asked.pop()
+    assert isinstance(asked, SetGpu)
+    assert (asked.mode, asked.period_ns, asked.window_ns) == (None, None, 6_000_000)
     assert run(["gpu", "set", "0"]) == Exit.USAGE
+    assert run(["gpu", "set", "0", "--window", "1s"]) == Exit.USAGE
+    assert "1s is not between 250µs and 100ms" in capsys.readouterr().err
     for bad in ("40", "1ns", "10h"):
         assert run(["gpu", "set", "0", "--quantum", bad]) == Exit.USAGE
     assert "10h is not between 5ms and 1s" in capsys.readouterr().err

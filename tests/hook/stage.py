@@ -130,6 +130,13 @@ class StagedVgpu:
         self.stage.dispatcher.add(self.key, self.grants)
         self.activity.generation = self.grants.generation
 
+    def renew_relay(self) -> None:
+        """The broker dies, and the next one takes over its page and its processes."""
+        self.relay.close()
+        self.relay = Relay(self.activity, self.grants, self.stage.relay_page, self.key)
+        for slot in self.slots():
+            self.relay.watch(slot.index)
+
     def lose_everything(self) -> None:
         """Server and broker die together, and nobody says so in the old pages; new ones, with pages of their own."""
         self.stage.dispatcher.remove(self.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from cython_ext.readings import PageMode, SlotState
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
+from vgpu.protocol.peer import start_time
 
 INIT = """
 import ctypes
@@ -16,6 +18,7 @@ print(ctypes.CDLL("libcuda.so.1").cuInit(0))
 """
 NO_DEVICE = 100
 OPERATING_SYSTEM = 304
+MPS_CONNECTION_FAILED = 805
 
 
 def refused(stage: Stage, environment: dict[str, str]) -> tuple[int, str]:
@@ -240,3 +243,24 @@ def test_nvml_without_cuda_shows_the_vgpu(tmp_path: Path) -> None:
         assert vgpu.slots() == []
     finally:
         stage.close()
+
+
+@pytest.mark.parametrize("daemon", ["never there", "dead"])
+def test_without_mps_a_spatial_process_does_not_start(stage: Stage, tmp_path: Path, daemon: str) -> None:
+    """The driver itself would let it run on the whole GPU where no daemon ever was."""
+    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
+    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}
+    if daemon == "dead":
+        (tmp_path / "simulated-mps").write_text("4194303 1")
+    code, line = refused(stage, stage.environment(vgpu))
+    assert code == MPS_CONNECTION_FAILED
+    assert "without it nothing would limit this program" in line
+
+
+def test_under_mps_it_tells_how_many_sms_it_got(stage: Stage, tmp_path: Path) -> None:
+    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
+    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}
+    (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    program = stage.start(INIT + "input()", stage.environment(vgpu))
+    assert stage.heard(program) == "0"
+    eventually(lambda: vgpu.slot().sm_count == 40, "the SMs in the slot")

@@ -56,7 +56,7 @@ def test_every_beginning_is_a_generation_of_its_own(path: Path) -> None:
 
 def test_what_was_written_is_read_by_the_next_server(path: Path, journal: Journal) -> None:
     server, _ = journal.begin()
-    wrote = replace(server, next_epoch=77, mode="spatial", period_ns=20_000_000)
+    wrote = replace(server, next_epoch=77, mode="spatial", period_ns=20_000_000, window_ns=6_000_000)
     journal.write(wrote, rows(3))
     assert begun(path) == (replace(wrote, generation=2), rows(3))
     journal.write(wrote, rows(1))
@@ -71,6 +71,15 @@ def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> Non
         journal.write(replace(server, next_epoch=99), twice)
     row, remembered = begun(path)
     assert (row.next_epoch, remembered) == (server.next_epoch, rows(2))
+
+
+def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(replace(server, next_epoch=77), rows(2))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("ALTER TABLE server DROP COLUMN window_ns")
+        raw.execute("UPDATE server SET schema_version = 1")
+    assert begun(path) == (replace(server, generation=2, next_epoch=77), rows(2))
 
 
 def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal) -> None:

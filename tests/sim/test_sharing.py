@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.conftest import Node
+from vgpu.protocol.peer import start_time
 
 DYING = 2
 
@@ -36,9 +38,14 @@ def test_two_processes_take_equal_turns(node: Node) -> None:
     assert engine.kernel_ns == pytest.approx(sum((first, second)) * 5e6, rel=0.25)
 
 
+def served_by(directory: Path, pid: int) -> dict[str, str]:
+    """The environment of a process of the simulated MPS server for which process ``pid`` stands."""
+    (directory / "simulated-mps").write_text(f"{pid} {start_time(pid)}")
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+
+
 def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "simulated-mps").touch()
-    mps = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    mps = served_by(tmp_path, os.getpid())
     small, large = together(
         node,
         mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
@@ -46,6 +53,53 @@ def test_under_simulated_mps_partitions_run_side_by_side(node: Node, tmp_path: P
     )
     assert (small["sms"], large["sms"]) == (32, 98)
     assert large["finished"] / small["finished"] == pytest.approx(98 / 32, rel=0.15)
+
+
+ILLEGAL_ADDRESS = 700
+MPS_CONNECTION_FAILED = 805
+MPS_SERVER_NOT_READY = 807
+MPS_MAX_CLIENTS_REACHED = 808
+
+
+def stray(node: Node, mps: dict[str, str]) -> int:
+    """The CUresult of a program that starts, and then stores where there is no memory."""
+    return int(node.answer(node.start(module="tests.stray", **mps)))
+
+
+def test_an_mps_server_takes_so_many_processes_and_no_more(node: Node, tmp_path: Path) -> None:
+    mps = served_by(tmp_path, os.getpid())
+    server = start_time(os.getpid()) << 22 | os.getpid()
+    engine = node.engine()
+    for stranger in range(55):
+        engine.open_context(1 << 20 | stranger, server=server)
+    assert node.run("until_refused", str(1 << 30), **mps)["taken"] > 0
+    for stranger in range(70):  # some of them are found to be dead meanwhile
+        engine.open_context(1 << 21 | stranger, server=server)
+    assert stray(node, mps) == MPS_MAX_CLIENTS_REACHED
+
+
+def test_who_comes_to_a_dead_mps_daemon_is_refused(node: Node, tmp_path: Path) -> None:
+    mps = served_by(tmp_path, os.getpid())
+    (tmp_path / "simulated-mps").write_text("4194303 1")
+    assert stray(node, mps) == MPS_CONNECTION_FAILED
+
+
+def test_after_a_fault_an_mps_server_takes_nobody_until_those_it_hit_are_gone(node: Node, tmp_path: Path) -> None:
+    mps = served_by(tmp_path, os.getpid())
+    neighbour = node.start("hold", str(1 << 20), **mps)
+    assert neighbour.stdout is not None
+    assert neighbour.stdout.readline() == "ready\n"
+    assert stray(node, mps) == ILLEGAL_ADDRESS
+    assert stray(node, mps) == MPS_SERVER_NOT_READY
+    neighbour.kill()
+    neighbour.wait()
+    assert stray(node, mps) == ILLEGAL_ADDRESS
+
+
+def test_mps_holds_a_process_to_its_memory_whatever_it_asks_for(node: Node, tmp_path: Path) -> None:
+    limited = served_by(tmp_path, os.getpid()) | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M"}
+    assert node.run("until_refused", str(256 << 20), **limited)["taken"] <= 2 << 30
+    assert node.run("until_refused", str(1 << 30))["taken"] > 2 << 30
 
 
 @pytest.mark.parametrize(

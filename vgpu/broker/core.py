@@ -161,6 +161,15 @@ def company(vgpus: str, vgpu_id: str) -> tuple[str, ...]:
     return named if len(named) > 1 and vgpu_id in named else ()
 
 
+def gpu_full(vgpu: Adopt) -> Refused:
+    """All vGPUs of the GPU together have the most processes that its MPS server takes."""
+    return Refused(
+        code="full",
+        error=f"GPU {vgpu.gpu_index} has {vgpu.most_processes} processes already, the most of its MPS server; end one "
+        "(vgpuctl ps), or use a GPU in temporal mode",
+    )
+
+
 def may_attach(peer: Peer, vgpu: Adopt) -> bool:
     """The owner, the host's root, and the group it was shared with."""
     return peer.uid in {0, vgpu.owner_uid} or (vgpu.share_gid >= 0 and vgpu.share_gid in peer.groups)

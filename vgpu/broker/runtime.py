@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
-from vgpu.broker.core import Admission, Admissions, company
+from vgpu.broker.core import Admission, Admissions, company, gpu_full
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.protocol.broker import (
@@ -83,6 +83,9 @@ class Broker:
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
         self._stopped = False
+        self._planned: dict[
+            int, Adopt
+        ] = {}  # by slot: as it was when its process came. In the page a tenant could write
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -253,8 +256,17 @@ class Broker:
             await stream.send(decision.model_dump())
             return
         if not decision.known and decision.slot != OBSERVER_SLOT:
-            self._activity.reserve_slot(peer.process.pid, peer.process.start_time, attach.command, decision.slot)
-            self._watch(decision.slot, peer.process)
+            self._activity.reserve_slot(
+                peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
+            )
+            self._planned[decision.slot] = self._vgpu
+            self._pages.relay.watch(decision.slot)
+            # It counts already, for every broker of the GPU: of two that come at once, both may be refused, never none.
+            if 0 < self._vgpu.most_processes < self._pages.relay_page.processes:
+                self._turn_away(decision.slot, peer.process)
+                await stream.send(gpu_full(self._vgpu).model_dump())
+                return
+            self._nursery.start_soon(self._watch_pid, decision.slot, peer.process)
         pages = (self._pages.grants_fd, self._pages.activity_fd)
         await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
         if decision.slot != OBSERVER_SLOT:
@@ -262,13 +274,24 @@ class Broker:
             await self._tell(self._attached(decision.slot, peer.process, attach.command))
 
     def _attached(self, slot: int, process: Process, command: str) -> Attached:
+        planned = self._planned.get(slot)
         return Attached(
             slot=slot,
             pid=process.pid,
             start_time=process.start_time,
             command=command,
             vgpus=self._companies.get(slot, ()),
+            sm_planned=planned.sm_planned if planned else 0,
+            memory_planned_bytes=planned.memory_planned_bytes if planned else 0,
         )
+
+    def _turn_away(self, slot: int, process: Process) -> None:
+        """It never had the slot that was taken for it."""
+        assert self._pages is not None
+        self._pages.relay.mark_dead(slot)
+        self._activity.reap_slot(slot)
+        self._admissions.died(slot, process)
+        self._admissions.gone(slot, process)
 
     def _watch(self, slot: int, process: Process) -> None:
         """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""

@@ -31,7 +31,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
     if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
         for gpu in gpus:
-            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason)))}")
+            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason, gpu.mps_reason)))}")
 
 
 @gpu_app.command("set")
@@ -43,23 +43,35 @@ def set_(
     quantum: Annotated[
         str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms: long for throughput.")
     ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Most GPU time that a program may have in flight, as in 12ms: short to wait"
+            " less for others, long for hosts that pause.",
+        ),
+    ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Change how a GPU is shared."""
     from vgpu.ctl import output, tables
     from vgpu.errors import ErrorCode, VgpuError
     from vgpu.node.link import ControlLink
-    from vgpu.spec import checked_period
+    from vgpu.spec import checked_period, checked_window
     from vgpu.units import parse_duration_ns
 
-    if mode is None and quantum is None:
+    if mode is None and quantum is None and window is None:
         raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
     try:
         period_ns = None if quantum is None else checked_period(parse_duration_ns(quantum))
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--quantum: {error}") from error
+    try:
+        window_ns = None if window is None else checked_window(parse_duration_ns(window))
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"--window: {error}") from error
     with ControlLink() as node:
-        changed = node.set_gpu(gpu, mode=mode.value if mode else None, period_ns=period_ns)
+        changed = node.set_gpu(gpu, mode=mode.value if mode else None, period_ns=period_ns, window_ns=window_ns)
     if form is Output.JSON:
         output.print_json(changed)
     else:

@@ -34,6 +34,7 @@ PROCESSES: Final = (
     Column("STATE"),
     Column("MEMORY", right=True),
     Column("GPU TIME", right=True),
+    Column("SMS", right=True, extra=True),
     Column("LAUNCHES", right=True, extra=True),
     Column("COPIED", right=True, extra=True),
     Column("WAITED", right=True, extra=True),
@@ -52,6 +53,7 @@ GPUS: Final = (
     Column("VGPUS", right=True),
     Column("PROCS", right=True, extra=True),
     Column("ROUND", right=True, extra=True),
+    Column("WINDOW", right=True, extra=True),
     Column("RESTARTS", right=True, extra=True),
     Column("UUID", extra=True),
 )
@@ -98,6 +100,7 @@ def process_row(process: ProcessReading) -> Row:
         state(_doing(process)),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
+        str(process.sm_count or ""),
         str(process.launches),
         format_bytes(process.copied_bytes),
         format_duration(rounded_ns(process.gate_wait_ns)),
@@ -112,7 +115,7 @@ def gpu_row(gpu: GpuReading) -> Row:
     return (
         gpu_label(gpu.index, gpu.simulated),
         gpu.name,
-        gpu.mode,
+        Cell("no MPS", "bold red") if gpu.mode == "spatial" and gpu.mps_reason else gpu.mode,
         state(gpu.state),
         percent(gpu.guaranteed_ratio),
         percent(gpu.busy_ratio),
@@ -120,6 +123,7 @@ def gpu_row(gpu: GpuReading) -> Row:
         str(gpu.vgpus),
         str(gpu.processes),
         format_duration(gpu.period_ns),
+        format_duration(gpu.window_ns),
         str(gpu.restarts),
         gpu.uuid,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vgpu.ctl import options, output, tables
-from vgpu.ctl.exits import report
+from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
@@ -33,6 +33,7 @@ def create(
 
     with ControlLink() as node:
         vgpu = node.create(wanted.spec, wanted.gpu)
+    warn(vgpu)
     if form is Created.JSON:
         output.print_json(vgpu)
     elif form is Created.ENV:
@@ -42,6 +43,12 @@ def create(
         print(shell_lines(attachment([vgpu]).changes(os.environ)))
     else:
         print(vgpu.vgpu_id)
+
+
+def warn(vgpu: VgpuReading) -> None:
+    """On stderr, what is not as it was asked for; inspect says it again."""
+    for warning in vgpu.warnings:
+        say(f"{vgpu.vgpu_id}: {warning}")
 
 
 def ls(
@@ -115,9 +122,10 @@ def _print_detail(detail: VgpuDetail) -> None:
             "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
         }
     )
-    for note in detail.notes:
-        for word, line in zip_longest(["note"], output.wrapped(note, indent=10), fillvalue=""):
-            print(f"{word:<10}{line}")
+    for kind, notes in (("warning", vgpu.warnings), ("note", detail.notes)):
+        for note in notes:
+            for word, line in zip_longest([kind], output.wrapped(note, indent=10), fillvalue=""):
+                print(f"{word:<10}{line}")
     if detail.processes:
         print()
         output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
@@ -172,6 +180,7 @@ def set_(
         raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")
     with ControlLink() as node:
         changed = node.set(vgpu, changes)
+    warn(changed)
     if form is Output.JSON:
         output.print_json(changed)
     else:

@@ -98,8 +98,10 @@ class ControlLink:
     def gpus(self) -> tuple[GpuReading, ...]:
         return self._ask(Gpus(), GpuList).gpus
 
-    def set_gpu(self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None) -> GpuReading:
-        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns), GpuReading)
+    def set_gpu(
+        self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None, window_ns: int | None = None
+    ) -> GpuReading:
+        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuReading)
 
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)

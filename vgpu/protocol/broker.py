@@ -79,7 +79,9 @@ class Listening(Message):
 
 
 class Attached(Message):
-    """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them."""
+    """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
+    ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
+    knows any more."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -87,6 +89,8 @@ class Attached(Message):
     start_time: int
     command: str
     vgpus: tuple[str, ...] = ()
+    sm_planned: int = 0
+    memory_planned_bytes: int = 0
 
 
 class Died(Message):
@@ -129,6 +133,8 @@ class Adopt(Message):
 
     At registration three descriptors travel along: grants page (read-only), activity page, relay page.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
+    ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
+    vGPUs of the GPU together, 0: as many as they like.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -146,6 +152,9 @@ class Adopt(Message):
     mps_log_directory: str = ""
     mps_active_thread_percentage: str = ""
     mps_pinned_memory_limit: str = ""
+    sm_planned: int = 0
+    memory_planned_bytes: int = 0
+    most_processes: int = 0
 
 
 class Gone(Message):

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
-from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec
+from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
@@ -77,12 +77,14 @@ class Gpus(Request):
 
 
 class SetGpu(Request):
-    """Change a GPU → ``GpuReading``. ``mode`` only while no process is attached; ``period_ns``: one round of turns."""
+    """Change a GPU → ``GpuReading``. ``mode`` only while no process is attached; ``period_ns``: one round of turns;
+    ``window_ns``: the most predicted GPU time in flight, from the next lease on."""
 
     op: Literal["set-gpu"] = "set-gpu"
     gpu: str
     mode: ModeChoice | None = None
     period_ns: PeriodNs | None = None
+    window_ns: WindowNs | None = None
 
 
 class Status(Request):
@@ -174,6 +176,7 @@ class VgpuReading(Reading):
     launches: int
     broker_pid: int | None
     environment: dict[str, str]  # for processes, besides the hook: VGPU_ID, and where this node is
+    warnings: tuple[str, ...] = ()  # what is not as one would expect just now, in sentences
 
 
 class ProcessReading(Reading):
@@ -201,6 +204,8 @@ class ProcessReading(Reading):
     gate_waits: int
     gate_wait_ns: int
     longest_kernel_ns: int
+    sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
+    sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
 
 
 class VgpuList(Reading):
@@ -244,6 +249,10 @@ class GpuReading(Reading):
     tokens_per_second: float
     server_pid: int | None
     restarts: int
+    window_ns: int = 0  # the most predicted GPU time that a process may have in flight while others want
+    mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
+    mps_restarts: int = 0  # daemons that were started because one had died
+    mps_reason: str = ""  # why there is none
 
 
 class GpuList(Reading):

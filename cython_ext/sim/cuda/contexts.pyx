@@ -10,7 +10,7 @@ from cython_ext.sim.cuda.driver cimport (
     INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
-from cython_ext.sim.mps cimport sim_granted_sms, sim_mps_limit, sim_mps_server
+from cython_ext.sim.mps cimport MPS_SERVER_NOT_READY, sim_granted_sms, sim_mps_limit, sim_mps_refusal, sim_mps_server
 from cython_ext.sim.share cimport getpid, sim_enter, sim_process_start, sim_reap, sim_unlock
 from cython_ext.sim.state cimport SIM_NOWHERE, STREAM_LEGACY, SimGpu
 
@@ -51,8 +51,15 @@ cdef CUresult open_context(int index, unsigned int flags, bint primary, Context*
     if device == NULL:
         return INVALID_DEVICE
     gpu = device.gpu
-    server = sim_mps_server(gpu)
+    server = sim_mps_server()
     sim_enter(gpu)
+    result = <CUresult>sim_mps_refusal(gpu, server, getpid()) if server else SUCCESS
+    if result == <CUresult>MPS_SERVER_NOT_READY:
+        sim_reap(gpu)            # whom the fault has hit may be gone by now
+        result = <CUresult>sim_mps_refusal(gpu, server, getpid())
+    if result != SUCCESS:
+        sim_unlock(gpu)
+        return result
     slot = sim_open_context(gpu, getpid(), sim_process_start(getpid()), server,
                             sim_granted_sms(gpu.sms) if server else 0, sim_mps_limit(gpu.index) if server else 0)
     if slot != SIM_NOWHERE and not sim_take_memory(gpu, slot, gpu.context_bytes):

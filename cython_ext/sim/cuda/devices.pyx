@@ -123,9 +123,11 @@ cdef int attribute_value(Device* device, int attribute) noexcept nogil:
     if attribute == 14:
         return 512
     if attribute == 16:                     # SMs: what MPS grants is what the process sees
-        if sim_mps_server(device.gpu):
+        if sim_mps_server():
             return <int>sim_granted_sms(device.gpu.sms)
         return <int>device.gpu.sms
+    if attribute == 133:                    # contexts are shared by MPS
+        return sim_mps_server() != 0
     if attribute == 33:
         return <int>device.gpu.pci_bus
     if attribute == 36:                     # memory clock

@@ -130,6 +130,7 @@ cdef public struct Work:
     uint32_t fill
     uint32_t fill_bytes     # 1, 2 or 4
     Function* function      # of a kernel
+    uint32_t failed         # CUresult with which it ends
     unsigned int grid[3]
     unsigned int block[3]
     unsigned int shared_bytes
@@ -239,6 +240,7 @@ cdef public struct Function:
     const char* ns          # expressions of the annotation, or NULL
     const char* sms
     const char* interval
+    const char* fault       # CUresult: it ends in a fatal error
     int attributes[32]
     Function* next
 

@@ -97,6 +97,8 @@ cdef public CUresult drv_price_kernel(Function* function, const unsigned int* gr
     if function.interval != NULL and sim_evaluate(function.interval, &terms, &value) and value > 0:
         work.effect.kind = EFFECT_INTERVAL
         work.effect.address = <uint64_t>value
+    if function.fault != NULL and sim_evaluate(function.fault, &terms, &value) and value > 0:
+        work.failed = <uint32_t>value
     return SUCCESS
 
 

@@ -76,6 +76,7 @@ cdef Function* add_function(Module* module, const char* name, size_t length) noe
         function.ns = sim_annotation(module.text, function.name, b"ns")
         function.sms = sim_annotation(module.text, function.name, b"sms")
         function.interval = sim_annotation(module.text, function.name, b"interval")
+        function.fault = sim_annotation(module.text, function.name, b"fault")
     function.next = module.functions
     module.functions = function
     return function

@@ -16,6 +16,7 @@ from cython_ext.sim.cuda.driver cimport (
     Stream, WIDE_WORD, sim_sleep_until, sim_start_thread,
 )
 from cython_ext.sim.engine cimport sim_earliest, sim_held_back, sim_settle
+from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, sim_mps_named, sim_mps_server
 from cython_ext.sim.queues cimport sim_close_stream, sim_has_room, sim_reached
 from cython_ext.sim.share cimport pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock
 from cython_ext.sim.state cimport OP_EXTERNAL, SIM_QUEUE, SimGpu, SimOp, SimStream, pthread_mutex_t, sim_op
@@ -130,6 +131,8 @@ cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
     if not initialised:
         device_count = choose_devices(sim_map_all(gpus))
         init_result = SUCCESS if device_count > 0 else NO_DEVICE
+        if sim_mps_named() != 0 and sim_mps_server() == 0:
+            init_result = <CUresult>MPS_CONNECTION_FAILED
         pthread_atfork(NULL, NULL, in_child)
         initialised = 1
     pthread_mutex_unlock(&sim_process_mutex)

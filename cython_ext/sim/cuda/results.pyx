@@ -60,6 +60,17 @@ cdef const char* text_of(int code, bint described) noexcept nogil:
                 else b"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED")
     if code == 720:
         return b"too many blocks in cooperative launch" if described else b"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"
+    if code == 805:
+        return (b"no connection to the MPS daemon or its server" if described
+                else b"CUDA_ERROR_MPS_CONNECTION_FAILED")
+    if code == 806:
+        return b"a call of the MPS server failed" if described else b"CUDA_ERROR_MPS_RPC_FAILURE"
+    if code == 807:
+        return (b"the MPS server takes no new process yet" if described
+                else b"CUDA_ERROR_MPS_SERVER_NOT_READY")
+    if code == 808:
+        return (b"the MPS server has its most processes" if described
+                else b"CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
     if code == 800:
         return b"operation not permitted" if described else b"CUDA_ERROR_NOT_PERMITTED"
     if code == 801:

@@ -103,6 +103,7 @@ cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
         op.wait_stream = work.wait_slot
         op.wait_generation = work.wait_generation
         op.wait_ordinal = work.wait_count
+        op.failed = work.failed
         effect = &stream.effects[stream.gpu.streams[stream.slot].tail % SIM_QUEUE]
         effect[0] = work.effect
         if effect.kind == EFFECT_EVENT:

@@ -1,0 +1,71 @@
+"""The gate's end of the baton: whether this process of the vGPU may submit, and the wait until it may (theory:
+logic/baton.pxd).
+
+Everything here is called with ``gate.lock`` held.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.hook.hook cimport Gate, vgpu_look, vgpu_ring, vgpu_want
+from cython_ext.layout cimport FOREVER_NS, Plan
+from cython_ext.logic.baton cimport LOST_NS, baton_ours, baton_until_ns
+from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport futex_wait, futex_wake, load32, loadi64, now_ns, store64
+
+cdef extern from "limits.h":
+    const int INT_MAX
+
+cdef enum:
+    LOOK_NS = 20_000_000     # only what the grants page says (a removal, a lost server) is noticed so late
+
+
+cdef bint lost(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Whether the same foreign word has kept us from a lease for so long that nobody can be passing the baton."""
+    cdef GateState view
+    vgpu_look(gate, now, &view)
+    if gate.baton != gate.baton_foreign or not (lease_usable(&plan.current, &view) or lease_usable(&plan.next, &view)):
+        gate.baton_foreign = gate.baton
+        gate.baton_foreign_ns = now
+    return now - gate.baton_foreign_ns > LOST_NS
+
+
+cdef public bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Look at the baton: may we submit, and until when (``baton_ours``, ``baton_until_ns``)? ``plan``: unbounded."""
+    cdef uint32_t word = load32(&gate.activity.baton)
+    cdef int64_t end_ns = loadi64(&gate.activity.baton_end_ns)
+    gate.baton = load32(&gate.activity.baton)
+    gate.baton_ours = gate.baton == word and baton_ours(word, end_ns, gate.slot_index, now)
+    if gate.baton_ours:
+        gate.baton_until_ns = baton_until_ns(word, end_ns)
+        gate.baton_foreign = 0
+        return 1
+    gate.baton_until_ns = 0
+    if load32(&gate.slot.want) == 0:
+        gate.baton_foreign = 0       # only who wants is kept waiting
+    elif lost(gate, plan, now):
+        gate.baton_ours = 1
+        gate.baton_until_ns = FOREVER_NS
+    return gate.baton_ours
+
+
+cdef public bint vgpu_baton_over(const Gate* gate, int64_t now) noexcept nogil:
+    """Whether siblings wait for us to drain, as far as we have looked."""
+    return not gate.baton_ours or now >= gate.baton_until_ns
+
+
+cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
+    """It is a sibling's turn, or ours is over: sleep until the word changes, for a while at most."""
+    cdef uint32_t word = gate.baton
+    vgpu_want(gate, now)
+    store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
+    if load32(&gate.slot.undrained):
+        futex_wake(&gate.grants.change, INT_MAX)     # our hook thread may be asleep, and now others wait for our drain
+    if loadi64(&gate.activity.baton_end_ns) == FOREVER_NS:
+        vgpu_ring(gate)      # the relay has not heard of us, or takes us to be asleep
+    gate.waiters += 1
+    lock_release(&gate.lock)
+    futex_wait(&gate.activity.baton, word, now + LOOK_NS)
+    lock_acquire(&gate.lock)
+    gate.waiters -= 1
+    store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))

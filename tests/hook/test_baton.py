@@ -1,0 +1,82 @@
+"""The baton with real hooks and a real relay: what happens to those who wait for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cython_ext.readings import PageMode
+from tests.hook.stage import Stage, StagedVgpu, eventually
+from tests.hook.test_gate import Endless
+from vgpu.protocol.peer import start_time
+
+
+@pytest.fixture
+def vgpu(stage: Stage, tmp_path: Path) -> StagedVgpu:
+    """In spatial mode, under a simulated MPS daemon for which this process stands."""
+    pipe = tmp_path / "pipe"
+    pipe.mkdir()
+    (pipe / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    staged = stage.vgpu(mode=PageMode.SPATIAL)
+    staged.reply_changes = {"mps_pipe_directory": str(pipe), "mps_active_thread_percentage": "30.31"}
+    return staged
+
+
+@pytest.fixture
+def both(stage: Stage, vgpu: StagedVgpu) -> tuple[Endless, Endless]:
+    vgpu.open()
+    return Endless(stage, vgpu), Endless(stage, vgpu)
+
+
+def passes(vgpu: StagedVgpu) -> bool:
+    """Whether the baton is passed on while one looks."""
+    before = vgpu.activity.baton
+    eventually(lambda: vgpu.activity.baton != before, "the baton is passed on")
+    return True
+
+
+def test_two_take_turns_and_both_go_on(vgpu: StagedVgpu, both: tuple[Endless, Endless]) -> None:
+    for program in both:
+        program.await_more()
+    assert passes(vgpu)
+
+
+def test_one_alone_keeps_it(stage: Stage, vgpu: StagedVgpu) -> None:
+    vgpu.open()
+    program = Endless(stage, vgpu)
+    program.await_more()
+    word = vgpu.activity.baton
+    program.await_more()
+    assert vgpu.activity.baton == word != 0
+
+
+def test_without_a_relay_nobody_waits_for_ever(vgpu: StagedVgpu, both: tuple[Endless, Endless]) -> None:
+    """Whoever waits for a word that nobody changes goes without, after a second."""
+    for program in both:
+        program.await_more()
+    vgpu.relay.close()
+    for program in both:
+        program.await_more()
+        program.await_more()
+
+
+def test_a_new_relay_puts_them_in_order_again(stage: Stage, vgpu: StagedVgpu, both: tuple[Endless, Endless]) -> None:
+    for program in both:
+        program.await_more()
+    before = vgpu.activity.baton
+    vgpu.renew_relay()
+    assert vgpu.activity.baton >> 8 > before >> 8
+    for program in both:
+        program.await_more()
+    assert passes(vgpu)
+
+
+def test_who_waits_for_it_wants_and_has_no_work(vgpu: StagedVgpu, both: tuple[Endless, Endless]) -> None:
+    for program in both:
+        program.await_more()
+    eventually(
+        lambda: sorted((s.want, s.undrained) for s in vgpu.slots()) == [(True, False), (True, True)],
+        "one works, one waits",
+    )

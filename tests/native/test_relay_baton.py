@@ -1,0 +1,169 @@
+"""The baton as the relay passes it on: real threads, real words (what it decides: test_baton.py)."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+
+import pytest
+
+from cython_ext.readings import EventKind, PageMode
+from cython_ext.rehearsal import Process
+from cython_ext.relay import Relay
+from tests.native.stage import KEY, MS, Stage, eventually
+
+BATON_OFFSET = 48
+
+
+@pytest.fixture
+def spatial(stage: Stage) -> Stage:
+    stage.grants.mode = PageMode.SPATIAL
+    stage.activity.ring()
+    eventually(lambda: stage.activity.baton != 0)
+    return stage
+
+
+def joined(stage: Stage) -> Process:
+    process, _ = stage.process()
+    process.know_baton()
+    return process
+
+
+def both_working(stage: Stage) -> tuple[Process, Process]:
+    """Two processes that want, under an open-ended lease."""
+    first, second = joined(stage), joined(stage)
+    first.want()
+    eventually(first.has_baton)
+    second.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    assert first.wait_lease()[0] == 1
+    return first, second
+
+
+def test_nobody_has_it_before_somebody_wants(spatial: Stage) -> None:
+    first = joined(spatial)
+    assert not first.has_baton()
+    first.want()
+    eventually(first.has_baton)
+
+
+def test_it_is_passed_on_only_once_the_first_has_drained(spatial: Stage) -> None:
+    first, second = both_working(spatial)
+    eventually(lambda: first.has_baton() or second.has_baton())
+    holder, other = (first, second) if first.has_baton() else (second, first)
+    eventually(lambda: holder.submit_with_baton(1))
+    eventually(lambda: not holder.has_baton())  # its turn is over, its work is not
+    assert not other.has_baton()
+    holder.finish()
+    eventually(other.has_baton)
+
+
+def test_a_process_that_wants_no_more_leaves_it_to_the_other_for_good(spatial: Stage) -> None:
+    first, second = both_working(spatial)
+    first.idle()
+    eventually(second.has_baton)
+    word = spatial.activity.baton
+    assert second.submit_with_baton(1)
+    time.sleep(0.05)  # five turns
+    assert spatial.activity.baton == word
+
+
+def test_two_that_obey_it_never_work_at_the_same_time(spatial: Stage) -> None:
+    both_working(spatial)
+    working, overlaps, turns = set(), [], [0, 0]
+    over = threading.Event()
+    lock = threading.Lock()
+
+    def work(index: int, process: Process) -> None:
+        while not over.is_set():
+            process.look()
+            if not process.submit_with_baton(1):
+                time.sleep(0.0002)
+                continue
+            with lock:
+                working.add(index)
+                overlaps.extend(working - {index})
+                turns[index] += 1
+            process.work(MS)
+            with lock:
+                working.discard(index)
+            process.finish()
+
+    both = both_working_processes(spatial)
+    threads = [threading.Thread(target=work, args=(i, p)) for i, p in enumerate(both)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: min(turns) > 20)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not overlaps
+
+
+def both_working_processes(stage: Stage) -> list[Process]:
+    return [Process(stage.activity, stage.grants, slot.index) for slot in stage.activity.slots()]
+
+
+def test_who_writes_the_word_does_not_keep_it(spatial: Stage) -> None:
+    first, second = both_working(spatial)
+    eventually(lambda: first.has_baton() or second.has_baton())
+    with mmap.mmap(spatial.activity.fileno(), 0) as page:
+        page[BATON_OFFSET : BATON_OFFSET + 4] = (0xABCD00 | 7).to_bytes(4, "little")
+        first.ring()
+        eventually(lambda: spatial.activity.baton != 0xABCD07)
+
+
+def test_the_next_relay_goes_on_where_the_page_says(spatial: Stage) -> None:
+    first, second = both_working(spatial)
+    eventually(lambda: first.submit_with_baton(1) or second.submit_with_baton(1))
+    spatial.relay.close()
+    before = spatial.activity.baton >> 8
+    with Relay(spatial.activity, spatial.grants, spatial.relays, KEY) as relay:
+        assert spatial.activity.baton >> 8 > before
+        for slot in spatial.activity.slots():
+            relay.watch(slot.index)
+        assert not first.has_baton()  # whoever has work is waited for
+        assert not second.has_baton()
+        first.finish()
+        second.finish()
+        eventually(lambda: first.has_baton() or second.has_baton())
+
+
+def test_a_process_without_a_baton_is_none_of_its_business(spatial: Stage) -> None:
+    old, _ = spatial.process()
+    old.want()
+    old.submit(1)
+    new = joined(spatial)
+    new.want()
+    eventually(new.has_baton)
+
+
+def test_in_temporal_mode_it_goes_round_for_two_while_leases_have_an_end(stage: Stage) -> None:
+    first, second = joined(stage), joined(stage)
+    first.want()
+    second.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, length_ns=2_000 * MS)
+    first.wait_lease()
+    eventually(lambda: stage.activity.baton != 0)
+    eventually(lambda: first.has_baton() != second.has_baton())
+    stage.dispatcher.publish(KEY, 1, 0, None)  # nobody else wants any more
+    first.ring()
+    eventually(lambda: stage.activity.baton == 0)
+    assert first.has_baton()
+    assert second.has_baton()
+
+
+def test_in_temporal_mode_one_process_needs_none(stage: Stage) -> None:
+    only = joined(stage)
+    only.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, length_ns=2_000 * MS)
+    only.wait_lease()
+    only.ring()
+    wakes = stage.relay.stats().wakes
+    only.ring()
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.activity.baton == 0
