@@ -370,6 +370,8 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if not merged.want and in_force(wire):
         returned = give_back(wire, at_ns)
         merged.want = not returned
+        if returned:
+            wire.judged = wire.held.epoch        # nobody wanted it: who wants next has not slept through it
     if not returned and wire.over.epoch != 0:
         drained = wire.over.epoch
         if merged.limited and not epoch_reached(merged.drained_epoch, drained):
