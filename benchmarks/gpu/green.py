@@ -157,7 +157,9 @@ class Threads:
     def __init__(self, green: bool, environments: Mapping[str, str]) -> None:
         gpu = Gpu(PTX + WHEREABOUTS)
         self.workers = [Worker.make(gpu, work, half if green else None) for half, work in enumerate(WORKS)]
-        self.told = [{"sms": sorted(w.sms), "cost": w.cost and asdict(w.cost)} for w in self.workers]
+        self.told: list[dict[str, Any]] = [
+            {"sms": sorted(w.sms), "cost": w.cost and asdict(w.cost)} for w in self.workers
+        ]
 
     def rates(self, which: list[int], seconds: float) -> list[float]:
         start_ns = time.monotonic_ns() + 20_000_000

@@ -280,7 +280,7 @@ def test_graphs_do_not_fill_the_drivers_queue(stage: Stage, vgpu: StagedVgpu) ->
     assert vgpu.slot().launches == before + 1
     with vgpu.granting(20 * MS):
         eventually(lambda: program.ask("seen") == "[None, 0]", "all are launched")
-    assert vgpu.slot().graph_launches >= 30
+    eventually(lambda: vgpu.slot().graph_launches >= 30, "they are counted as graphs")
 
 
 def test_a_capture_that_begins_behind_it(stage: Stage, vgpu: StagedVgpu) -> None:
