@@ -131,24 +131,6 @@ def test_crossing_jobs_of_gangs_come_to_their_end(start: Start, together: bool) 
         assert job.steps == 60
 
 
-def test_gangs_share_and_others_starve_each_other() -> None:
-    """How far the slower of two equal jobs is when the faster has done 80 steps. Coarse on purpose: without gangs it
-    has done about four, since who spins at the wrong time is charged for it and falls behind further."""
-
-    def steps_of_the_slower(*, group: bool) -> int:
-        with SimulatedNode(2) as node, ExitStack() as stack:
-            jobs = [Job(node, f"job{i}", (0, 1), together=False, group=group) for i in range(2)]
-            for job in jobs:
-                stack.callback(job.kill)
-                job.prepare(FOREVER)
-            for job in jobs:
-                job.go()
-            eventually(lambda: max(job.steps for job in jobs) >= 80, "80 steps")
-            return min(job.steps for job in jobs)
-
-    assert steps_of_the_slower(group=True) > 2 * steps_of_the_slower(group=False)
-
-
 def test_gangs_with_different_leaders_cross_on_one_gpu(start: Start) -> None:
     for job in start((0, 1), (1, 2)):
         job.goes_on(30)
