@@ -1,19 +1,8 @@
 """The sharing policy's numbers: one frozen record, each with the reason it has that value.
 
-What a share means
-------------------
-``--sm S`` with ``--quota-request q`` guarantees, of one GPU's time,
+What a share means, and the algorithm's sources, stand in ``vgpu/share.py``: that is also the help text. Holding is
+charged, not computing: it is what the others could not use. The limit counts computing: that is what it promises.
 
-    temporal mode   r = S · q     (the whole card, r of the time)
-    spatial mode    r = q         (S percent of the SMs, r of the time)
-
-``--quota-limit`` is the ceiling l, in the same unit (``--burst``: l = 1). Time is charged per guaranteed share: a vGPU
-that held the GPU for t advances its virtual time by t / r, and whoever is furthest behind in virtual time goes first.
-Holding is charged, not computing: it is what the others could not use. The limit counts computing: that is what it
-promises.
-
-Source: earliest eligible virtual deadline first (Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First, 1995),
-with deadlines on a grid, and for spatial mode MaxWeight scheduling (Tassiulas, Ephremides 1992) in aligned rounds.
 The values were found by simulation, beside an H200's hand-over costs; see ``docs/policy.md``.
 """
 

@@ -17,6 +17,7 @@ from vgpu.ctl.main import run
 from vgpu.ctl.node import did_not_start
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
+from vgpu.share import MEANING
 
 ROOT = Path(__file__).parents[2]
 HOOK = Path("/opt/vgpu/libvgpu_hook.so")
@@ -395,3 +396,17 @@ def test_ls_imports_nothing_it_does_not_need(full_node: FakeNode, tmp_path: Path
     environment = os.environ | {"VGPU_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["create", "set", "run"])
+def test_the_formula_of_a_share_is_the_end_of_the_help(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    kept = [line for line in MEANING.splitlines() if line.startswith(" ")]
+    assert len(kept) == 2
+    assert all(line in told for line in kept)
+    assert " ".join(told.split()).endswith("(Tassiulas, Ephremides 1992).")
+    assert max(map(len, told.splitlines())) <= 80

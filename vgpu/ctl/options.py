@@ -70,6 +70,11 @@ def tells_what_it_holds(ctx: typer.Context) -> None:
         print(ctx.get_help())
 
 
+def explained(text: str) -> str:
+    """``text`` as the end of a command's help: indented paragraphs are kept as they are, others are wrapped."""
+    return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in text.strip().split("\n\n"))
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A vGPU as described by options: ``spec``, and the GPU it should be on (``auto``, an index or a UUID)."""

@@ -14,6 +14,7 @@ from vgpu.ctl import options
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Wanted
 from vgpu.errors import ErrorCode, VgpuError, not_yours
+from vgpu.share import MEANING
 
 if TYPE_CHECKING:
     from client_hook.environment import Attachment
@@ -116,4 +117,4 @@ def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:
 
 def register(app: typer.Typer) -> None:
     app.command("exec", cls=LaunchingCommand)(exec_)
-    app.command("run", cls=LaunchingCommand)(run)
+    app.command("run", cls=LaunchingCommand, epilog=options.explained(MEANING))(run)

@@ -14,6 +14,7 @@ from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.share import MEANING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,4 +217,4 @@ def register(app: typer.Typer) -> None:
         "rm": rm,
     }
     for name, command in commands.items():
-        app.command(name)(command)
+        app.command(name, epilog=options.explained(MEANING) if name in ("create", "set") else None)(command)
