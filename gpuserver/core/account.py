@@ -131,16 +131,20 @@ class Account:
     busy_ns: int = 0
     overuse_ns: int = 0
     tokens: int = 0
+    guarantee: int = 0
+    """r, of ``share``: read so often that it is kept."""
+    capped: bool = False
     _carry: int = 0
     _handover_mean_ns: int = 0
 
-    @property
-    def guarantee(self) -> int:
-        return max(1, self.share.guarantee_ppm)
+    def __post_init__(self) -> None:
+        self.take(self.share)
 
-    @property
-    def capped(self) -> bool:
-        return self.share.limit_ppm < PPM
+    def take(self, share: Share) -> None:
+        """From now on its share is this one."""
+        self.share = share
+        self.guarantee = max(1, share.guarantee_ppm)
+        self.capped = share.limit_ppm < PPM
 
     @property
     def throttled(self) -> bool:
@@ -154,7 +158,7 @@ class Account:
     @property
     def undrained(self) -> bool:
         """Something of it may be on the GPU."""
-        return any(h.went_ns is not None for h in self.holds.values())
+        return bool(self.holds) and any(h.went_ns is not None for h in self.holds.values())
 
     @property
     def waiting(self) -> bool:
@@ -187,8 +191,8 @@ class Account:
         clamp before the charge would take away what the limit promised during a long kernel."""
         self.bucket += self.share.limit_ppm * (now_ns - self.bucket_at_ns)
         self.bucket_at_ns = now_ns
-        if not self.undrained:
-            self.bucket = min(self.bucket, full_ns * PPM)
+        if self.bucket > full_ns * PPM and not self.undrained:
+            self.bucket = full_ns * PPM
 
     def learn(self, longest_kernel_ns: int, handover_ns: int, low_ns: int, high_ns: int) -> None:
         """Take in what a lease taught. The hand-over cost is averaged over about sixteen leases and then clamped: a

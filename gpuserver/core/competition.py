@@ -116,7 +116,8 @@ class Competition(ABC):
         self._refill(now_ns)
         if not isinstance(event, Tick):
             self._on[type(event)](event, now_ns)
-        self._refill(now_ns)
+            if event.vgpu in self._accounts:  # of the others no bucket has changed since
+                self._refill_one(self._accounts[event.vgpu], now_ns)
         self._unbar(now_ns)
         self._muster(now_ns)
         self._decide(now_ns)
@@ -284,10 +285,12 @@ class Competition(ABC):
 
     def _refill(self, now_ns: int) -> None:
         for a in self._accounts.values():
-            a.refill(now_ns, self._full(a))
-        for a in self._accounts.values():
-            if a.throttled and not self._dry(a):
-                self._release(a, now_ns)
+            self._refill_one(a, now_ns)
+
+    def _refill_one(self, account: Account, now_ns: int) -> None:
+        account.refill(now_ns, self._full(account))
+        if account.throttled and not self._dry(account):
+            self._release(account, now_ns)
 
     def _keep_clock(self, now_ns: int) -> int:
         """Note V, for when nobody competes."""
@@ -357,10 +360,11 @@ class Competition(ABC):
 
     def _muster(self, now_ns: int) -> None:
         """Seat those that wait and are called; take from the competition those that wait and are not."""
-        for a in self._accounts.values():
+        members = [a for a in self._accounts.values() if a.muster is not None]
+        for a in members:
             if a.muster is not None and now_ns >= a.muster.lapses_ns:
                 a.muster = replace(a.muster, binding=False, urgent=False)
-        for a in self._accounts.values():
+        for a in members:
             if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
                 a.away = False
                 self._place(a, now_ns)
@@ -466,7 +470,7 @@ class Competition(ABC):
         account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
-        account.share = event.share
+        account.take(event.share)
         if account.kept_lag_ns is None:
             account.time = clock - virtual(lag, account.guarantee)
             account.deadline = account.time + virtual(self._quantum(account), account.guarantee)

@@ -326,9 +326,14 @@ class TemporalScheduler(Competition):
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False)
         company = [a for a in self._competitors() if not self._dry_at(a, at_ns)]
         coming = [a for a in self._accounts.values() if a.away]
-        called = {a.key for a in (*company, *coming) if self._called(a, at_ns)}
+        called = {a.key for a in (*company, *coming) if a.muster is not None and self._called(a, at_ns)}
         wanting = [a for a in company if a.wants] + coming
-        candidates = [a for a in wanting if all(id(h) in free for h in a.holds.values()) and self._admitted(a, at_ns)]
+        candidates = [
+            a
+            for a in wanting
+            if (not a.holds or all(id(h) in free for h in a.holds.values()))
+            and (a.muster is None or self._admitted(a, at_ns))
+        ]
         if not candidates:
             return None
         weight = sum(a.guarantee for a in company)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -39,6 +40,13 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"waited in vain until {what}"
         time.sleep(0.001)
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it has reached every thread: on a busy machine they run on for milliseconds."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    eventually(lambda: all("T (stopped)" in (task / "status").read_text() for task in tasks.iterdir()), "it stops")
 
 
 class StagedVgpu:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cython_ext.readings import GrantsFlag, SlotState
-from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
+from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually, stop
 from tests.hook.test_gate import PROLOGUE, drained
 
 UNAVAILABLE = 46
@@ -371,7 +371,7 @@ def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> 
     program = Program(stage, vgpu)
     program.ask("launch 6")
     program.stays_queued()
-    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    stop(program.process.pid)
     epoch = program.lease(30 * MS)
     drained(stage, vgpu, epoch)
     subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
@@ -384,7 +384,7 @@ def test_what_was_released_in_a_lease_that_is_over_lets_nothing_else_pass(stage:
     program = Program(stage, vgpu)
     program.ask("launch 1")
     program.stays_queued()
-    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    stop(program.process.pid)
     began_ns = time.monotonic_ns()
     epoch = program.lease(400 * MS)
     eventually(lambda: time.monotonic_ns() > began_ns + 20 * MS, "the relay finds it late")
@@ -404,7 +404,7 @@ def test_a_stopped_process_is_not_released_in_the_second_half_of_its_lease(stage
     program = Program(stage, vgpu)
     program.ask("launch 20")
     program.stays_queued()
-    subprocess.run(["kill", "-STOP", str(program.process.pid)], check=True)
+    stop(program.process.pid)
     end_ns = time.monotonic_ns() + 45 * MS  # the relay's own look is due after 50 ms
     epoch = vgpu.lease(time.monotonic_ns(), end_ns)
     eventually(lambda: time.monotonic_ns() > end_ns - 10 * MS, "it is nearly over")
