@@ -30,7 +30,7 @@ to be noticed. The pause is for wants on their way through the relay.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
-from cython_ext.logic.handover cimport CLOSE_NS
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
 
 cdef enum:
@@ -351,8 +351,8 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
     return deadline
 
 
-cdef inline int64_t board_handover_ns(const Board* board) noexcept nogil:
-    """The nearest end of a lease whose drain somebody waits for, perhaps past already; FOREVER_NS if there is none."""
+cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns) noexcept nogil:
+    """The nearest end of a lease whose drain somebody waits for, perhaps just past; FOREVER_NS if there is none."""
     cdef int64_t nearest = FOREVER_NS
     cdef const Desk* desk
     cdef const Turn* turn
@@ -364,7 +364,7 @@ cdef inline int64_t board_handover_ns(const Board* board) noexcept nogil:
         if i < desk.live:
             for j in range(desk.turns[i].waits):
                 turn = board_find(<Board*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
-                if turn != NULL and turn.went:
+                if turn != NULL and turn.went and now_ns - turn.lease.end_ns < AWAKE_AFTER_NS:
                     nearest = min(nearest, turn.lease.end_ns)
         key = next_key(board.waiting, key + 1)
     return nearest

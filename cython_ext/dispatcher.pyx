@@ -159,7 +159,7 @@ cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noex
     """Until when the thread may rest, as things stand; ``spin``: awake. Under the lock."""
     cdef bint sharp
     cdef int64_t deadline_ns = board_deadline(engine.board, &sharp)
-    cdef int64_t handover_ns = board_handover_ns(engine.board) if engine.spins else <int64_t>FOREVER_NS
+    cdef int64_t handover_ns = board_handover_ns(engine.board, at_ns) if engine.spins else <int64_t>FOREVER_NS
     cdef int64_t until_ns = min(deadline_ns, engine.beat_ns)
     spin[0] = 1
     if sharp and deadline_ns - SPIN_NS <= at_ns:

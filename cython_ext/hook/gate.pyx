@@ -26,7 +26,7 @@ from cython_ext.logic.durations cimport (
 )
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
-    lease_usable,
+    lease_opens_ns, lease_usable,
 )
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
@@ -111,11 +111,26 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
     gate.waiters -= 1
 
 
+cdef int64_t go_due_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """When GO is due for the next lease of ours, if whoever is before it has drained; FOREVER_NS: for none."""
+    cdef GateState view
+    cdef const Lease* lease
+    cdef int64_t due = FOREVER_NS
+    cdef int i
+    vgpu_look(gate, now, &view)
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease.flags & LEASE_ON_GO and lease_opens_ns(lease, &view) < FOREVER_NS:
+            due = min(due, lease.start_ns)
+    return due
+
+
 cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
     """No lease is usable: sleep until that may be otherwise."""
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
+    cdef int64_t due = go_due_ns(gate, plan, now)
     vgpu_want(gate, now)
     if gate.began_epoch != 0:
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
@@ -124,10 +139,10 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
     if opens < FOREVER_NS:
         until = min(until, opens)
         spin_from = opens - AWAKE_BEFORE_NS
-        if plan.next.flags & LEASE_ON_GO and plan.next.start_ns > now:
+        if now - due < AWAKE_AFTER_NS:
             # GO is due at the start, not at go_by: be awake then
-            until = min(until, plan.next.start_ns + AWAKE_AFTER_NS)
-            spin_from = plan.next.start_ns - AWAKE_BEFORE_NS
+            until = min(until, due + AWAKE_AFTER_NS)
+            spin_from = due - AWAKE_BEFORE_NS
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     wait(gate, change, until, spin_from)
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
@@ -165,6 +180,11 @@ cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexc
     view.drained_epoch = load32(&gate.slot.drained_epoch)
     if view.drained_epoch == 0 or epoch_reached(gate.closed_epoch, view.drained_epoch):
         view.drained_epoch = gate.closed_epoch                   # takes no more work, either
+
+
+cdef bint taken_no_more(const Gate* gate, uint32_t epoch) noexcept nogil:
+    """Whether we have drained or closed the lease: it may have been given another end, or none, since."""
+    return epoch_reached(load32(&gate.slot.drained_epoch), epoch) or epoch_reached(gate.closed_epoch, epoch)
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -384,7 +404,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             vgpu_wait_for_baton(gate, now)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
-        if open_epoch != 0 and not epoch_reached(load32(&gate.slot.drained_epoch), open_epoch):
+        if open_epoch != 0 and not taken_no_more(gate, open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:

@@ -88,8 +88,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         tolerated = overrun_tolerated_ns(gate.grants.window_ns, backlog_longest_ns(&gate.backlog))
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
-    if gate.closed_epoch == epoch:
-        store32(&slot.tail_epoch, epoch)     # or nobody would believe it before the lease's end
+    store32(&slot.tail_epoch, epoch)         # its end may be moved away only now: then it is spent all the same
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
@@ -133,7 +132,7 @@ cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
         epoch != 0 and gate.began_epoch == 0 and load32(&gate.slot.tail_epoch) != epoch
         and gate.grants.mode == MODE_TEMPORAL and load32(&gate.slot.last_epoch) == epoch
         and gate.backlog.busy and gate.backlog.unknown == 0 and not gate.untracked
-        and backlog_end_ns(&gate.backlog) - now <= TAIL_NS
+        and backlog_end_ns(&gate.backlog) - now <= TAIL_NS and load32(&gate.activity.processes) == 1
     ):
         vgpu_log(b"tail of epoch, ns", epoch, backlog_end_ns(&gate.backlog) - now)
         gate.closed_epoch = epoch
@@ -207,7 +206,8 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
                 again = max(again - TAIL_NS, now)
             return min(max(again, now + LOOK_ENDED_LEAST_NS), now + look_every_ns(gate, now))
         if others_gain(gate):
-            return min(ends_ns(gate), max(again, now + look_every_ns(gate, now)))
+            again = min(ends_ns(gate), max(again, now + look_every_ns(gate, now)))
+            return max(again, now + LOOK_ENDED_LEAST_NS)
         return now + LOOK_ALONE_NS
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and others_gain(gate):
         give_back(gate, now)

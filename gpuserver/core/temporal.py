@@ -149,10 +149,12 @@ class TemporalScheduler(Competition):
 
     def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
         if hold is self._next:
-            bypassed = self._current
             self._current, self._next = hold, None
-            if bypassed is not None and not hold.on_tail:
-                self._bar(self._accounts[bypassed.lease.vgpu], now_ns)
+        if hold.on_tail:
+            return
+        for account in self._accounts.values():  # bypassed; also one whose tail has let another in before
+            if account.key != hold.lease.vgpu and not hold.shadows.isdisjoint(account.holds):
+                self._bar(account, now_ns)
 
     def _closed(self, hold: Hold) -> None:
         if hold is self._current:

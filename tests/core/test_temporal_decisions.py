@@ -363,6 +363,7 @@ def test_contradictions_are_found(
     account = Account(0, 0, HALF, wants=True, competing=True)
     for name, value in changes.items():
         setattr(account, name, value)
+    account.take(account.share)
     account.holds = {h.lease.epoch: h for h in (current, following) if h is not None and h.lease.vgpu == 0}
     if current is not None and current.lease.epoch == 2:
         account.holds = {2: holding(epoch=2)}  # another one of that name
@@ -463,3 +464,20 @@ def test_who_is_passed_by_is_barred_and_pays_for_all_of_the_overlap() -> None:
     two.drained(0, 1, 50)
     two.drained(1, 2, 62.2)
     assert [two.standing(key, 62.2).held_ns / MS for key in (0, 1)] == pytest.approx([50, 12.2])
+
+
+def test_a_tail_that_does_not_end_is_waited_for_once() -> None:
+    """vGPU 0 says that it is about to drain and does not. The first of the others goes for that; the second waits for
+    it as long as for anybody; from then on it is barred."""
+    three = desk(QUARTER, QUARTER, QUARTER)
+    three.runs(0, 0)
+    three.wants(1, 1)
+    (first,) = (lease for lease in leases(three.wants(2, 1)) if lease.vgpu != 0)
+    said = three.went(first.vgpu, first.epoch, 13)
+    assert not three.standing(0, 13).barred
+    said += three.drained(first.vgpu, first.epoch, 26)
+    (second,) = leases(said)
+    assert second.vgpu != 0
+    assert (0, 1) in second.after
+    three.went(second.vgpu, second.epoch, second.go_by_ns / MS)
+    assert three.standing(0, second.go_by_ns / MS).barred

@@ -169,8 +169,8 @@ class StagedVgpu:
         assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), None, on_want=True)
         return epoch
 
-    def end(self, epoch: int, end_ns: int) -> None:
-        """Give a lease another end."""
+    def end(self, epoch: int, end_ns: int | None) -> None:
+        """Give a lease another end, or none."""
         assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), end_ns)
 
     def await_want(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from cython_ext.readings import EventKind
 from tests.hook.stage import MS, Stage, eventually
 from tests.hook.test_ahead import Program
@@ -44,7 +46,11 @@ def test_who_waits_goes_at_the_tail_of_the_lease_before_and_that_takes_no_more_w
     raise AssertionError("no lease of forty was seen at its tail")
 
 
-def test_a_lease_whose_end_moves_away_after_it_was_closed_is_given_back(stage: Stage) -> None:
+@pytest.mark.parametrize("before_ns", [MS // 4, 0], ids=["near its end", "at its end"])
+@pytest.mark.parametrize("forever", [False, True], ids=["in an hour", "never"])
+def test_a_lease_whose_end_moves_away_after_it_was_closed_is_given_back(
+    stage: Stage, forever: bool, before_ns: int
+) -> None:
     """What it might still be used for nobody knows; it must not stay in force with nobody using it."""
     vgpu = stage.vgpu()
     program = Program(stage, vgpu)
@@ -54,8 +60,10 @@ def test_a_lease_whose_end_moves_away_after_it_was_closed_is_given_back(stage: S
         vgpu.await_want()
         end = time.monotonic_ns() + LEASE_NS
         epoch = vgpu.lease(end - LEASE_NS, end)
-        time.sleep(max(0.0, (end - MS // 4 - time.monotonic_ns()) / 1e9))
-        vgpu.end(epoch, end + 3_600_000 * MS)
+        time.sleep(max(0.0, (end - before_ns - time.monotonic_ns()) / 1e9))
+        moved = None if forever else end + 3_600_000 * MS
+        if not stage.dispatcher.publish(vgpu.key, epoch, time.monotonic_ns(), moved):
+            continue  # it had drained already, and that was known
         launches = vgpu.slot().launches
 
         def over_or_used(epoch: int = epoch, launches: int = launches) -> bool:
