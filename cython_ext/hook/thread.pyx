@@ -88,7 +88,8 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         tolerated = overrun_tolerated_ns(gate.grants.window_ns, backlog_longest_ns(&gate.backlog))
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
-    store32(&slot.tail_epoch, epoch)         # its end may be moved away only now: then it is spent all the same
+    if load32(&gate.activity.processes) == 1:
+        store32(&slot.tail_epoch, epoch)     # its end may be moved away only now: then it is spent all the same
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)

@@ -131,20 +131,16 @@ class Account:
     busy_ns: int = 0
     overuse_ns: int = 0
     tokens: int = 0
-    guarantee: int = 0
-    """r, of ``share``: read so often that it is kept."""
-    capped: bool = False
     _carry: int = 0
     _handover_mean_ns: int = 0
 
-    def __post_init__(self) -> None:
-        self.take(self.share)
+    @property
+    def guarantee(self) -> int:
+        return max(1, self.share.guarantee_ppm)
 
-    def take(self, share: Share) -> None:
-        """From now on its share is this one."""
-        self.share = share
-        self.guarantee = max(1, share.guarantee_ppm)
-        self.capped = share.limit_ppm < PPM
+    @property
+    def capped(self) -> bool:
+        return self.share.limit_ppm < PPM
 
     @property
     def throttled(self) -> bool:

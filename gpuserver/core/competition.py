@@ -470,7 +470,7 @@ class Competition(ABC):
         account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
-        account.take(event.share)
+        account.share = event.share
         if account.kept_lag_ns is None:
             account.time = clock - virtual(lag, account.guarantee)
             account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
