@@ -55,7 +55,7 @@ class Hold:
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int) -> None:
         self.went_ns = self.usable_ns = self.settled_ns = at_ns
-        self.on_tail = at_ns < self.lease.go_by_ns
+        self.on_tail = bool(undrained) and at_ns < self.lease.go_by_ns
         self.shadows = undrained
         self.shadow_until_ns = at_ns + grace_ns
 

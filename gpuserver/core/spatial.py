@@ -166,11 +166,6 @@ class SpatialScheduler(Competition):
     # --- events
 
     def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
-        for epoch in hold.shadows:
-            for account in self._accounts.values():
-                if epoch in account.holds:
-                    # It did not drain in time: it holds no SMs against others any more.
-                    self._bar(account, now_ns)
         end = hold.lease.end_ns
         if end is not None and planned_end_ns is not None and end > planned_end_ns + self.policy.late_ns:
             # Begun late, it still ends at the boundary, or the rounds would come apart.

@@ -1,7 +1,7 @@
 """Temporal mode: one holder at a time. Earliest eligible virtual deadline first, with deadlines on a grid.
 
 Each vGPU i has a guarantee r_i, a virtual time v_i that advances by held time / r_i, and a deadline d_i. Over the
-competition (see ``competition.py``), with everything charged up to now,
+competition (see ``membership.py``), with everything charged up to now,
 
     W = Σ r_i        V = Σ r_i·v_i / W        lag_i = r_i·(V − v_i)        q_i = clamp(P·r_i/W, q_min, q_max)
 
@@ -150,11 +150,6 @@ class TemporalScheduler(Competition):
     def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
         if hold is self._next:
             self._current, self._next = hold, None
-        if hold.on_tail:
-            return
-        for account in self._accounts.values():  # bypassed; also one whose tail has let another in before
-            if account.key != hold.lease.vgpu and not hold.shadows.isdisjoint(account.holds):
-                self._bar(account, now_ns)
 
     def _closed(self, hold: Hold) -> None:
         if hold is self._current:

@@ -438,7 +438,8 @@ class Run:
             for other in active:
                 if other.epoch not in passed:
                     begin = max(begin, min(other.drained_ns or self.now_ns, go + grace_ns))
-                    passed.add(other.epoch)
+                    if other.tail_ns is None or other.tail_ns > go:
+                        passed.add(other.epoch)
             active.append(record)
             drained = self.now_ns if record.drained_ns is None else record.drained_ns
             spans.append((record.key, min(begin, drained), drained))

@@ -259,7 +259,9 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) ->
     desk.drained(0, 1, 18, wants=False)
     desk.drained(1, 2, 18.05, wants=False)
     standing = desk.standing(1, 20)
-    assert (standing.held_ns, standing.tokens, standing.holds) == (2 * MS, 1, False)
+    half_of_the_overlap = (18 - 16.05) / 2
+    assert standing.held_ns == round((2 - half_of_the_overlap) * MS)
+    assert (standing.tokens, standing.holds) == (1, False)
     desk.went(1, 2, 21)  # over
     assert not desk.standing(1, 21).holds
 
@@ -454,7 +456,7 @@ def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     assert [x.epoch for x in leases(desk.wants(1, 16.05)) if x.vgpu == 1] == [3]
     desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
-    desk.drained(0, 1, 17, wants=False)
+    desk.tell(Drained(0, 1, 16 * MS, 0, wants=False), 17)
     desk.went(1, 3, 17.5)
     assert desk.standing(1, 18).held_ns == 2 * MS  # the older one's; the newer one pays once that has drained
     desk.tell(Drained(1, 3, 19 * MS, 0, wants=False), 30)

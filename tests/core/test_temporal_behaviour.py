@@ -193,6 +193,7 @@ def test_one_that_gives_up_before_its_lease_begins_is_withdrawn() -> None:
     assert [c.lease.end_ns for c in commands if isinstance(c, Publish)] == [None]
     # The withdrawal crossed the GO: what was held all the same is charged.
     scheduler.handle(Went(1, 2, 11 * MS), 12 * MS)
+    scheduler.handle(Drained(0, 1, 11 * MS, 0, wants=False), 12 * MS)
     scheduler.handle(Drained(1, 2, 13 * MS, 0, wants=False), 13 * MS)
     assert scheduler.books()[1].held_ns == 2 * MS
     scheduler.check()

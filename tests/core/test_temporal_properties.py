@@ -8,7 +8,7 @@ from gpuserver.core.leases import Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
-from tests.core.model import MS, Run, S, Work
+from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 
 SMALL_ONES_WITH_CREDIT = Population(
@@ -50,7 +50,19 @@ def test_priority_takes_nobodys_guarantee(population: Population) -> None:
     assert not oracle.one_holder(run)
 
 
+A_GO_AT_A_TAIL_THAT_CROSSED_ITS_WITHDRAWAL = Population(
+    shares=(Share(220_000), Share(340_000), Share(420_000, priority=Priority.LOW)),
+    works=(
+        Work(kernel_ns=5 * MS, jitter=0.0, refill_ns=0, burst=1, pause_ns=185 * MS, start_ns=76 * MS),
+        Work(kernel_ns=2 * MS, start_ns=76 * MS, tails=True),
+        Work(kernel_ns=MS, refill_ns=400 * US, start_ns=81 * MS),
+    ),
+    seed=0,
+)
+
+
 @given(temporal_populations(priorities=True))
+@example(A_GO_AT_A_TAIL_THAT_CROSSED_ITS_WITHDRAWAL)
 def test_the_books_say_what_was_seen(population: Population) -> None:
     """8."""
     run, _ = simulate(population)

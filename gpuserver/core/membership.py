@@ -1,0 +1,278 @@
+"""Who competes for a GPU, and what each is owed: the clock, and who is counted in it.
+
+A vGPU is in one of six states, told by its account:
+
+    idle        wants nothing, holds nothing; its virtual time stands still and never goes down (debt is kept)
+    waiting     wants a token and may get one at once
+    holding     has a lease that has not drained
+    throttled   wants, but its limit bucket is below its fill line; keeps its lag until the bucket is refilled
+    barred      wants, but is deep in debt (a holder that overran everybody's patience): comes back when the others'
+                virtual time has caught up with its own, so that its debt distorts nobody else's place
+    away        wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
+
+Waiting and holding vGPUs are the competition: the scheduler's clock V and weight W are taken over them alone.
+Every reading of V charges what is held up to now first: a newcomer placed on stale books would get all the time that
+the holder had alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuserver.core.account import Account, Hold, real, virtual
+from gpuserver.core.leases import VgpuKey
+from gpuserver.core.policy import PPM, Policy
+
+
+class Membership(ABC):
+    """Accounts, the clock over those that compete, and how a vGPU comes into the competition and leaves it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._accounts: dict[VgpuKey, Account] = {}
+        self._now_ns = 0
+        self._clock = 0
+        """V when last read over a competition that was not empty."""
+
+    # --- clock and weight
+
+    @abstractmethod
+    def clock(self, now_ns: int) -> int:
+        """V: the virtual time that a vGPU without debt or credit has now."""
+
+    @abstractmethod
+    def _quantum(self, account: Account) -> int:
+        """q: real length of a regular token of ``account`` in the present company."""
+
+    def _competitors(self) -> Iterable[Account]:
+        return (a for a in self._accounts.values() if a.competing)
+
+    def _weight(self) -> int:
+        return sum(a.guarantee for a in self._competitors())
+
+    def _mean_time(self, now_ns: int) -> int:
+        """Σ r·v̂ / W over the competition; where it is empty, what it was last."""
+        weight = total = 0
+        for a in self._competitors():
+            weight += a.guarantee
+            total += a.guarantee * self._time_at(a, now_ns)
+        return total // weight if weight else self._clock
+
+    def _time_at(self, account: Account, now_ns: int) -> int:
+        """v̂: virtual time with everything that is held charged up to now."""
+        return account.time_at(now_ns)
+
+    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+        """Charge the virtual time of a lease up to ``at_ns``, overuse included."""
+        account.charge(hold.unsettled(at_ns))
+        hold.settled_ns = max(hold.settled_ns, at_ns)
+
+    def _lag(self, account: Account, clock: int, now_ns: int) -> int:
+        if account.kept_lag_ns is not None:
+            return account.kept_lag_ns
+        return real(clock - self._time_at(account, now_ns), account.guarantee)
+
+    # --- membership
+
+    def _fill_line(self, account: Account) -> int:
+        """L, nanoseconds: a bucket below it throttles."""
+        policy = self.policy
+        return max(policy.quantum_min_ns, policy.period_ns * account.share.limit_ppm // PPM)
+
+    def _full(self, account: Account) -> int:
+        """What the bucket is clamped to while nothing is undrained."""
+        full = 2 * self._fill_line(account)
+        if account.wants:
+            full = max(full, self.policy.wait_bucket_ns * account.share.limit_ppm // PPM)
+        return full
+
+    def _dry(self, account: Account) -> bool:
+        return account.capped and account.bucket < self._fill_line(account) * PPM
+
+    def _refill_due(self, account: Account) -> int:
+        """When a throttled vGPU's bucket reaches its fill line."""
+        missing = self._fill_line(account) * PPM - account.bucket
+        return account.bucket_at_ns + -(-missing // max(1, account.share.limit_ppm))
+
+    def _refill(self, now_ns: int) -> None:
+        for a in self._accounts.values():
+            self._refill_one(a, now_ns)
+
+    def _refill_one(self, account: Account, now_ns: int) -> None:
+        account.refill(now_ns, self._full(account))
+        if account.throttled and not self._dry(account):
+            self._release(account, now_ns)
+
+    def _keep_clock(self, now_ns: int) -> int:
+        """Note V, for when nobody competes."""
+        self._clock = self.clock(now_ns)
+        return self._clock
+
+    def _leave(self, account: Account, now_ns: int) -> None:
+        if account.competing:
+            self._keep_clock(now_ns)
+            account.competing = False
+
+    def _place(self, account: Account, now_ns: int) -> None:
+        """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
+        clock = self._keep_clock(now_ns)
+        account.competing = True
+        quantum = self._quantum(account)
+        credit = max(self._idle_credit(account), account.restored_ns)
+        account.restored_ns = 0
+        account.time = max(account.time, clock - virtual(credit, account.guarantee))
+        account.deadline = account.time + virtual(quantum, account.guarantee)
+
+    def _idle_credit(self, account: Account) -> int:
+        return min(self.policy.idle_credit_ns, 2 * self._quantum(account))
+
+    def _throttle(self, account: Account, now_ns: int) -> None:
+        """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
+        itself, every throttling would forgive a part of its debt. What its own limit kept it from using nobody owes it:
+        beside a small guarantee that takes the rest, its lag would grow for ever, and drag V away from everybody."""
+        self._leave(account, now_ns)
+        lag = self._lag(account, self.clock(now_ns), now_ns)
+        account.kept_lag_ns = min(lag, self._idle_credit(account))
+
+    def _release(self, account: Account, now_ns: int) -> None:
+        """The bucket is refilled: back into the competition with the lag that it left with."""
+        self._rejoin(account, now_ns)
+        self._enter(account, now_ns)
+
+    def _rejoin(self, account: Account, now_ns: int) -> None:
+        assert account.kept_lag_ns is not None
+        account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
+        account.kept_lag_ns = None
+
+    def _bar(self, account: Account, now_ns: int) -> None:
+        self._leave(account, now_ns)
+        account.barred = True
+
+    def _unbar(self, now_ns: int) -> None:
+        """Let back in whoever's debt the others' progress has paid, or the least indebted when nobody else competes."""
+        barred = [a for a in self._accounts.values() if a.barred and not a.holds]
+        if not barred:
+            return
+        if any(self._competitors()):
+            clock = self.clock(now_ns)
+            barred = [a for a in barred if a.time <= clock]
+        else:
+            barred = [min(barred, key=lambda a: (a.time, a.order))]
+        for a in barred:
+            a.barred = False
+            a.competing = True
+
+    def _unbar_due(self, now_ns: int) -> int | None:
+        """When the first barred vGPU is let back in, if the competition goes on as it does now."""
+        debts = [a.time for a in self._accounts.values() if a.barred and not a.holds]
+        if not debts:
+            return None
+        return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight()))
+
+    def _muster(self, now_ns: int) -> None:
+        """Seat those that wait and are called; take from the competition those that wait and are not."""
+        members = [a for a in self._accounts.values() if a.muster is not None]
+        for a in members:
+            if a.muster is not None and now_ns >= a.muster.lapses_ns:
+                a.muster = replace(a.muster, binding=False, urgent=False)
+        for a in members:
+            if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
+                a.away = False
+                self._place(a, now_ns)
+                self._seat(a, now_ns)
+            elif a.waiting and not self._admitted(a, now_ns):
+                self._step_aside(a, now_ns)
+
+    def _step_aside(self, account: Account, now_ns: int) -> None:
+        self._leave(account, now_ns)
+        account.away = True
+
+    def _muster_due(self, now_ns: int) -> int | None:
+        """When a muster begins, ends or lapses, or a member of a gang is late."""
+        due: list[int] = []
+        for a in self._accounts.values():
+            if a.muster is not None and (a.wants or a.holds):
+                due += [a.muster.start_ns, a.muster.end_ns]
+                due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
+                due += [
+                    h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
+                ]
+        return min((at for at in due if at > now_ns), default=None)
+
+    def _called(self, account: Account, at_ns: int) -> bool:
+        """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is
+        not worth a lease of anybody else, so that counts as well."""
+        muster = account.muster
+        return muster is not None and muster.start_ns - self.policy.fill_min_ns <= at_ns < muster.end_ns
+
+    def _urgent(self, account: Account) -> bool:
+        """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
+        than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
+        return account.muster is not None and account.muster.urgent and account.wants and not account.undrained
+
+    def _admitted(self, account: Account, at_ns: int) -> bool:
+        """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,
+        and what it does too early it does not have to do later. One with a limit would use that up."""
+        muster = account.muster
+        if muster is None or not muster.binding or self._urgent(account) or self._called(account, at_ns):
+            return True
+        return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
+
+    def _outdone(self, account: Account) -> bool:
+        """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
+        would call for the same time again and again, and one gang would find its GPUs taken every time."""
+        return account.muster is not None and any(
+            a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
+            for a in self._accounts.values()
+            if a is not account and self._called(a, self._now_ns)
+        )
+
+    def _overserved(self, account: Account) -> bool:
+        """Whether it has had so much more than its share that it does not go even if it is called."""
+        if all(a is account for a in self._competitors()):
+            return False
+        now_ns = self._now_ns
+        return self._lag(account, self.clock(now_ns), now_ns) < -self._quantum(account)
+
+    def _enter(self, account: Account, now_ns: int) -> None:
+        """Into the competition, unless its debt would distort everybody else's place there."""
+        if self._deep_in_debt(account, now_ns):
+            self._bar(account, now_ns)
+        else:
+            account.competing = True
+
+    @abstractmethod
+    def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
+        """Whether it has to wait outside until the others have caught up."""
+
+    def _stop_wanting(self, account: Account, now_ns: int) -> None:
+        account.wants = account.away = False
+        account.waiting_since_ns = None
+        if account.throttled:
+            self._rejoin(account, now_ns)
+        account.barred = account.barred and bool(account.holds)
+        if not account.holds:
+            self._leave(account, now_ns)
+
+    def _seat(self, account: Account, now_ns: int) -> None:
+        """It wants a token and holds nothing: throttled, barred, or waiting."""
+        if account.holds or account.throttled:
+            return
+        account.barred = False
+        if self._dry(account):
+            self._throttle(account, now_ns)
+        else:
+            self._enter(account, now_ns)
+
+    def _grid(self, account: Account, time: int) -> int:
+        """The deadline of ``account`` at virtual ``time``: advanced by whole quanta until at least half a shortest
+        token fits before it. Deadlines that stay on the grid make up for a token that stopped a little short or long.
+        """
+        quantum = virtual(self._quantum(account), account.guarantee)
+        missing = time + virtual(self._quantum_min(account) // 2, account.guarantee) - account.deadline
+        return account.deadline + (-(-missing // quantum) * quantum if missing > 0 else 0)
+
+    def _quantum_min(self, account: Account) -> int:
+        return max(self.policy.quantum_min_ns, 10 * account.handover_ns)
