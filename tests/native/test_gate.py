@@ -274,6 +274,7 @@ def test_waits_for_ever_only_if_time_alone_opens_no_lease(situation: Situation) 
 @example(
     Situation(PlanRecord(LeaseRecord(2, 0, 0, MS, 0), LeaseRecord(3, 0, MS, 2 * MS, MS)), returned_epoch=1), 2**32 - 3
 )
+@example(replace(NEAR_END, predicted_ns=4 * MS + 2), 1)  # it closes the lease
 def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
     """Only distances between epochs matter; 0, which means none, is stepped over."""
     used = {
@@ -299,7 +300,7 @@ def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
         last_epoch=turned(situation.last_epoch),
     )
     before, after = situation.decide(), moved.decide()
-    assert after == before._replace(epoch=turned(before.epoch))
+    assert after == before._replace(epoch=turned(before.epoch), closed=turned(before.closed))
 
 
 word, time64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1)
