@@ -26,7 +26,7 @@ from cython_ext.logic.durations cimport (
 )
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
-    lease_opens_ns, lease_usable,
+    lease_usable, plan_due_ns,
 )
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
@@ -111,26 +111,15 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
     gate.waiters -= 1
 
 
-cdef int64_t go_due_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """When GO is due for the next lease of ours, if whoever is before it has drained; FOREVER_NS: for none."""
-    cdef GateState view
-    cdef const Lease* lease
-    cdef int64_t due = FOREVER_NS
-    cdef int i
-    vgpu_look(gate, now, &view)
-    for i in range(2):
-        lease = &plan.current if i == 0 else &plan.next
-        if lease.flags & LEASE_ON_GO and lease_opens_ns(lease, &view) < FOREVER_NS:
-            due = min(due, lease.start_ns)
-    return due
-
-
 cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
     """No lease is usable: sleep until that may be otherwise."""
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
-    cdef int64_t due = go_due_ns(gate, plan, now)
+    cdef int64_t due
+    cdef GateState view
+    vgpu_look(gate, now, &view)
+    due = plan_due_ns(plan, &view, 1)
     vgpu_want(gate, now)
     if gate.began_epoch != 0:
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead

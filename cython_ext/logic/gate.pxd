@@ -78,6 +78,24 @@ cdef inline int64_t lease_opens_ns(const Lease* lease, const GateState* state) n
     return opens_ns if opens_ns < lease.end_ns else FOREVER_NS
 
 
+cdef inline int64_t plan_opens_ns(const Plan* plan, const GateState* state) noexcept nogil:
+    """When the first lease of the plan is usable by itself, unless GO is given before; FOREVER_NS if never."""
+    return min(lease_opens_ns(&plan.current, state), lease_opens_ns(&plan.next, state))
+
+
+cdef inline int64_t plan_due_ns(const Plan* plan, const GateState* state, bint on_go) noexcept nogil:
+    """The first start of a lease that opens, which is when GO is due if whoever is before it has drained; FOREVER_NS if
+    there is none. ``on_go``: only those leases count that begin with a GO."""
+    cdef int64_t due_ns = FOREVER_NS
+    cdef const Lease* lease
+    cdef int i
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease_opens_ns(lease, state) < FOREVER_NS and (lease.flags & LEASE_ON_GO or not on_go):
+            due_ns = min(due_ns, lease.start_ns)
+    return due_ns
+
+
 cdef inline int64_t length_ns(const GateState* state) noexcept nogil:
     """The launch's predicted length, or what an unknown one counts for."""
     return min(state.window_ns, UNKNOWN_MOST_NS) if state.predicted_ns < 0 else state.predicted_ns
