@@ -161,19 +161,19 @@ cdef int refused(Gate* gate) noexcept nogil:
 
 # --- leases
 
+cdef uint32_t spent_epoch(const Gate* gate) noexcept nogil:
+    """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
+    another end, or none, since."""
+    cdef uint32_t drained = load32(&gate.slot.drained_epoch)
+    return gate.closed_epoch if drained == 0 or epoch_reached(gate.closed_epoch, drained) else drained
+
+
 cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
     """The words by which logic/gate.pxd judges a lease, into ``view``."""
     view.now_ns = now
     view.go_epoch = load32(&gate.grants.go_epoch)
     view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = load32(&gate.slot.drained_epoch)
-    if view.drained_epoch == 0 or epoch_reached(gate.closed_epoch, view.drained_epoch):
-        view.drained_epoch = gate.closed_epoch                   # takes no more work, either
-
-
-cdef bint taken_no_more(const Gate* gate, uint32_t epoch) noexcept nogil:
-    """Whether we have drained or closed the lease: it may have been given another end, or none, since."""
-    return epoch_reached(load32(&gate.slot.drained_epoch), epoch) or epoch_reached(gate.closed_epoch, epoch)
+    view.drained_epoch = spent_epoch(gate)
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -393,7 +393,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             vgpu_wait_for_baton(gate, now)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
-        if open_epoch != 0 and not taken_no_more(gate, open_epoch):
+        if open_epoch != 0 and not epoch_reached(spent_epoch(gate), open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:

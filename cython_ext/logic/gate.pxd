@@ -39,7 +39,7 @@ cdef struct GateState:
     uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
     uint32_t go_epoch        # GrantsPage
     uint32_t returned_epoch  # ActivityPage
-    uint32_t drained_epoch   # own Slot
+    uint32_t drained_epoch   # drained or closed: the newest lease that takes no more work of this process; 0: none
     uint32_t last_epoch      # own Slot: the newest submission's; under another epoch this launch is the first
     bint contended           # GRANTS_CONTENDED
 
