@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A ``Board`` has a ``Desk`` for each vGPU, a desk up to TURNS turns: published leases that are not over yet, oldest
-first. A turn waits, then it *went* (GO was given), then it is done and leaves the desk. Four things move it:
+A ``Board`` has a ``Desk`` for each vGPU (desks.pxd), a desk up to TURNS turns: published leases that are not over yet,
+oldest first. A turn waits, then it *went* (GO was given), then it is done and leaves the desk. Four things move it:
 
 * ``board_publish`` / ``board_withdraw``: the scheduler's commands;
 * ``board_report``: what the vGPU's relay says (wants, returned, drained);
@@ -30,15 +30,17 @@ to be noticed. The pause is for wants on their way through the relay.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
+from cython_ext.desks cimport (
+    EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
+    BoardEvent, Desk, Face, Report, Turn,
+    desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
+)
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
 
 cdef enum:
-    TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
-    PREDECESSORS = 32        # of one lease; a GPU runs fewer vGPUs at once
     RING = 4096              # events between two visits of the scheduler
     LATENESS_BINS = 40
-    QUIET_NS = 200_000
     OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
     RECENT = 1 << 30         # epochs closer than this compare safely
 
@@ -46,75 +48,6 @@ cdef enum:
     BOARD_OVER = 1           # the epoch is not live any more
     BOARD_FULL = 2           # TURNS leases of the vGPU are live
     BOARD_EMPTY = 3          # ends before it starts
-
-    EVENT_WANTS = 1
-    EVENT_IDLE = 2
-    EVENT_WENT = 3
-    EVENT_DRAINED = 4
-    EVENT_OBSERVED = 5
-
-
-cdef struct Predecessor:
-    uint32_t key
-    uint32_t epoch
-
-
-cdef struct Turn:
-    Lease lease              # as the page shows it
-    int64_t window_ns
-    bint early
-    bint on_want             # no GO before the vGPU wants (a standing lease)
-    bint went
-    int64_t ready_ns         # publication, or the last predecessor's drain
-    int64_t go_ns
-    uint64_t busy_at_go_ns
-    uint32_t waits
-    Predecessor[32] after
-
-
-cdef struct Report:
-    bint want
-    uint32_t returned_epoch
-    uint32_t drained_epoch
-    uint32_t tail_epoch
-    int64_t drained_ns
-    uint64_t busy_ns
-    int64_t counted_ns       # busy_ns is known up to here
-    int64_t longest_kernel_ns
-    int64_t refill_ns
-    int64_t predicted_end_ns
-
-
-cdef struct Desk:
-    bint present
-    bint want
-    int64_t want_changed_ns
-    uint32_t newest          # epoch last published here
-    uint32_t live
-    Turn[8] turns
-    Report report            # the last one
-    int64_t observed_ns
-
-
-cdef struct BoardEvent:
-    uint32_t kind
-    uint32_t key
-    uint32_t epoch
-    bint wants
-    int64_t at_ns
-    int64_t end_ns
-    int64_t idle_ns
-    int64_t longest_kernel_ns
-    int64_t refill_ns
-    int64_t predicted_end_ns
-
-
-cdef struct Face:
-    # what a vGPU's grants page must show
-    Plan plan
-    uint32_t go_epoch        # of the current lease, once it went
-    uint32_t open_epoch
-    int64_t window_ns        # 0: no lease, leave the page's value
 
 
 cdef struct Board:
@@ -131,30 +64,6 @@ cdef struct Board:
     uint64_t forced
     uint64_t[40] lateness
     Desk[256] desks
-
-
-cdef inline bint has(const uint64_t* bits, uint32_t key) noexcept nogil:
-    return (bits[key >> 6] >> (key & 63)) & 1
-
-
-cdef inline void put(uint64_t* bits, uint32_t key, bint value) noexcept nogil:
-    cdef uint64_t bit = (<uint64_t>1) << (key & 63)
-    if value:
-        bits[key >> 6] |= bit
-    else:
-        bits[key >> 6] &= ~bit
-
-
-cdef inline int next_key(const uint64_t* bits, int key) noexcept nogil:
-    """The first set bit at or after ``key``; −1 if there is none."""
-    while key < MAX_VGPUS:
-        if bits[key >> 6] >> (key & 63) == 0:
-            key = (key | 63) + 1
-        elif (bits[key >> 6] >> (key & 63)) & 1:
-            return key
-        else:
-            key += 1
-    return -1
 
 
 cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
@@ -225,16 +134,6 @@ cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t 
     board_strike(board, key, epoch, at_ns)
 
 
-cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
-    """Held time up to ``at_ns`` in which nothing ran. A tenant's word, within 0 … held; what is not known yet is busy.
-    """
-    cdef int64_t known = min(at_ns, desk.report.counted_ns) - turn.go_ns
-    cdef uint64_t busy = desk.report.busy_ns - turn.busy_at_go_ns
-    if known <= 0 or desk.report.busy_ns < turn.busy_at_go_ns or busy >= <uint64_t>known:
-        return 0
-    return known - <int64_t>busy
-
-
 cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
@@ -244,26 +143,6 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns
     board_drop(board, key, index, at_ns)
-
-
-cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
-    """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
-    cdef const Turn* turn = &desk.turns[index]
-    cdef int64_t due = 0 if turn.early else turn.lease.start_ns
-    if turn.on_want and not desk.want:
-        return FOREVER_NS
-    if index > 0:
-        due = max(due, desk.turns[index - 1].lease.end_ns)
-    if turn.waits > 0:
-        due = FOREVER_NS
-    return min(due, turn.lease.go_by_ns)
-
-
-cdef inline uint32_t first_waiting(const Desk* desk) noexcept nogil:
-    cdef uint32_t i = 0
-    while i < desk.live and desk.turns[i].went:
-        i += 1
-    return i
 
 
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
@@ -297,11 +176,6 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     board.lateness[i] += 1
     board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
     board_refile(board, key)
-
-
-cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
-    """When the desk's oldest turn that went is over because nobody wants it."""
-    return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS
 
 
 cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
@@ -476,15 +350,7 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
         turn = &desk.turns[first_waiting(desk) - 1]
         desk.observed_ns = now_ns
         event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
-        board_reading(desk, turn, event)
-
-
-cdef inline void board_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
-    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
-    event.wants = desk.want
-    event.longest_kernel_ns = desk.report.longest_kernel_ns
-    event.refill_ns = desk.report.refill_ns
-    event.predicted_end_ns = desk.report.predicted_end_ns
+        desk_reading(desk, turn, event)
 
 
 cdef inline void board_add(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:

@@ -4,7 +4,8 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS
+from cython_ext.desks cimport PREDECESSORS, TURNS, BoardEvent, Desk, Face, Report, Turn
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease
 
 from cython_ext.readings import Event, EventKind, LeaseReading, PlanReading
 

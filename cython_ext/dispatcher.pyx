@@ -23,32 +23,28 @@ go.
 Doorbell: its value is read before the dirty bits are taken; relays set their bit before they ring. So a bit set too
 late for this pass finds the doorbell moved, and the wait returns at once.
 
-A relay's entry: the relay writes ``want`` and the figures before the two epochs, we read them after: a drain or a
-return is never paired with a want from before it. A want that is seen gone too early is explained by the next report.
-
-A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
-gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken.
+The words of a relay's entry and of a grants page have their order, too (deskpages.pxd).
 """
 
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memset, strerror
+from libc.string cimport memset, strerror
 
 from cython_ext.board cimport (
-    BOARD_EMPTY, BOARD_FULL, BOARD_OK, EVENT_OBSERVED, LATENESS_BINS, RING, TURNS,
-    Board, BoardEvent, Desk, Face, Report, Turn,
-    board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_reading,
-    board_remove, board_report, board_step, board_withdraw, event_reading, first_waiting, next_key, put, read_turn,
+    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, RING,
+    Board, board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_remove,
+    board_report, board_step, board_withdraw, event_reading, read_turn,
+)
+from cython_ext.deskpages cimport read_report, write_page
+from cython_ext.desks cimport (
+    EVENT_OBSERVED, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_reading, first_waiting, next_key, put,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, pthread_mutex_t,
+    FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, awake_for
-from cython_ext.logic.plan cimport publish_plan
-from cython_ext.native cimport (
-    add32, exchange32, exchange64, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, storei64,
-)
+from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, storei64
 from cython_ext.pages cimport GrantsPage, RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
@@ -85,33 +81,6 @@ cdef struct Engine:
     uint64_t wakes
     uint64_t reports
     pthread_t thread
-
-
-cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept nogil:
-    report.returned_epoch = load32(&entry.returned_epoch)
-    report.drained_epoch = load32(&entry.drained_epoch)
-    report.tail_epoch = load32(&entry.tail_epoch)
-    report.want = load32(&entry.want) != 0
-    report.drained_ns = loadi64(&entry.drained_ns)
-    report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer
-    report.busy_ns = load64(&entry.busy_ns)
-    report.longest_kernel_ns = max(0, loadi64(&entry.longest_kernel_ns))
-    report.refill_ns = max(0, loadi64(&entry.refill_ns))
-    report.predicted_end_ns = max(0, loadi64(&entry.predicted_end_ns))
-
-
-cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
-    if page.open_epoch != face.open_epoch and page.open_epoch != 0:
-        exchange32(&page.open_epoch, 0)
-    if page.go_epoch != face.go_epoch and page.go_epoch != 0:
-        store32(&page.go_epoch, 0)       # or an epoch from long ago would seem to reach the new lease
-    if face.window_ns:
-        storei64(&page.window_ns, face.window_ns)
-    if memcmp(&page.plans[page.published & 1], &face.plan, sizeof(Plan)) != 0:
-        publish_plan(page, &face.plan)
-    store32(&page.go_epoch, face.go_epoch)
-    store32(&page.open_epoch, face.open_epoch)
-    add32(&page.change, 1)
 
 
 cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
@@ -439,7 +408,7 @@ cdef class Dispatcher:
         event.key = index
         event.epoch = turn.lease.epoch
         event.at_ns = now_ns()
-        board_reading(&desk, turn, &event)
+        desk_reading(&desk, turn, &event)
         return event_reading(&event)
 
     def outstanding(self, key):

@@ -380,7 +380,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         wire.over = wire.held            # its end was moved when it was at its tail already
         drained = wire.held.epoch
     wire.retell = 0
-    # Order matters: see dispatcher.pyx.
+    # Order matters: see deskpages.pxd.
     if merged.want != wire.want or must_ring:
         wire.want = merged.want
         store32(&wire.activity.want, merged.want)

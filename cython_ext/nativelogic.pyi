@@ -63,6 +63,10 @@ def gate_decide(
     last_epoch: int = 0,
     contended: bool = False,
 ) -> GateVerdict: ...
+def plan_opens_ns(record: PlanRecord, *, now_ns: int, returned_epoch: int = 0, drained_epoch: int = 0) -> int: ...
+def plan_due_ns(
+    record: PlanRecord, *, now_ns: int, returned_epoch: int = 0, drained_epoch: int = 0, on_go: bool = False
+) -> int: ...
 
 class Durations:
     entries: int

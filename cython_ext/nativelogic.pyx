@@ -150,6 +150,20 @@ def gate_decide(
     return GateVerdict(verdict.action, verdict.epoch, verdict.until_ns, verdict.closed)
 
 
+def plan_opens_ns(record, *, int64_t now_ns, uint32_t returned_epoch=0, uint32_t drained_epoch=0):
+    cdef Plan plan = plan_of(record)
+    cdef gate.GateState state
+    state.now_ns, state.returned_epoch, state.drained_epoch = now_ns, returned_epoch, drained_epoch
+    return gate.plan_opens_ns(&plan, &state)
+
+
+def plan_due_ns(record, *, int64_t now_ns, uint32_t returned_epoch=0, uint32_t drained_epoch=0, bint on_go=False):
+    cdef Plan plan = plan_of(record)
+    cdef gate.GateState state
+    state.now_ns, state.returned_epoch, state.drained_epoch = now_ns, returned_epoch, drained_epoch
+    return gate.plan_due_ns(&plan, &state, on_go)
+
+
 # --- durations and window
 
 cdef durations.LaunchKey key_of(key) except *:

@@ -37,7 +37,7 @@ admitted are read. What remains is a vGPU that harms itself. An immortal mutex i
 Locks and order
 ---------------
 ``lock`` protects everything of ours between the thread and Python; the watchers take none. Under it no other lock is
-taken and nothing waits. The entry is written in the order in which the dispatcher relies on it (dispatcher.pyx).
+taken and nothing waits. The entry is written in the order in which the dispatcher relies on it (deskpages.pxd).
 """
 
 from libc.errno cimport errno

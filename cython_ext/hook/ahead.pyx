@@ -25,7 +25,7 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
-from cython_ext.logic.gate cimport GateState, lease_opens_ns, lease_usable
+from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport backlog_end_ns, marker_due
 from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
@@ -188,19 +188,12 @@ cdef public int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now
     """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows. When
     it is due is noted."""
     cdef GateState view
-    cdef const Lease* lease
-    cdef int64_t opens = FOREVER_NS
-    cdef int i
     gate.turn_due_ns = FOREVER_NS
     if gate.ahead.launches == 0:
         return FOREVER_NS
     vgpu_look(gate, now, &view)
-    for i in range(2):
-        lease = &plan.current if i == 0 else &plan.next
-        if lease_opens_ns(lease, &view) < FOREVER_NS:
-            opens = min(opens, lease_opens_ns(lease, &view))
-            gate.turn_due_ns = min(gate.turn_due_ns, lease.start_ns)
-    return opens
+    gate.turn_due_ns = plan_due_ns(plan, &view, 0)
+    return plan_opens_ns(plan, &view)
 
 
 cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:

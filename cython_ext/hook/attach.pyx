@@ -14,6 +14,7 @@ from cython_ext.hook.hook cimport (
     vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
     vgpu_state_address, vgpu_take_slot,
 )
+from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
     ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage,
@@ -41,7 +42,6 @@ cdef extern from "hook/connect.h" nogil:
     ) noexcept                                       # bytes received, or -errno
     long vgpu_file_size(int fd) noexcept
     void vgpu_command(char* out, size_t capacity) noexcept
-    int vgpu_uid() noexcept
     bint vgpu_exists(const char* path) noexcept
     long vgpu_cores() noexcept
     int close(int fd) noexcept
@@ -99,56 +99,7 @@ cdef bint make_state() noexcept nogil:
     return 1
 
 
-# --- where the broker is
-
-cdef bint append(char* path, size_t capacity, const char* text) noexcept nogil:
-    cdef size_t length = strlen(path), size = strlen(text)
-    if length + size + 1 > capacity:
-        return 0
-    memcpy(path + length, text, size + 1)
-    return 1
-
-
-cdef bint runtime_directory(char* path, size_t capacity) noexcept nogil:
-    """VGPU_RUNTIME_DIR, or where a node of this user lies by default (vgpu/paths.py says the same)."""
-    cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
-    cdef char[12] digits
-    cdef int at = 11
-    cdef unsigned int uid = vgpu_uid()
-    path[0] = 0
-    if given != NULL and given[0]:
-        return append(path, capacity, given)
-    if uid == 0:
-        return append(path, capacity, b"/run/vgpu")
-    given = getenv(b"XDG_RUNTIME_DIR")
-    if given != NULL and given[0]:
-        return append(path, capacity, given) and append(path, capacity, b"/vgpu")
-    digits[11] = 0
-    while True:
-        at -= 1
-        digits[at] = <char>(c'0' + uid % 10)
-        uid //= 10
-        if uid == 0:
-            break
-    return (
-        append(path, capacity, b"/tmp/vgpu-")
-        and append(path, capacity, digits + at)
-        and append(path, capacity, b"/vgpu")
-    )
-
-
-cdef bint well_formed(const char* vgpu_id) noexcept nogil:
-    """``vgpu-`` and eight hex digits; so that no id is a path."""
-    cdef int i
-    if strlen(vgpu_id) != 13 or vgpu_id[0] != c'v' or vgpu_id[1] != c'g' or vgpu_id[2] != c'p' or vgpu_id[3] != c'u':
-        return 0
-    if vgpu_id[4] != c'-':
-        return 0
-    for i in range(5, 13):
-        if not (c'0' <= vgpu_id[i] <= c'9' or c'a' <= vgpu_id[i] <= c'f'):
-            return 0
-    return 1
-
+# --- the conversation
 
 cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
     """Say why there is no connection, as far as the file system tells."""
@@ -170,8 +121,6 @@ cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noe
     )
     return CUDA_ERROR_OPERATING_SYSTEM
 
-
-# --- the conversation
 
 cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, int64_t slot) noexcept nogil:
     cdef Writer writer

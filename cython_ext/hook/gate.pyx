@@ -26,7 +26,7 @@ from cython_ext.logic.durations cimport (
 )
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
-    lease_opens_ns, lease_usable,
+    lease_usable, plan_due_ns,
 )
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
@@ -111,26 +111,15 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
     gate.waiters -= 1
 
 
-cdef int64_t go_due_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """When GO is due for the next lease of ours, if whoever is before it has drained; FOREVER_NS: for none."""
-    cdef GateState view
-    cdef const Lease* lease
-    cdef int64_t due = FOREVER_NS
-    cdef int i
-    vgpu_look(gate, now, &view)
-    for i in range(2):
-        lease = &plan.current if i == 0 else &plan.next
-        if lease.flags & LEASE_ON_GO and lease_opens_ns(lease, &view) < FOREVER_NS:
-            due = min(due, lease.start_ns)
-    return due
-
-
 cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
     """No lease is usable: sleep until that may be otherwise."""
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
-    cdef int64_t due = go_due_ns(gate, plan, now)
+    cdef int64_t due
+    cdef GateState view
+    vgpu_look(gate, now, &view)
+    due = plan_due_ns(plan, &view, 1)
     vgpu_want(gate, now)
     if gate.began_epoch != 0:
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
@@ -172,19 +161,19 @@ cdef int refused(Gate* gate) noexcept nogil:
 
 # --- leases
 
+cdef uint32_t spent_epoch(const Gate* gate) noexcept nogil:
+    """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
+    another end, or none, since."""
+    cdef uint32_t drained = load32(&gate.slot.drained_epoch)
+    return gate.closed_epoch if drained == 0 or epoch_reached(gate.closed_epoch, drained) else drained
+
+
 cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
     """The words by which logic/gate.pxd judges a lease, into ``view``."""
     view.now_ns = now
     view.go_epoch = load32(&gate.grants.go_epoch)
     view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = load32(&gate.slot.drained_epoch)
-    if view.drained_epoch == 0 or epoch_reached(gate.closed_epoch, view.drained_epoch):
-        view.drained_epoch = gate.closed_epoch                   # takes no more work, either
-
-
-cdef bint taken_no_more(const Gate* gate, uint32_t epoch) noexcept nogil:
-    """Whether we have drained or closed the lease: it may have been given another end, or none, since."""
-    return epoch_reached(load32(&gate.slot.drained_epoch), epoch) or epoch_reached(gate.closed_epoch, epoch)
+    view.drained_epoch = spent_epoch(gate)
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -404,7 +393,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             vgpu_wait_for_baton(gate, now)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
-        if open_epoch != 0 and not taken_no_more(gate, open_epoch):
+        if open_epoch != 0 and not epoch_reached(spent_epoch(gate), open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:

@@ -39,7 +39,7 @@ cdef struct GateState:
     uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
     uint32_t go_epoch        # GrantsPage
     uint32_t returned_epoch  # ActivityPage
-    uint32_t drained_epoch   # own Slot
+    uint32_t drained_epoch   # drained or closed: the newest lease that takes no more work of this process; 0: none
     uint32_t last_epoch      # own Slot: the newest submission's; under another epoch this launch is the first
     bint contended           # GRANTS_CONTENDED
 
@@ -76,6 +76,24 @@ cdef inline int64_t lease_opens_ns(const Lease* lease, const GateState* state) n
         return FOREVER_NS
     opens_ns = lease.go_by_ns if lease.flags & LEASE_ON_GO else lease.start_ns
     return opens_ns if opens_ns < lease.end_ns else FOREVER_NS
+
+
+cdef inline int64_t plan_opens_ns(const Plan* plan, const GateState* state) noexcept nogil:
+    """When the first lease of the plan is usable by itself, unless GO is given before; FOREVER_NS if never."""
+    return min(lease_opens_ns(&plan.current, state), lease_opens_ns(&plan.next, state))
+
+
+cdef inline int64_t plan_due_ns(const Plan* plan, const GateState* state, bint on_go) noexcept nogil:
+    """The first start of a lease that opens, which is when GO is due if whoever is before it has drained; FOREVER_NS if
+    there is none. ``on_go``: only those leases count that begin with a GO."""
+    cdef int64_t due_ns = FOREVER_NS
+    cdef const Lease* lease
+    cdef int i
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease_opens_ns(lease, state) < FOREVER_NS and (lease.flags & LEASE_ON_GO or not on_go):
+            due_ns = min(due_ns, lease.start_ns)
+    return due_ns
 
 
 cdef inline int64_t length_ns(const GateState* state) noexcept nogil:

@@ -19,7 +19,7 @@ GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 TEXT = (ROOT / "docs" / "cli.md").read_text()
-QUOTED_PATH = r"`((?:\w[\w.-]*/)+(?:[\w.-]+\.(?:py|pyx|pxd|h|c|md|sh|toml))?)(?:::(\w+))?`"
+QUOTED_PATH = r"`((?:\w[\w.-]*/)+(?:[\w.-]+\.(?:py|pyx|pxd|h|c|cu|md|sh|toml))?)(?:::(\w+))?`"
 UNITS = {"ms": 1_000_000, "µs": 1_000, "s": 1_000_000_000, "%": PPM // 100, "": 1}
 
 

@@ -270,10 +270,44 @@ def test_waits_for_ever_only_if_time_alone_opens_no_lease(situation: Situation) 
             assert situation.usable(lease) or not opened.usable(lease)
 
 
+def opens_ns(situation: Situation, lease: LeaseRecord) -> int:
+    """The moment from which the lease is usable whether or not GO is given; FOREVER_NS: that time does not come."""
+    alone = replace(situation, go_epoch=0)
+    moments = [at for at in (lease.start_ns, lease.go_by_ns) if replace(alone, now_ns=at).usable(lease)]
+    return min(moments, default=FOREVER_NS) if situation.now_ns < lease.end_ns else FOREVER_NS
+
+
+@given(situations())
+def test_a_plan_opens_with_its_first_lease_that_time_alone_makes_usable_and_is_due_at_its_start(
+    situation: Situation,
+) -> None:
+    opens = [(opens_ns(situation, lease), lease) for lease in situation.plan]
+    first_ns = native.plan_opens_ns(
+        situation.plan,
+        now_ns=situation.now_ns,
+        returned_epoch=situation.returned_epoch,
+        drained_epoch=situation.drained_epoch,
+    )
+    assert first_ns == min(at for at, _ in opens)
+    for on_go in (False, True):
+        due_ns = native.plan_due_ns(
+            situation.plan,
+            now_ns=situation.now_ns,
+            returned_epoch=situation.returned_epoch,
+            drained_epoch=situation.drained_epoch,
+            on_go=on_go,
+        )
+        counted = (lease for at, lease in opens if at < FOREVER_NS and (lease.flags & LEASE_ON_GO or not on_go))
+        assert due_ns == min((lease.start_ns for lease in counted), default=FOREVER_NS)
+    if not any(map(situation.usable, situation.plan)):
+        assert situation.decide().until_ns == first_ns  # the gate looks again then
+
+
 @given(situations(), st.integers(1, 2**32 - 1))
 @example(
     Situation(PlanRecord(LeaseRecord(2, 0, 0, MS, 0), LeaseRecord(3, 0, MS, 2 * MS, MS)), returned_epoch=1), 2**32 - 3
 )
+@example(replace(NEAR_END, predicted_ns=4 * MS + 2), 1)  # it closes the lease
 def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
     """Only distances between epochs matter; 0, which means none, is stepped over."""
     used = {
@@ -299,7 +333,7 @@ def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
         last_epoch=turned(situation.last_epoch),
     )
     before, after = situation.decide(), moved.decide()
-    assert after == before._replace(epoch=turned(before.epoch))
+    assert after == before._replace(epoch=turned(before.epoch), closed=turned(before.closed))
 
 
 word, time64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1)

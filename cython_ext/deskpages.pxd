@@ -1,0 +1,45 @@
+"""What the dispatcher reads and writes in shared memory, word by word: a relay's entry becomes the report for a desk, a
+desk's face is written into its vGPU's grants page.
+
+Order
+-----
+A relay's entry: the relay writes ``want`` and the figures before the two epochs, we read them after: a drain or a
+return is never paired with a want from before it. A want that is seen gone too early is explained by the next report.
+
+A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
+gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken.
+"""
+
+from libc.string cimport memcmp
+
+from cython_ext.desks cimport Face, Report
+from cython_ext.layout cimport GrantsPage as Grants, Plan, RelayEntry
+from cython_ext.logic.plan cimport publish_plan
+from cython_ext.native cimport add32, exchange32, load32, load64, loadi64, store32, storei64
+
+
+cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept nogil:
+    report.returned_epoch = load32(&entry.returned_epoch)
+    report.drained_epoch = load32(&entry.drained_epoch)
+    report.tail_epoch = load32(&entry.tail_epoch)
+    report.want = load32(&entry.want) != 0
+    report.drained_ns = loadi64(&entry.drained_ns)
+    report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer
+    report.busy_ns = load64(&entry.busy_ns)
+    report.longest_kernel_ns = max(0, loadi64(&entry.longest_kernel_ns))
+    report.refill_ns = max(0, loadi64(&entry.refill_ns))
+    report.predicted_end_ns = max(0, loadi64(&entry.predicted_end_ns))
+
+
+cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
+    if page.open_epoch != face.open_epoch and page.open_epoch != 0:
+        exchange32(&page.open_epoch, 0)
+    if page.go_epoch != face.go_epoch and page.go_epoch != 0:
+        store32(&page.go_epoch, 0)       # or an epoch from long ago would seem to reach the new lease
+    if face.window_ns:
+        storei64(&page.window_ns, face.window_ns)
+    if memcmp(&page.plans[page.published & 1], &face.plan, sizeof(Plan)) != 0:
+        publish_plan(page, &face.plan)
+    store32(&page.go_epoch, face.go_epoch)
+    store32(&page.open_epoch, face.open_epoch)
+    add32(&page.change, 1)

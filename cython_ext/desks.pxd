@@ -1,0 +1,153 @@
+"""What a board is made of: desks with their turns, reports that come in, events and faces that go out, sets of keys;
+and what one desk says by itself. What moves the turns, and the theory of it all: board.pxd.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.layout cimport FOREVER_NS, MAX_VGPUS, Lease, Plan
+
+cdef enum:
+    TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
+    PREDECESSORS = 32        # of one lease; a GPU runs fewer vGPUs at once
+    QUIET_NS = 200_000
+
+    EVENT_WANTS = 1
+    EVENT_IDLE = 2
+    EVENT_WENT = 3
+    EVENT_DRAINED = 4
+    EVENT_OBSERVED = 5
+
+
+cdef struct Predecessor:
+    uint32_t key
+    uint32_t epoch
+
+
+cdef struct Turn:
+    Lease lease              # as the page shows it
+    int64_t window_ns
+    bint early
+    bint on_want             # no GO before the vGPU wants (a standing lease)
+    bint went
+    int64_t ready_ns         # publication, or the last predecessor's drain
+    int64_t go_ns
+    uint64_t busy_at_go_ns
+    uint32_t waits
+    Predecessor[32] after
+
+
+cdef struct Report:
+    bint want
+    uint32_t returned_epoch
+    uint32_t drained_epoch
+    uint32_t tail_epoch
+    int64_t drained_ns
+    uint64_t busy_ns
+    int64_t counted_ns       # busy_ns is known up to here
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef struct Desk:
+    bint present
+    bint want
+    int64_t want_changed_ns
+    uint32_t newest          # epoch last published here
+    uint32_t live
+    Turn[8] turns
+    Report report            # the last one
+    int64_t observed_ns
+
+
+cdef struct BoardEvent:
+    uint32_t kind
+    uint32_t key
+    uint32_t epoch
+    bint wants
+    int64_t at_ns
+    int64_t end_ns
+    int64_t idle_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef struct Face:
+    # what a vGPU's grants page must show
+    Plan plan
+    uint32_t go_epoch        # of the current lease, once it went
+    uint32_t open_epoch
+    int64_t window_ns        # 0: no lease, leave the page's value
+
+
+# --- sets of keys
+
+cdef inline bint has(const uint64_t* bits, uint32_t key) noexcept nogil:
+    return (bits[key >> 6] >> (key & 63)) & 1
+
+
+cdef inline void put(uint64_t* bits, uint32_t key, bint value) noexcept nogil:
+    cdef uint64_t bit = (<uint64_t>1) << (key & 63)
+    if value:
+        bits[key >> 6] |= bit
+    else:
+        bits[key >> 6] &= ~bit
+
+
+cdef inline int next_key(const uint64_t* bits, int key) noexcept nogil:
+    """The first set bit at or after ``key``; −1 if there is none."""
+    while key < MAX_VGPUS:
+        if bits[key >> 6] >> (key & 63) == 0:
+            key = (key | 63) + 1
+        elif (bits[key >> 6] >> (key & 63)) & 1:
+            return key
+        else:
+            key += 1
+    return -1
+
+
+# --- one desk
+
+cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
+    """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
+    cdef const Turn* turn = &desk.turns[index]
+    cdef int64_t due = 0 if turn.early else turn.lease.start_ns
+    if turn.on_want and not desk.want:
+        return FOREVER_NS
+    if index > 0:
+        due = max(due, desk.turns[index - 1].lease.end_ns)
+    if turn.waits > 0:
+        due = FOREVER_NS
+    return min(due, turn.lease.go_by_ns)
+
+
+cdef inline uint32_t first_waiting(const Desk* desk) noexcept nogil:
+    cdef uint32_t i = 0
+    while i < desk.live and desk.turns[i].went:
+        i += 1
+    return i
+
+
+cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
+    """Held time up to ``at_ns`` in which nothing ran. A tenant's word, within 0 … held; what is not known yet is busy.
+    """
+    cdef int64_t known = min(at_ns, desk.report.counted_ns) - turn.go_ns
+    cdef uint64_t busy = desk.report.busy_ns - turn.busy_at_go_ns
+    if known <= 0 or desk.report.busy_ns < turn.busy_at_go_ns or busy >= <uint64_t>known:
+        return 0
+    return known - <int64_t>busy
+
+
+cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
+    """When the desk's oldest turn that went is over because nobody wants it."""
+    return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS
+
+
+cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
+    """Of a lease in force, into an event that has its moment."""
+    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
+    event.wants = desk.want
+    event.longest_kernel_ns = desk.report.longest_kernel_ns
+    event.refill_ns = desk.report.refill_ns
+    event.predicted_end_ns = desk.report.predicted_end_ns

@@ -1,0 +1,59 @@
+"""Where a node lies (vgpu/paths.py says the same), and what may be a part of a path in it. A path is put together in a
+buffer of the caller's; one that does not fit is refused, never cut.
+"""
+
+from libc.stdlib cimport getenv
+from libc.string cimport memcpy, strlen
+
+cdef extern from "hook/connect.h" nogil:
+    int vgpu_uid() noexcept
+
+
+cdef inline bint append(char* path, size_t capacity, const char* text) noexcept nogil:
+    """Behind what is there. 0: it does not fit, and nothing has changed."""
+    cdef size_t length = strlen(path), size = strlen(text)
+    if length + size + 1 > capacity:
+        return 0
+    memcpy(path + length, text, size + 1)
+    return 1
+
+
+cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
+    """VGPU_RUNTIME_DIR, or where a node of this user lies by default."""
+    cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
+    cdef char[12] digits
+    cdef int at = 11
+    cdef unsigned int uid = vgpu_uid()
+    path[0] = 0
+    if given != NULL and given[0]:
+        return append(path, capacity, given)
+    if uid == 0:
+        return append(path, capacity, b"/run/vgpu")
+    given = getenv(b"XDG_RUNTIME_DIR")
+    if given != NULL and given[0]:
+        return append(path, capacity, given) and append(path, capacity, b"/vgpu")
+    digits[11] = 0
+    while True:
+        at -= 1
+        digits[at] = <char>(c'0' + uid % 10)
+        uid //= 10
+        if uid == 0:
+            break
+    return (
+        append(path, capacity, b"/tmp/vgpu-")
+        and append(path, capacity, digits + at)
+        and append(path, capacity, b"/vgpu")
+    )
+
+
+cdef inline bint well_formed(const char* vgpu_id) noexcept nogil:
+    """``vgpu-`` and eight hex digits; so that no id is a path."""
+    cdef int i
+    if strlen(vgpu_id) != 13 or vgpu_id[0] != c'v' or vgpu_id[1] != c'g' or vgpu_id[2] != c'p' or vgpu_id[3] != c'u':
+        return 0
+    if vgpu_id[4] != c'-':
+        return 0
+    for i in range(5, 13):
+        if not (c'0' <= vgpu_id[i] <= c'9' or c'a' <= vgpu_id[i] <= c'f'):
+            return 0
+    return 1
