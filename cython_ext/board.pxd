@@ -19,6 +19,11 @@ older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g �
 Predecessors are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of
 waiting turns.
 
+A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU, too: nobody else wants or holds, and
+nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
+meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
+publishes it again; at their ``go_by_ns`` they go all the same.
+
 Reports are believed when they *change*: epochs live on a 32-bit circle, and a word from 2³¹ leases ago would otherwise
 seem to reach a lease that was only just made. They are clamped: no drain lies before GO or after now.
 
@@ -33,7 +38,7 @@ from libc.string cimport memmove, memset
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
     BoardEvent, Desk, Face, Report, Turn,
-    desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
+    any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
@@ -53,6 +58,8 @@ cdef enum:
 cdef struct Board:
     uint64_t[4] waiting      # desks with a turn that has not gone
     uint64_t[4] holding      # desks with a turn that has
+    uint64_t[4] wanting
+    uint64_t[4] unheard      # desks with a turn that is
     uint64_t[4] touched
     uint32_t newest          # epoch last published on the GPU
     uint32_t events_count
@@ -128,6 +135,8 @@ cdef inline void board_strike(Board* board, uint32_t key, uint32_t epoch, int64_
 cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t at_ns) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef uint32_t epoch = desk.turns[index].lease.epoch
+    if desk.turns[index].unheard:
+        put(board.unheard, key, 0)
     desk.live -= 1
     memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(Turn))
     board_refile(board, key)
@@ -167,6 +176,9 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     if not turn.lease.flags & LEASE_OPEN:
         turn.lease.end_ns += moved
     turn.went = 1
+    if turn.alone:
+        turn.unheard = 1
+        put(board.unheard, key, 1)
     turn.busy_at_go_ns = desk.report.busy_ns
     board.gos += 1
     late = <uint64_t>max(0, now_ns - due)
@@ -176,6 +188,32 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     board.lateness[i] += 1
     board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
     board_refile(board, key)
+
+
+cdef inline int64_t board_due_ns(const Board* board, uint32_t key, uint32_t index) noexcept nogil:
+    """From when on the desk's first waiting turn, unless it is an alone one, may get GO, as things stand."""
+    cdef const Turn* turn = &board.desks[key].turns[index]
+    if turn.alone:
+        return FOREVER_NS
+    if not turn.on_want and any_but(board.unheard, key):
+        return turn.lease.go_by_ns
+    return turn_due_ns(&board.desks[key], index)
+
+
+cdef inline int board_alone(const Board* board) noexcept nogil:
+    """Whose alone turn gets GO now; −1: nobody's."""
+    cdef const Desk* desk
+    cdef int alone = next_key(board.wanting, 0), key = next_key(board.waiting, 0)
+    cdef uint32_t i
+    if alone < 0 or any_but(board.wanting, alone) or next_key(board.holding, 0) >= 0 or not has(board.waiting, alone):
+        return -1
+    while key >= 0:
+        desk = &board.desks[key]
+        for i in range(desk.live):
+            if not desk.turns[i].on_want:
+                return -1
+        key = next_key(board.waiting, key + 1)
+    return alone if board.desks[alone].turns[0].alone else -1
 
 
 cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
@@ -190,10 +228,14 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
         while key >= 0:
             desk = &board.desks[key]
             i = first_waiting(desk)
-            while i < desk.live and turn_due_ns(desk, i) <= now_ns:
+            while i < desk.live and board_due_ns(board, key, i) <= now_ns:
                 board_go(board, key, i, now_ns)
                 i += 1
             key = next_key(board.waiting, key + 1)
+        key = board_alone(board)
+        if key >= 0:
+            board_go(board, key, 0, now_ns)
+            again = 1
         key = next_key(board.holding, 0)
         while key >= 0:
             desk = &board.desks[key]
@@ -211,7 +253,7 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
     sharp[0] = 0
     while key >= 0:
         i = first_waiting(&board.desks[key])
-        due = turn_due_ns(&board.desks[key], i)
+        due = board_due_ns(board, key, i)
         if due < deadline:
             deadline = due
             sharp[0] = board.desks[key].turns[i].waits == 0 and board.desks[key].turns[i].lease.flags & LEASE_ON_GO != 0
@@ -245,7 +287,8 @@ cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns) noexce
 
 
 cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int64_t now_ns) noexcept nogil:
-    """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, waits and after.
+    """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, alone, waits and
+    after.
 
     One of BOARD_*; without OK nothing changed. Steps are the caller's.
     """
@@ -256,6 +299,9 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         turn.lease.end_ns = asked.lease.end_ns
         turn.lease.flags = (turn.lease.flags & ~<uint32_t>LEASE_OPEN) | (asked.lease.flags & LEASE_OPEN)
         turn.window_ns = asked.window_ns
+        if turn.unheard:
+            turn.unheard = 0
+            put(board.unheard, key, 0)
         board_refile(board, key)
         return BOARD_OK
     if asked.lease.end_ns <= asked.lease.start_ns:
@@ -271,7 +317,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         if board.newest == 0 or epoch_reached(asked.lease.epoch, board.newest):
             board.newest = asked.lease.epoch
     turn[0] = asked[0]
-    turn.went = 0
+    turn.went = turn.unheard = 0
     turn.ready_ns = now_ns
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)
     turn.lease.flags &= LEASE_OPEN
@@ -319,6 +365,12 @@ cdef inline void board_tail(Board* board, uint32_t key, uint32_t epoch, int64_t 
         board_strike(board, key, epoch, now_ns)
 
 
+cdef inline void board_wants(Board* board, uint32_t key, bint want, int64_t now_ns) noexcept nogil:
+    board.desks[key].want = want
+    board.desks[key].want_changed_ns = now_ns
+    put(board.wanting, key, want)
+
+
 cdef inline void board_report(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
     """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
     cdef Desk* desk = &board.desks[key]
@@ -331,17 +383,14 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
     if report.returned_epoch != before.returned_epoch:
         # Who wants again after a return wants anew, even if the return and the wish came in one report.
         if board_finish(board, key, report.returned_epoch, report.drained_ns, now_ns, 0) and desk.want:
-            desk.want = 0
-            desk.want_changed_ns = now_ns
+            board_wants(board, key, 0, now_ns)
     if report.drained_epoch != before.drained_epoch:
         if board_finish(board, key, report.drained_epoch, report.drained_ns, now_ns, report.want) and not report.want:
-            desk.want = 0
-            desk.want_changed_ns = now_ns
+            board_wants(board, key, 0, now_ns)
     if report.tail_epoch != before.tail_epoch:
         board_tail(board, key, report.tail_epoch, now_ns)
     if report.want != desk.want:
-        desk.want = report.want
-        desk.want_changed_ns = now_ns
+        board_wants(board, key, report.want, now_ns)
         if report.want:
             board_emit(board, EVENT_WANTS, key, 0, now_ns)
         elif not has(board.holding, key):
@@ -376,6 +425,7 @@ cdef inline void board_remove(Board* board, uint32_t key, int64_t now_ns) noexce
             kept += 1
     board.events_count = kept
     memset(desk, 0, sizeof(Desk))
+    put(board.wanting, key, 0)
     put(board.touched, key, 1)
 
 
@@ -405,7 +455,7 @@ cdef inline void board_face(const Board* board, uint32_t key, Face* face) noexce
 
 cdef int read_turn(
     Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
-    object window_ns,
+    bint alone, object window_ns,
 ) except -1
 cdef object event_reading(const BoardEvent* event)
 cdef Board* board_new() except NULL

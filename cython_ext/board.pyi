@@ -16,6 +16,7 @@ class PyBoard:
         early: bool,
         on_want: bool,
         now_ns: int,
+        alone: bool = False,
     ) -> bool: ...
     def withdraw(self, key: int, epoch: int, now_ns: int) -> bool: ...
     def report(

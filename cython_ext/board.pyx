@@ -26,7 +26,7 @@ cdef uint32_t lease_epoch(object value) except 0:
 
 cdef int read_turn(
     Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
-    object window_ns,
+    bint alone, object window_ns,
 ) except -1:
     """A ``Lease`` as Python says it. Raises ``ValueError`` on what no lease can be."""
     memset(turn, 0, sizeof(Turn))
@@ -36,6 +36,9 @@ cdef int read_turn(
     turn.window_ns = moment(window_ns, "window_ns")
     turn.early = early
     turn.on_want = on_want
+    turn.alone = alone
+    if alone and not (early and on_want):
+        raise ValueError(f"lease {epoch}: only an early, standing lease can be one for a free GPU (alone)")
     if end_ns is None:
         turn.lease.flags = LEASE_OPEN
         turn.lease.end_ns = FOREVER_NS
@@ -98,10 +101,10 @@ cdef class PyBoard:
         board_remove(self.board, key, now_ns)
         board_step(self.board, now_ns)
 
-    def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns):
+    def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns, bint alone=0):
         """True: accepted; False: the epoch is over. Raises ``ValueError`` (empty) and ``OverflowError`` (too many)."""
         cdef Turn turn
-        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, 1_000_000)
+        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, 1_000_000)
         board_step(self.board, now_ns)
         result = board_publish(self.board, key, &turn, now_ns)
         if result == BOARD_EMPTY:

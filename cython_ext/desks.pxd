@@ -28,7 +28,9 @@ cdef struct Turn:
     int64_t window_ns
     bint early
     bint on_want             # no GO before the vGPU wants (a standing lease)
+    bint alone               # nor while a lease is in force, or one that is not standing waits
     bint went
+    bint unheard             # went alone, and was not published since
     int64_t ready_ns         # publication, or the last predecessor's drain
     int64_t go_ns
     uint64_t busy_at_go_ns
@@ -105,6 +107,12 @@ cdef inline int next_key(const uint64_t* bits, int key) noexcept nogil:
         else:
             key += 1
     return -1
+
+
+cdef inline bint any_but(const uint64_t* bits, uint32_t key) noexcept nogil:
+    """Whether the set has a key other than ``key``."""
+    cdef int first = next_key(bits, 0)
+    return first >= 0 and (<uint32_t>first != key or next_key(bits, first + 1) >= 0)
 
 
 # --- one desk

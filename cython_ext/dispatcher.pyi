@@ -20,6 +20,7 @@ class Dispatcher:
         go_by_ns: int = 0,
         early: bool = True,
         on_want: bool = False,
+        alone: bool = False,
         window_ns: int = 1_000_000,
     ) -> bool: ...
     def withdraw(self, key: int, epoch: int) -> bool: ...

@@ -336,17 +336,16 @@ cdef class Dispatcher:
         page.unpin()
 
     def publish(self, key, epoch, start_ns, end_ns, after=(), go_by_ns=0, early=True, on_want=False,
-                window_ns=1_000_000):
+                alone=False, window_ns=1_000_000):
         """Execute ``Publish`` (meaning of the arguments: ``gpuserver.core.leases.Lease``).
 
-        ``on_want``: a standing lease, no GO before the vGPU wants, and then at once. True: accepted. False: the epoch
-        has drained or was withdrawn, nothing changed. Raises ``ValueError`` for what no lease can be,
-        ``OverflowError`` with eight leases of the vGPU undrained.
+        True: accepted. False: the epoch has drained or was withdrawn, nothing changed. Raises ``ValueError`` for what
+        no lease can be, ``OverflowError`` with eight leases of the vGPU undrained.
         """
         cdef uint32_t index = self.known(key)
         cdef Turn turn
         cdef int result
-        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, window_ns)
+        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, window_ns)
         with nogil:
             result = engine_publish(self.engine, index, &turn)
         if result == BOARD_EMPTY:

@@ -49,7 +49,7 @@ cdef enum:
     LEASE_ON_GO = 2          # usable only once GO was given (or go_by_ns has passed); else usable from start_ns on
 
     # GrantsPage.flags
-    GRANTS_CONTENDED = 1     # another vGPU of the GPU wants: early return on idleness is worth something
+    GRANTS_CONTENDED = 1     # another vGPU of the GPU wants, or has lately: early return on idleness is worth something
     GRANTS_REMOVED = 2       # the vGPU was removed: every gate fails with an error
     GRANTS_LOSS_ERROR = 4    # --on-server-loss error (default: block)
     GRANTS_LOSS_RUN = 8      # --on-server-loss run

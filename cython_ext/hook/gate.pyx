@@ -128,7 +128,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
     if opens < FOREVER_NS:
         until = min(until, opens)
         spin_from = opens - AWAKE_BEFORE_NS
-        if now - due < AWAKE_AFTER_NS:
+        if due < FOREVER_NS and now - due < AWAKE_AFTER_NS:
             # GO is due at the start, not at go_by: be awake then
             until = min(until, due + AWAKE_AFTER_NS)
             spin_from = due - AWAKE_BEFORE_NS

@@ -48,6 +48,7 @@ cdef enum:
     # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
     BREAK_EVEN_NS = 800_000
     EXPECTED_IDLE_NS = 100_000
+    IDLE_ALONE_NS = 20_000_000       # nobody else is there: whoever comes next, we too, then has GO from the dispatcher
 
 
 cdef void count(Gate* gate) noexcept nogil:
@@ -144,6 +145,10 @@ cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
 cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
     """Idle for longer than a hand-over costs: others may have the rest of the lease."""
     cdef int64_t patience = EXPECTED_IDLE_NS if gate.gap_ns > BREAK_EVEN_NS else BREAK_EVEN_NS
+    if not others_gain(gate):
+        if gate.grants.mode != MODE_TEMPORAL:
+            return
+        patience = IDLE_ALONE_NS
     if now - gate.idle_since_ns < patience:
         return
     exchange32(&gate.slot.want, 0)
@@ -210,7 +215,7 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
             again = min(ends_ns(gate), max(again, now + look_every_ns(gate, now)))
             return max(again, now + LOOK_ENDED_LEAST_NS)
         return now + LOOK_ALONE_NS
-    if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and others_gain(gate):
+    if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0:
         give_back(gate, now)
     if vgpu_baton_over(gate, now):       # our turn may come any moment, and its work is to be seen
         return now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_ALONE_NS)

@@ -48,16 +48,26 @@ class Hold:
     shadows: frozenset[int] = frozenset()
     """Epochs that were not drained when GO came: they pay for the overlap."""
     shadow_until_ns: int = 0
-    on_tail: bool = False
-    """They were about to drain, and GO came for that; else GO came because everybody had waited long enough."""
+    shares_overlap: bool = False
+    """They were about to drain; else GO came because everybody had waited long enough."""
+    tail_ns: int = 0
     idle_ns: int = 0
     drains_by_ns: int = 0
 
-    def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int) -> None:
+    def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int, tail_ns: int) -> None:
+        """``grace_ns``: the longest overlap that others pay for; ``tail_ns``: the longest that is the others' alone."""
         self.went_ns = self.usable_ns = self.settled_ns = at_ns
-        self.on_tail = bool(undrained) and at_ns < self.lease.go_by_ns
+        self.shares_overlap = bool(undrained) and at_ns < self.lease.go_by_ns
         self.shadows = undrained
         self.shadow_until_ns = at_ns + grace_ns
+        self.tail_ns = tail_ns
+
+    def others_until(self, at_ns: int) -> int:
+        """Where an overlap that lasted from GO until ``at_ns`` is divided: a part as long as a tail is the others', of
+        a longer one, which time slices cut, half."""
+        assert self.went_ns is not None
+        overlap_ns = at_ns - self.went_ns
+        return self.went_ns + min(overlap_ns, max(self.tail_ns, overlap_ns // 2))
 
     def unshadow(self, epoch: int, at_ns: int) -> None:
         """The overlapped lease ``epoch`` drained at ``at_ns``: from there on this one pays for itself."""
@@ -67,6 +77,8 @@ class Hold:
             self.shadows -= {epoch}
 
     def usable_from(self, now_ns: int) -> int:
+        if self.shadows and self.shares_overlap:
+            return max(self.usable_ns, self.others_until(now_ns))
         if self.shadows:
             return max(self.usable_ns, min(now_ns, self.shadow_until_ns))
         return self.usable_ns
@@ -116,6 +128,8 @@ class Account:
     away: bool = False
     """Wants, but its gang is not called: waits outside the competition."""
     holds: dict[int, Hold] = field(default_factory=dict)
+    standing: Hold | None = None
+    """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or went."""
     waiting_since_ns: int | None = None
     served_ns: int = 0
     returns_ppm: int = 0
@@ -131,12 +145,16 @@ class Account:
     busy_ns: int = 0
     overuse_ns: int = 0
     tokens: int = 0
+    guarantee: int = field(init=False)
     _carry: int = 0
     _handover_mean_ns: int = 0
 
-    @property
-    def guarantee(self) -> int:
-        return max(1, self.share.guarantee_ppm)
+    def __post_init__(self) -> None:
+        self.take_share(self.share)
+
+    def take_share(self, share: Share) -> None:
+        self.share = share
+        self.guarantee = max(1, share.guarantee_ppm)
 
     @property
     def capped(self) -> bool:

@@ -98,14 +98,20 @@ class Competition(Membership):
         elif not isinstance(event, Tick) and event.vgpu not in self._accounts:
             raise KeyError(f"vGPU {event.vgpu} is unknown to the scheduler")
         now_ns = self._now_ns = max(now_ns, self._now_ns)
+        if isinstance(event, Observed) and not self._matters_now(event):
+            self._on_observed(event, now_ns)
+            return []
         self._refill(now_ns)
         if not isinstance(event, Tick):
+            if event.vgpu in self._accounts:
+                self._refill_one(self._accounts[event.vgpu], now_ns)
             self._on[type(event)](event, now_ns)
             if event.vgpu in self._accounts:  # of the others no bucket has changed since
                 self._refill_one(self._accounts[event.vgpu], now_ns)
         self._unbar(now_ns)
         self._muster(now_ns)
         self._decide(now_ns)
+        self._stand(now_ns)
         commands, self._commands = self._commands, []
         return commands
 
@@ -121,6 +127,11 @@ class Competition(Membership):
     def adopt(self, policy: Policy) -> None:
         """Go by another policy, from the next decision on."""
         self.policy = policy
+
+    @property
+    @abstractmethod
+    def crowded(self) -> bool:
+        """Whether others gain by it that an idle vGPU gives its lease back."""
 
     @property
     def next_epoch(self) -> int:
@@ -195,6 +206,8 @@ class Competition(Membership):
                 raise InvariantError(f"vGPU {a.key} is away though nothing binds it, or it holds")
             if a.wants and not (a.competing or a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
+            if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
+                raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
             if a.throttled and not a.capped:
                 raise InvariantError(f"vGPU {a.key} is throttled without a limit")
             if a.throttled and not a.wants:
@@ -202,12 +215,18 @@ class Competition(Membership):
             for epoch, hold in a.holds.items():
                 if epoch != hold.lease.epoch or hold.lease.vgpu != a.key or epoch >= self._next_epoch:
                     raise InvariantError(f"lease {epoch} is in the wrong account: {hold}")
+                if hold.lease.standing:
+                    raise InvariantError(f"lease {epoch} is granted, and still standing: {hold}")
                 if hold.lease.end_ns is not None and hold.lease.end_ns < hold.lease.start_ns:
                     raise InvariantError(f"lease {epoch} ends before it starts: {hold}")
 
     @abstractmethod
     def _decide(self, now_ns: int) -> None:
         """Publish, revise and withdraw leases, as things stand after an event."""
+
+    def _matters_now(self, event: Observed) -> bool:
+        """Whether a reading of a holder calls for a decision."""
+        return True
 
     # --- events
 
@@ -229,6 +248,7 @@ class Competition(Membership):
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
         account = self._accounts[event.vgpu]
+        self._unstand(account)
         competing = account.competing
         self._leave(account, now_ns)
         clock = self.clock(now_ns)
@@ -236,7 +256,7 @@ class Competition(Membership):
         account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
-        account.share = event.share
+        account.take_share(event.share)
         if account.kept_lag_ns is None:
             account.time = clock - virtual(lag, account.guarantee)
             account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
@@ -271,6 +291,13 @@ class Competition(Membership):
         account = self._accounts[event.vgpu]
         at_ns = min(event.at_ns, now_ns)
         hold = account.holds.get(event.epoch)
+        by_itself = account.standing is not None and account.standing.lease.epoch == event.epoch
+        if by_itself:
+            if not account.wants:
+                self._on_wants(Wants(account.key), now_ns)
+            hold = self._take_up(account)
+            hold.lease = replace(hold.lease, window_ns=self._window(account))
+            self._began(hold, now_ns)
         if hold is None:
             if account.last_epoch < event.epoch < self._next_epoch:
                 self._went_withdrawn(account, event.epoch, at_ns)
@@ -284,15 +311,21 @@ class Competition(Membership):
         if crossed:
             # The dispatcher may have moved the old end or the new one: say which end holds.
             self._commands.append(Publish(hold.lease))
-        if not hold.on_tail:  # whom it has passed by holds up nobody else
+        if not hold.shares_overlap:  # whom it has passed by holds up nobody else
             for other in self._accounts.values():
                 if other is not account and not hold.shadows.isdisjoint(other.holds):
                     self._bar(other, now_ns)
         self._went(hold, planned_end_ns, now_ns)
+        if by_itself:  # once nothing waits any more that was granted without knowing of it
+            self._commands.append(Publish(hold.lease))
+
+    def _began(self, hold: Hold, now_ns: int) -> None:
+        """A standing lease has begun by itself, whatever was planned."""
+        raise NotImplementedError
 
     def _go(self, hold: Hold, at_ns: int) -> None:
         undrained = frozenset(e for key, e in hold.lease.after if self._undrained(key, e))
-        hold.go(at_ns, undrained, self.policy.grace_ns)
+        hold.go(at_ns, undrained, self.policy.grace_ns, self.policy.tail_ns)
 
     @abstractmethod
     def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
@@ -302,7 +335,7 @@ class Competition(Membership):
         """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
         known = (h for _, h in self._withdrawn if h.lease.epoch == epoch)
         hold = next(known, Hold(Lease(account.key, epoch, at_ns, at_ns), account.share.sm_mpercent))
-        hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns)
+        hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns, standing=False)
         self._go(hold, at_ns)
         account.holds[epoch] = hold
 
@@ -339,13 +372,11 @@ class Competition(Membership):
         self._seat(account, now_ns)
 
     def _fair_end(self, epoch: int, drained_ns: int) -> int:
-        """Up to when a lease is charged that drained at ``drained_ns``. Its successor may have had GO for its tail: a
-        tail that took longer was cut by the successor's time slices, and half of it was the successor's."""
+        """Up to when a lease is charged that drained at ``drained_ns``. Another may have had GO for its tail."""
         for account in self._accounts.values():
             for hold in account.holds.values():
-                if hold.on_tail and hold.went_ns is not None and epoch in hold.shadows:
-                    overlap_ns = drained_ns - hold.went_ns
-                    return min(drained_ns, hold.went_ns + max(self.policy.tail_ns, overlap_ns // 2))
+                if hold.shares_overlap and epoch in hold.shadows:
+                    return min(drained_ns, hold.others_until(drained_ns))
         return drained_ns
 
     def _unshadow(self, epoch: int, at_ns: int) -> None:
@@ -383,19 +414,71 @@ class Competition(Membership):
         return self.policy.window_low_ns if above else self.policy.window_ns
 
     def _publish(self, account: Account, lease: Lease) -> Hold:
-        """A new lease for ``account``; its epoch is the next one. It also waits for leases that were withdrawn a moment
-        ago: their GO may have crossed the withdrawal."""
+        """A new lease for ``account``; its epoch is the next one, or that of its standing lease. It also waits for
+        leases that were withdrawn a moment ago: their GO may have crossed the withdrawal."""
         now_ns = self._now_ns
-        self._withdrawn = [w for w in self._withdrawn if now_ns - w[0] < self.policy.lookahead_ns]
-        crossing = [(h.lease.vgpu, h.lease.epoch) for _, h in self._withdrawn if self._matters(h.lease.vgpu, account)]
+        crossing = [
+            (h.lease.vgpu, h.lease.epoch)
+            for at_ns, h in self._withdrawn
+            if now_ns - at_ns < self.policy.lookahead_ns
+            and self._matters(h.lease.vgpu, account)
+            and not h.lease.standing  # nobody has GO beside one that is
+        ]
         if crossing:
             go_by_ns = max(lease.go_by_ns, lease.start_ns + self._quantum(account))
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
+        if account.standing is not None:  # nobody has GO beside it, should it have begun already
+            hold = self._take_up(account)
+            hold.lease, hold.revised_ns = replace(lease, epoch=hold.lease.epoch), now_ns
+            self._commands.append(Publish(hold.lease))
+            return hold
+        hold = self._issue(account, lease)
+        account.holds[hold.lease.epoch] = hold
+        return hold
+
+    def _issue(self, account: Account, lease: Lease) -> Hold:
         hold = Hold(replace(lease, epoch=self._next_epoch), account.share.sm_mpercent)
         self._next_epoch += 1
-        account.holds[hold.lease.epoch] = hold
         self._commands.append(Publish(hold.lease))
         return hold
+
+    # --- standing leases
+
+    def _stand(self, now_ns: int) -> None:
+        """A lease that begins by itself for each idle vGPU for which that is safe. Who waits keeps the one it has until
+        it is granted, so that nothing has to be taken back that may be in use already."""
+        for a in self._accounts.values():
+            if a.standing is None and (a.wants or a.holds):
+                continue
+            if a.holds or a.throttled or a.barred or a.away or not self._may_stand(a):
+                self._unstand(a)
+            elif a.standing is None:
+                end_ns = None
+                if a.capped:
+                    length_ns = max(a.bucket_at(now_ns) // PPM, self.policy.quantum_min_ns // 2)
+                    end_ns = now_ns + min(length_ns, self.policy.quantum_max_ns)
+                window_ns = self._window(a)
+                a.standing = self._issue(
+                    a, Lease(a.key, 0, now_ns, end_ns, go_by_ns=FAR_NS, window_ns=window_ns, standing=True)
+                )
+
+    def _may_stand(self, account: Account) -> bool:
+        """Whether it may have a standing lease while it is idle."""
+        return False
+
+    def _take_up(self, account: Account) -> Hold:
+        """The standing lease is granted, or went: from now on it is one like any other."""
+        hold = account.standing
+        assert hold is not None
+        account.standing = None
+        hold.lease = replace(hold.lease, standing=False)
+        account.holds[hold.lease.epoch] = hold
+        return hold
+
+    def _unstand(self, account: Account) -> None:
+        hold, account.standing = account.standing, None
+        if hold is not None:
+            self._take_from(hold)
 
     def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
         """Publish a lease again with other times, unless they are what they were."""
@@ -414,7 +497,12 @@ class Competition(Membership):
 
     def _withdraw(self, account: Account, hold: Hold) -> None:
         del account.holds[hold.lease.epoch]
-        self._withdrawn.append((self._now_ns, hold))
+        self._take_from(hold)
+
+    def _take_from(self, hold: Hold) -> None:
+        now_ns = self._now_ns
+        self._withdrawn = [w for w in self._withdrawn if now_ns - w[0] < self.policy.lookahead_ns]
+        self._withdrawn.append((now_ns, hold))
         self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))
 
     @abstractmethod

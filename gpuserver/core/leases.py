@@ -184,6 +184,11 @@ class Lease:
     wait is unbounded), and not before ``start_ns`` unless ``early``. A lease is usable from GO on and keeps its length:
     GO at g, before or after ``start_ns``, moves ``end_ns`` by g − start_ns. ``window_ns``: the most predicted GPU time
     the vGPU may have in flight while others wait.
+
+    A ``standing`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
+    token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as
+    well: who goes first is for the scheduler to say. Once it went, no other lease has GO beside it, before its own
+    ``go_by_ns``, until it has been published again: the scheduler may have granted that one before it heard of this.
     """
 
     vgpu: VgpuKey
@@ -194,6 +199,7 @@ class Lease:
     go_by_ns: int = 0
     early: bool = True
     window_ns: int = 1_000_000
+    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,10 @@ class Membership(ABC):
     def _lag(self, account: Account, clock: int, now_ns: int) -> int:
         if account.kept_lag_ns is not None:
             return account.kept_lag_ns
-        return real(clock - self._time_at(account, now_ns), account.guarantee)
+        return self._lag_after(account, self._time_at(account, now_ns), clock)
+
+    def _lag_after(self, account: Account, time: int, clock: int) -> int:
+        return real(clock - time, account.guarantee)
 
     # --- membership
 
@@ -97,8 +100,10 @@ class Membership(ABC):
         return account.bucket_at_ns + -(-missing // max(1, account.share.limit_ppm))
 
     def _refill(self, now_ns: int) -> None:
+        """Nobody asks for the bucket of one without a limit: that is brought up to date at its own events."""
         for a in self._accounts.values():
-            self._refill_one(a, now_ns)
+            if a.capped:
+                self._refill_one(a, now_ns)
 
     def _refill_one(self, account: Account, now_ns: int) -> None:
         account.refill(now_ns, self._full(account))

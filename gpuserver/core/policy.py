@@ -57,6 +57,8 @@ class Policy:
     """… and below a higher class that exists on this GPU."""
     minimum_stay_handovers: int = 5
     """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
+    standing: bool = True
+    """Idle vGPUs have standing leases: a request on a free GPU is answered without the scheduler."""
     grace_ns: int = 100 * MILLISECOND
     """The longest that anyone waits for a predecessor to drain."""
     tail_ns: int = 500 * MICROSECOND

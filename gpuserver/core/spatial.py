@@ -77,6 +77,11 @@ class SpatialScheduler(Competition):
     def period_ns(self) -> int:
         return self.policy.round_ns
 
+    @property
+    def crowded(self) -> bool:
+        """Where all vGPUs fit the card together, none is in the way of another, and keeps its lease while it idles."""
+        return sum(a.width for a in self._accounts.values()) > CARD_MPERCENT
+
     # --- the guarantee clock
 
     def clock(self, now_ns: int) -> int:

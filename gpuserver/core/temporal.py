@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition, InvariantError
-from gpuserver.core.leases import FAR_NS, Lease, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 
@@ -56,6 +56,10 @@ class TemporalScheduler(Competition):
         self._next: Hold | None = None
         self._period_ns = policy.period_ns
         self._period_since_ns: int | None = None
+
+    @property
+    def crowded(self) -> bool:
+        return True
 
     def clock(self, now_ns: int) -> int:
         return self._mean_time(now_ns)
@@ -151,11 +155,21 @@ class TemporalScheduler(Competition):
         if hold is self._next:
             self._current, self._next = hold, None
 
+    def _began(self, hold: Hold, now_ns: int) -> None:
+        for published in (self._next, self._current):
+            if published is not None and published.went_ns is None:
+                self._take_back(published)
+        self._current = hold
+
     def _closed(self, hold: Hold) -> None:
         if hold is self._current:
             self._current = None
         elif hold is self._next:
             self._next = None
+
+    def _matters_now(self, event: Observed) -> bool:
+        """What was learned counts in the next decision. Only a bucket makes one necessary now."""
+        return self._accounts[event.vgpu].capped
 
     # --- decisions
 
@@ -194,6 +208,9 @@ class TemporalScheduler(Competition):
 
     def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
         return True
+
+    def _may_stand(self, account: Account) -> bool:
+        return self.policy.standing and account.muster is None and not self._dry(account)
 
     def _bound(self, current: Hold, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
@@ -298,7 +315,8 @@ class TemporalScheduler(Competition):
             for epoch, hold in a.holds.items()
             if not a.barred or hold is self._current
         ]
-        patience = max((self._patience(self._accounts[key]) for key, _ in before), default=0)
+        # Who began by itself a moment ago is not in the books yet; until it is, this one waits.
+        patience = max((self._patience(self._accounts[key]) for key, _ in before), default=self.policy.quantum_min_ns)
         if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
             patience = min(patience, self.policy.muster_late_ns)
         lease = Lease(
@@ -323,6 +341,7 @@ class TemporalScheduler(Competition):
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False)
         company = [a for a in self._competitors() if not self._dry_at(a, at_ns)]
         coming = [a for a in self._accounts.values() if a.away]
+        times = {a.key: a.time_at(at_ns) for a in (*company, *coming)}
         called = {a.key for a in (*company, *coming) if a.muster is not None and self._called(a, at_ns)}
         wanting = [a for a in company if a.wants] + coming
         candidates = [
@@ -334,18 +353,18 @@ class TemporalScheduler(Competition):
         if not candidates:
             return None
         weight = sum(a.guarantee for a in company)
-        clock = sum(a.guarantee * a.time_at(at_ns) for a in company) // weight if weight else self._clock
+        clock = sum(a.guarantee * times[a.key] for a in company) // weight if weight else self._clock
         total = self._weight()
 
         def entitled(a: Account) -> bool:
             slack = self._quantum(a, total) if a.key in called else self._quantum(a, total) // 4
-            return self._lag(a, clock, at_ns) >= -slack
+            return self._lag_after(a, times[a.key], clock) >= -slack
 
         eligible = [a for a in candidates if entitled(a)] or candidates
         highest = max(a.share.priority for a in eligible)
         eligible = [a for a in eligible if a.share.priority == highest]
         eligible = [a for a in eligible if a.key in called and entitled(a)] or eligible
-        deadlines = {a.key: self._deadline_at(a, at_ns, total) for a in eligible}
+        deadlines = {a.key: self._deadline_after(a, times[a.key], total) for a in eligible}
         first = min(deadlines.values())
         tied = [a for a in eligible if real(deadlines[a.key] - first, max(weight, 1)) <= self.policy.tie_ns]
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
@@ -378,9 +397,8 @@ class TemporalScheduler(Competition):
             return False
         return account.bucket_at(at_ns) < self._fill_line(account) * PPM
 
-    def _deadline_at(self, account: Account, at_ns: int, weight: int | None = None) -> int:
-        """The deadline, no further away than one and a half tokens (the company may have grown)."""
-        time = account.time_at(at_ns)
+    def _deadline_after(self, account: Account, time: int, weight: int | None = None) -> int:
+        """The deadline at virtual ``time``, no further away than one and a half tokens (the company may have grown)."""
         deadline = self._grid(account, time) if account.undrained else account.deadline
         return min(deadline, time + virtual(self._quantum(account, weight) * 3 // 2, account.guarantee))
 
@@ -394,4 +412,4 @@ class TemporalScheduler(Competition):
         return min(length_ns, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
 
     def _length_of(self, account: Account) -> int:
-        return self._length(account, self._deadline_at(account, self._now_ns), self._now_ns)
+        return self._length(account, self._deadline_after(account, account.time_at(self._now_ns)), self._now_ns)

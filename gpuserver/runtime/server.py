@@ -349,6 +349,7 @@ class GpuServer:
     async def _sample(self) -> None:
         refused: dict[str, int] = {}
         while True:
+            self.tokens.forget_wishes()
             self.window.add(time.monotonic_ns(), self.tokens.standings())
             for vgpu in self.vgpus.values():
                 count = vgpu.refusals

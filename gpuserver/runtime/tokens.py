@@ -6,6 +6,7 @@ a decision may come a millisecond late without anybody waiting for it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -56,7 +57,9 @@ class TokenLoop:
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
         self._wanting: set[VgpuKey] = set()
-        self._deadline_moved = trio.Event()
+        self._wanted_ns: dict[VgpuKey, int] = {}
+        """Until when each has wanted, of those that have in the last second and those that do."""
+        self._waiting: trio.CancelScope | None = None
         self._look: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
@@ -74,11 +77,13 @@ class TokenLoop:
 
     def change(self, key: VgpuKey, share: Share) -> None:
         self._handle(Changed(key, share))
+        self._show_contention()
 
     def remove(self, key: VgpuKey) -> None:
         self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
+        self._wanted_ns.pop(key, None)
         del self._grants[key], self._published[key]
         self._show_contention()
 
@@ -90,6 +95,7 @@ class TokenLoop:
             self._dispatcher.remove(key)
         self._scheduler = scheduler
         self._wanting.clear()
+        self._wanted_ns.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
 
@@ -143,19 +149,17 @@ class TokenLoop:
             self._handle(Tick())
 
     async def _wait(self) -> None:
-        """Until the dispatcher has news, the scheduler's deadline has come, or the deadline was moved."""
-        self._deadline_moved = trio.Event()
-        deadline = self._scheduler.next_deadline_ns()
-        left_s = float("inf") if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / SECOND_NS)
-        with trio.move_on_after(left_s):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._until_moved, nursery.cancel_scope)
-                await trio.lowlevel.wait_readable(self._dispatcher.fileno())
-                nursery.cancel_scope.cancel()
+        """Until the dispatcher has news or the scheduler's deadline has come, wherever it is moved meanwhile."""
+        with trio.CancelScope() as self._waiting:
+            self._waiting.deadline = self._deadline_s()
+            await trio.lowlevel.wait_readable(self._dispatcher.fileno())
+        self._waiting = None
 
-    async def _until_moved(self, scope: trio.CancelScope) -> None:
-        await self._deadline_moved.wait()
-        scope.cancel()
+    def _deadline_s(self) -> float:
+        """The scheduler's deadline, on trio's clock."""
+        deadline = self._scheduler.next_deadline_ns()
+        left_s = math.inf if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / SECOND_NS)
+        return trio.current_time() + left_s
 
     def _take(self, seen: readings.Event) -> None:
         if seen.kind is EventKind.LOST:
@@ -168,20 +172,33 @@ class TokenLoop:
         self._handle(_event(seen))
 
     def _note(self, seen: readings.Event) -> None:
-        """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody."""
+        """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
+        then may have GO without a word from here."""
         wants = seen.kind is EventKind.WANTS or (seen.kind is EventKind.DRAINED and seen.wants)
         if seen.kind is EventKind.DRAINED:
             self._published[seen.vgpu].discard(seen.epoch)
         if wants and seen.vgpu not in self._wanting:
             self._wanting.add(seen.vgpu)
-            self._show_contention()
+            if seen.vgpu not in self._wanted_ns:
+                self._wanted_ns[seen.vgpu] = seen.at_ns
+                self._show_contention()
         elif not wants and seen.kind in {EventKind.IDLE, EventKind.DRAINED} and seen.vgpu in self._wanting:
             self._wanting.remove(seen.vgpu)
+            self._wanted_ns[seen.vgpu] = seen.at_ns
+
+    def forget_wishes(self) -> None:
+        """Whoever has wanted nothing for a second is no reason any more for others to give back early."""
+        recent_ns = time.monotonic_ns() - SECOND_NS
+        gone = [k for k, at_ns in self._wanted_ns.items() if at_ns < recent_ns and k not in self._wanting]
+        for key in gone:
+            del self._wanted_ns[key]
+        if gone:
             self._show_contention()
 
     def _show_contention(self) -> None:
+        crowded = self._scheduler.crowded
         for key, page in self._grants.items():
-            contended = bool(self._wanting - {key})
+            contended = crowded and len(self._wanted_ns) > (key in self._wanted_ns)
             if contended != bool(page.flags & GrantsFlag.CONTENDED):
                 page.flags = page.flags ^ GrantsFlag.CONTENDED
 
@@ -201,7 +218,8 @@ class TokenLoop:
 
     def _handle(self, event: Event) -> None:
         self._execute(self._scheduler.handle(event, time.monotonic_ns()))
-        self._deadline_moved.set()
+        if self._waiting is not None:  # another task has told the scheduler something
+            self._waiting.deadline = self._deadline_s()
         self._look()
 
     def _execute(self, commands: Iterable[Command]) -> None:
@@ -217,6 +235,8 @@ class TokenLoop:
                     lease.after,
                     lease.go_by_ns,
                     early=lease.early,
+                    on_want=lease.standing,
+                    alone=lease.standing,
                     window_ns=lease.window_ns,
                 )
             elif self._dispatcher.withdraw(command.vgpu, command.epoch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpuserver.core.leases import (
@@ -21,16 +22,22 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
+from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler, Standing
 
 MS = 1_000_000
+GRANTED_ONLY = Policy(standing=False)
+"""Without standing leases: every lease is one that the test has asked for."""
 
 
 class Desk:
-    """vGPUs 0, 1, … have ``shares``. Each call tells one event at ``at_ms``, checks the books, returns the commands."""
+    """vGPUs 0, 1, … have ``shares``. Each call tells one event at ``at_ms``, checks the books, returns the commands.
 
-    def __init__(self, scheduler: Scheduler, *shares: Share) -> None:
+    ``standing``: with standing leases, which take epochs while nobody wants anything."""
+
+    def __init__(self, scheduler: Scheduler, *shares: Share, standing: bool = False) -> None:
         self.scheduler = scheduler
+        scheduler.adopt(replace(scheduler.policy, standing=standing))
         for key, share in enumerate(shares):
             scheduler.handle(Added(key, share), 0)
 

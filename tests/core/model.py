@@ -30,6 +30,7 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
+from gpuserver.core.policy import DEFAULT_POLICY
 
 US = 1_000
 TAIL_NS = 150_000
@@ -68,6 +69,8 @@ class Record:
     planned_end_ns: int | None = None
     tail_ns: int | None = None
     """From here on it takes no more work, and others may have GO."""
+    shares_overlap: bool = False
+    """It went at the tails of others: they divide the overlap."""
 
     def overrun_ns(self) -> int:
         if self.drained_ns is None or self.planned_end_ns is None:
@@ -128,6 +131,8 @@ class Run:
         self.published: dict[int, dict[int, Published]] = {k: {} for k in self.keys}
         self.drained: set[tuple[int, int]] = set()
         self.tails: set[tuple[int, int]] = set()
+        self.unheard: set[int] = set()
+        """Who holds by a standing lease that the scheduler has not published again."""
         self.records: list[Record] = []
         self.commands: list[tuple[int, Command]] = []
         self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
@@ -164,6 +169,7 @@ class Run:
             if held.record is not None:
                 held.record.drained_ns, held.record.planned_end_ns = self.now_ns, held.lease.end_ns
         self.published[key] = {}
+        self.unheard.discard(key)
         self._deliver(Removed(key))
         self.keys.remove(key)
         del self.shares[key]
@@ -240,6 +246,7 @@ class Run:
         elif known.went_ns is None:
             known.lease = lease
         else:
+            self.unheard.discard(lease.vgpu)
             self._cut(known, replace(known.lease, end_ns=lease.end_ns, window_ns=lease.window_ns))
             self._lease_moved(self.apps[lease.vgpu])
         self._give_go()
@@ -257,17 +264,30 @@ class Run:
                 lease = held.lease
                 if held.went_ns is not None:
                     continue
+                if lease.standing and not (self.apps[key].wants and self._nobody_but(key)):
+                    continue
                 clear = not any(e in self.published.get(k, {}) and (k, e) not in self.tails for k, e in lease.after)
+                clear = clear and not (self.unheard - {key})
                 started, patient = self.now_ns >= lease.start_ns, self.now_ns < lease.go_by_ns
                 if (clear and (lease.early or started)) or (started and not patient):
                     self._go(key, held)
+
+    def _nobody_but(self, key: int) -> bool:
+        """No lease is in force, none that is not standing waits, and nobody else wants."""
+        if any(app.wants for other, app in self.apps.items() if other != key):
+            return False
+        published = (held for leases in self.published.values() for held in leases.values())
+        return all(held.went_ns is None and held.lease.standing for held in published)
 
     def _go(self, key: int, held: Published) -> None:
         lease = held.lease
         end = None if lease.end_ns is None else lease.end_ns + self.now_ns - lease.start_ns
         held.lease = replace(lease, start_ns=self.now_ns, end_ns=end)
         held.went_ns = self.now_ns
+        if lease.standing:
+            self.unheard.add(key)
         held.record = Record(key, lease.epoch, self.now_ns, planned_end_ns=end)
+        held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
         self.tell(Went(key, lease.epoch, self.now_ns))
         app = self.apps[key]
@@ -285,6 +305,7 @@ class Run:
             app.wants = True
             self.wanting[app.key].append((self.now_ns, None))
             self.tell(Wants(app.key))
+            self._give_go()
         if app.held is not None:
             self._launch(app, app.held)
 
@@ -363,6 +384,7 @@ class Run:
         record = held.record
         assert record is not None
         app.held = None
+        self.unheard.discard(app.key)
         record.drained_ns, record.planned_end_ns = self.now_ns, held.lease.end_ns
         del self.published[app.key][held.lease.epoch]
         self.drained.add((app.key, held.lease.epoch))
@@ -428,21 +450,28 @@ class Run:
         it overran the grace or was passed by before. For one holder at a time."""
         if self.spans is not None and self.spans[0] == self.now_ns:
             return self.spans[1]
-        spans = []
+        begins: list[tuple[Record, int]] = []
         active: list[Record] = []
         passed: set[int] = set()
+        ends = {r.epoch: self.now_ns if r.drained_ns is None else r.drained_ns for r in self.records}
         for record in self.records:
             go = record.go_ns
             active = [o for o in active if o.drained_ns is None or o.drained_ns > go]
             begin = go
             for other in active:
-                if other.epoch not in passed:
+                if other.epoch in passed:
+                    continue
+                if record.shares_overlap:
+                    overlap = min(ends[other.epoch], ends[record.epoch]) - go
+                    begin = max(begin, go + min(overlap, max(DEFAULT_POLICY.tail_ns, overlap // 2)))
+                    if ends[other.epoch] <= ends[record.epoch]:
+                        ends[other.epoch] = begin
+                else:
                     begin = max(begin, min(other.drained_ns or self.now_ns, go + grace_ns))
-                    if other.tail_ns is None or other.tail_ns > go:
-                        passed.add(other.epoch)
+                    passed.add(other.epoch)
             active.append(record)
-            drained = self.now_ns if record.drained_ns is None else record.drained_ns
-            spans.append((record.key, min(begin, drained), drained))
+            begins.append((record, begin))
+        spans = [(r.key, min(begin, ends[r.epoch]), ends[r.epoch]) for r, begin in begins]
         self.spans = (self.now_ns, spans)
         return spans
 

@@ -208,6 +208,7 @@ class Watch:
         self.epoch = 0
         self.leases: dict[int, tuple[int, int | None]] = {}
         self.went: set[int] = set()
+        self.standing: set[int] = set()
         self.log: list[tuple[Event, int, list[Command]]] = []
 
     def __call__(self, event: Event, now: int, commands: list[Command]) -> None:
@@ -231,12 +232,16 @@ class Watch:
     def _withdrawn(self, event: Event, now: int, command: Withdraw) -> None:
         start, _ = self.leases[command.epoch]
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
+        if isinstance(event, Went) and event.epoch in self.standing:
+            return  # that one asked nobody, and is in the way of whoever was to be next
         about_to_start = start - POLICY.guard_ns < now < start
         if wants and (about_to_start or command.epoch in self.went):
             self.found.append(f"11: lease {command.epoch} was withdrawn at {now}, it starts at {start}")
 
     def _published(self, now: int, command: Publish) -> None:
         lease = command.lease
+        if lease.standing:
+            self.standing.add(lease.epoch)
         if lease.epoch not in self.leases:
             if lease.epoch != self.epoch + 1:
                 self.found.append(f"11: epoch {lease.epoch} after {self.epoch}")

@@ -19,7 +19,7 @@ def hold_of(epoch: int = 1, start_ns: int = 0, end_ns: int | None = 1000) -> Hol
 
 def gone(epoch: int = 1, at_ns: int = 0, end_ns: int | None = 1000, undrained: tuple[int, ...] = ()) -> Hold:
     hold = hold_of(epoch, at_ns, end_ns)
-    hold.go(at_ns, frozenset(undrained), grace_ns=100)
+    hold.go(at_ns, frozenset(undrained), grace_ns=100, tail_ns=0)
     return hold
 
 

@@ -28,6 +28,7 @@ from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.cluster import Cluster, Job
+from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S, Work
 
 HALF = Share(PPM // 2)
@@ -112,7 +113,7 @@ class Desk:
     """A scheduler with two vGPUs, both wanting: 0 is a gang's, 1 nobody's."""
 
     def __init__(self, gang: Share = HALF, aside: Share = HALF, *, other: bool = True) -> None:
-        self.scheduler = TemporalScheduler()
+        self.scheduler = TemporalScheduler(GRANTED_ONLY)
         self.published: list[Publish] = []
         for key, share in ((0, gang), (1, aside)):
             self.say(Added(key, share), 0)
@@ -381,8 +382,8 @@ class CalledWhateverItHad(TemporalScheduler):
     def _overserved(self, account: object) -> bool:
         return False
 
-    def _lag(self, account: object, clock: int, now_ns: int) -> int:
-        return max(super()._lag(account, clock, now_ns), -MS)  # type: ignore[arg-type]
+    def _lag_after(self, account: object, time: int, clock: int) -> int:
+        return max(super()._lag_after(account, time, clock), -MS)  # type: ignore[arg-type]
 
 
 def starved(cluster: Cluster) -> list[str]:

@@ -14,7 +14,7 @@ from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Lease, Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
-from tests.core.desk import MS
+from tests.core.desk import GRANTED_ONLY, MS
 
 
 def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
@@ -23,7 +23,7 @@ def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Prior
 
 def went(start_ms: int, end_ms: int | None) -> Hold:
     hold = Hold(Lease(0, 1, start_ms * MS, None if end_ms is None else end_ms * MS), 60_000)
-    hold.go(start_ms * MS, frozenset(), 0)
+    hold.go(start_ms * MS, frozenset(), 0, 0)
     return hold
 
 
@@ -38,7 +38,7 @@ def account(
 
 
 def scheduler_with(*accounts: Account) -> SpatialScheduler:
-    scheduler = SpatialScheduler()
+    scheduler = SpatialScheduler(GRANTED_ONLY)
     scheduler._accounts = {a.key: a for a in accounts}
     scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
     return scheduler
@@ -75,7 +75,7 @@ def test_the_mean_is_weighted_with_the_guarantees() -> None:
     """500 ms of virtual time apart: three quarters of the way to the one with three times the guarantee, and 400 ms."""
     scheduler = scheduler_with(account(0, 60, 500), account(1, 60, 250))
     for key, guarantee in ((0, 0.2), (1, 0.6)):
-        scheduler._accounts[key].share = share(guarantee, 60)
+        scheduler._accounts[key].take_share(share(guarantee, 60))
     assert scheduler.clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
 
 
@@ -84,7 +84,7 @@ def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full
     """8 ms held at a guarantee of a half, 3 of them too many; the clock goes 8 ms further meanwhile."""
     holder = account(0, 60, owed_ms)
     hold = Hold(Lease(0, 1, 1000 * MS, 1005 * MS), 60_000)
-    hold.go(1000 * MS, frozenset(), 0)
+    hold.go(1000 * MS, frozenset(), 0, 0)
     scheduler = scheduler_with(holder)
     time = scheduler._charged(holder, hold, holder.time, 1008 * MS)
     assert time - holder.time == charged_ms * MS << FRACTION_BITS

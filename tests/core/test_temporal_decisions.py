@@ -15,7 +15,7 @@ from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Added, Book, Drained, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
-from tests.core.desk import MS, Desk, leases, spans, withdrawn
+from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
 
 HALF = Share(PPM // 2)
 QUARTER = Share(PPM // 4)
@@ -45,7 +45,7 @@ def pair() -> Desk:
 def test_alone_a_lease_has_no_end() -> None:
     one = desk(HALF)
     assert leases(one.wants(0, 3)) == [
-        Lease(0, 1, 3 * MS, None, go_by_ns=3 * MS, early=True, window_ns=DEFAULT_POLICY.window_ns)
+        Lease(0, 1, 3 * MS, None, go_by_ns=8 * MS, early=True, window_ns=DEFAULT_POLICY.window_ns)
     ]
     assert one.due_ms is None
 
@@ -269,7 +269,7 @@ def test_less_than_half_a_shortest_token_is_added_to_the_next(short_ms: float, l
 
 
 def test_a_token_is_worth_ten_hand_overs() -> None:
-    scheduler = TemporalScheduler()
+    scheduler = TemporalScheduler(GRANTED_ONLY)
     small, large = waiting(0, 0, 5, share=Share(10_000)), waiting(1, 0, 5, share=Share(990_000))
     scheduler._accounts = {0: small, 1: large}
     assert scheduler._quantum(small) == 5 * MS
@@ -338,7 +338,7 @@ def test_who_is_alone_owes_nobody() -> None:
 def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> Hold:
     hold = Hold(Lease(vgpu, epoch, start, end), 100_000)
     if went:
-        hold.go(start, frozenset(), 0)
+        hold.go(start, frozenset(), 0, 0)
     return hold
 
 
@@ -359,7 +359,7 @@ def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0,
 def test_contradictions_are_found(
     current: Hold | None, following: Hold | None, changes: dict[str, object], complaint: str
 ) -> None:
-    scheduler = TemporalScheduler(first_epoch=9)
+    scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=9)
     account = Account(0, 0, HALF, wants=True, competing=True)
     for name, value in changes.items():
         setattr(account, name, value)
@@ -373,7 +373,7 @@ def test_contradictions_are_found(
 
 
 def test_somebody_who_waits_for_nothing_is_found() -> None:
-    scheduler = TemporalScheduler(first_epoch=9)
+    scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=9)
     scheduler._accounts[0] = Account(0, 0, HALF, wants=True, competing=True)
     with pytest.raises(InvariantError, match="somebody waits and nobody holds"):
         scheduler.check()
@@ -413,7 +413,7 @@ def waiting(key: int, owed_ms: float, token_ms: float, *, served_ms: int = 0, sh
     ],
 )
 def test_the_earliest_eligible_deadline(accounts: list[Account], chosen: int, length_ms: float) -> None:
-    scheduler = TemporalScheduler()
+    scheduler = TemporalScheduler(GRANTED_ONLY)
     scheduler._accounts = {a.key: replace(a) for a in accounts}
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
@@ -423,7 +423,7 @@ def test_the_earliest_eligible_deadline(accounts: list[Account], chosen: int, le
 
 @pytest.mark.parametrize(("bucket_ms", "length_ms"), [(1, 2.5), (7, 7), (900, 20)])
 def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: float) -> None:
-    scheduler = TemporalScheduler()
+    scheduler = TemporalScheduler(GRANTED_ONLY)
     account = waiting(0, 0, 20, share=CAPPED)
     account.bucket, account.bucket_at_ns = bucket_ms * MS * PPM + 1, 10 * MS
     scheduler._accounts = {0: account}

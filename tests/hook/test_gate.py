@@ -175,19 +175,35 @@ def test_an_idle_holder_gives_back(stage: Stage) -> None:
     assert vgpu.slot().busy_ns > MS
 
 
-def test_an_open_lease_is_kept_until_others_want(stage: Stage) -> None:
+@pytest.mark.parametrize("contended", [False, True])
+def test_an_open_lease_goes_back_after_a_while_or_soon_where_others_gain(stage: Stage, contended: bool) -> None:
     vgpu = stage.vgpu()
     program = stage.start(
         PROLOGUE + "kernel = app.kernel(1.0)\nfor _ in sys.stdin:\n    kernel.launch()\n    print(1, flush=True)",
         stage.environment(vgpu),
     )
+    if contended:
+        vgpu.grants.flags = GrantsFlag.CONTENDED
     epoch = vgpu.open()
     stage.tell(program)
     stage.heard(program)
     eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
-    assert vgpu.slot().want
-    vgpu.grants.flags = GrantsFlag.CONTENDED
-    assert not drained(stage, vgpu, epoch).wants
+    event = drained(stage, vgpu, epoch)
+    assert not event.wants
+    assert contended or event.idle_ns > 20 * MS
+
+
+def test_a_gate_sleeps_until_a_lease_that_begins_by_the_clock(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    vgpu.await_want()
+    waits = vgpu.slot().gate_waits
+    start_ns = time.monotonic_ns() + 300 * MS
+    epoch = next(stage.epochs)
+    assert stage.dispatcher.publish(vgpu.key, epoch, start_ns, None, (), start_ns, early=False)
+    program.await_more()
+    assert time.monotonic_ns() >= start_ns
+    assert vgpu.slot().gate_waits - waits < 100
 
 
 @pytest.mark.parametrize("stream", ["LEGACY", "PER_THREAD", "app.new_stream(0)", "app.new_stream(1)"])

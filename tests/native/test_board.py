@@ -33,9 +33,11 @@ class Lease:
     go_by_ns: int
     early: bool
     on_want: bool
+    alone: bool
     published_ns: int
     go_ns: int | None = None
     on_go: bool = False
+    unheard: bool = False
 
 
 @dataclass
@@ -63,8 +65,13 @@ class Twin:
             return False
         if older and older.go_ns is None:
             return False
+        if lease.alone:
+            free = all(other.go_ns is None and other.on_want for other in self.leases)
+            return free and not older and [key for key in KEYS if self.wants[key]] == [lease.key]
         if now_ns >= lease.go_by_ns:
             return True
+        if not lease.on_want and any(other.unheard and other.key != lease.key for other in self.leases):
+            return False
         undrained = any(self.find(*pair) for pair in lease.after)
         still_held = older and (older.end_ns is None or now_ns < older.end_ns)
         return not undrained and not still_held and (lease.early or now_ns >= lease.start_ns)
@@ -73,6 +80,7 @@ class Twin:
         older = self.older(lease)
         held_ns = 0 if older is None else lease.go_by_ns if older.end_ns is None else min(older.end_ns, lease.go_by_ns)
         by_clock_ns = max(lease.start_ns, lease.published_ns, held_ns)
+        lease.unheard = lease.alone
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
         if lease.end_ns is not None:
             lease.end_ns += lease.go_ns - lease.start_ns
@@ -93,10 +101,11 @@ class Twin:
         again = True
         while again:
             again = False
-            for lease in list(self.leases):
-                if lease.go_ns is None and self.may_go(lease, now_ns):
-                    self.go(lease, now_ns)
-                    again = True
+            for granted in (True, False):
+                for lease in list(self.leases):
+                    if lease.go_ns is None and lease.alone is not granted and self.may_go(lease, now_ns):
+                        self.go(lease, now_ns)
+                        again = True
             for lease in list(self.leases):
                 nobody_ns = max(self.changed_ns[lease.key], lease.go_ns or 0) + QUIET_NS
                 first = self.own(lease.key)[0] is lease
@@ -149,13 +158,19 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         start=st.integers(-2, 20),
         length=st.one_of(st.none(), st.integers(1, 20)),
         patience=st.integers(-2, 20),
-        early=st.booleans(),
-        on_want=st.booleans(),
+        kind=st.sampled_from([(False, False), (True, False), (False, True), (True, True), (True, True, True)]),
         data=st.data(),
     )
     def publish(
-        self, key: int, start: int, length: int | None, patience: int, early: bool, on_want: bool, data: st.DataObject
+        self,
+        key: int,
+        start: int,
+        length: int | None,
+        patience: int,
+        kind: tuple[bool, ...],
+        data: st.DataObject,
     ) -> None:
+        early, on_want, alone = (*kind, False)[:3]
         live = self.twin.own(key)
         known = [(lease.key, lease.epoch) for lease in self.twin.leases if lease.key != key]
         after = data.draw(st.lists(st.sampled_from([*known, (KEYS[0], 77), (1, 1)]), max_size=3), "after")
@@ -170,14 +185,15 @@ class BoardAgainstTwin(RuleBasedStateMachine):
                 )
             return self.compare_after_step()
         epoch = again.epoch if again else self.next_epoch()
-        assert self.board.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns)
+        assert self.board.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns, alone)
         self.twin.step(self.now_ns)
         if again and again.go_ns is not None:
             again.end_ns = end_ns
+            again.unheard = False
         else:
             wait_for = {pair for pair in after if self.twin.find(*pair)}
             lease = Lease(
-                key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, self.now_ns,
+                key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, alone, self.now_ns,
                 on_go=bool(wait_for) or early or on_want,
             )  # fmt: skip
             if again:

@@ -142,6 +142,28 @@ def test_a_standing_lease_goes_when_it_is_wanted(card: Card) -> None:
     assert went.at_ns > now_ns
 
 
+def test_a_standing_lease_for_a_free_gpu_waits_for_whoever_holds_and_is_in_nobodys_way(card: Card) -> None:
+    card.want(0)
+    now_ns = time.monotonic_ns()
+    assert card.dispatcher.publish(0, 1, now_ns, None)
+    assert card.dispatcher.publish(3, 2, now_ns, None, on_want=True, alone=True)
+    card.want(3)
+    assert card.dispatcher.outstanding(3) == [(2, False)]
+    card.voices[0].say(want=False, drained_epoch=1)  # it goes back, and nobody else wants
+    card.listener.wait(EventKind.WENT, 3, 2)
+    card.want(0)
+    far_ns = now_ns + 3_600_000 * MS
+    assert card.dispatcher.publish(0, 3, now_ns, None, go_by_ns=far_ns)  # without knowing of the other
+    assert card.dispatcher.outstanding(0) == [(3, False)]
+    assert card.dispatcher.publish(3, 2, now_ns, None)  # now it is known, and nothing holds the other back
+    assert card.dispatcher.outstanding(0) == [(3, True)]
+
+
+def test_only_a_standing_lease_can_be_for_a_free_gpu(card: Card) -> None:
+    with pytest.raises(ValueError, match="alone"):
+        card.dispatcher.publish(0, 1, time.monotonic_ns(), None, alone=True)
+
+
 def test_a_lease_that_nobody_wants_any_more_does_not_hold_the_gpu(card: Card) -> None:
     card.want(0, 1)
     now_ns = time.monotonic_ns()
