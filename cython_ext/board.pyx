@@ -101,7 +101,8 @@ cdef class PyBoard:
         board_remove(self.board, key, now_ns)
         board_step(self.board, now_ns)
 
-    def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns, bint alone=0):
+    def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns,
+                bint alone=0):
         """True: accepted; False: the epoch is over. Raises ``ValueError`` (empty) and ``OverflowError`` (too many)."""
         cdef Turn turn
         read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, 1_000_000)
