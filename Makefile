@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# For tests without a clock in them. More than there are cores, or than a container may use of them, take longer.
+WORKERS ?= 2
 NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py)
 
 .DEFAULT_GOAL := help
@@ -31,8 +33,11 @@ build: setup ## compile what changed in the native code
 demo: setup ## two vGPUs, 30 and 70 %, on the GPU here or on a simulated one
 	$(BIN)/vgpuctl demo
 
+# Real processes and threads are tested one at a time, what has no clock in it on several cores. The second part runs whatever
+# became of the first, so that one look shows every failure.
 test: setup ## all tests that need no GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m parallel --numprocesses $(WORKERS) --dist worksteal; parallel=$$?; \
+	$(BIN)/python -m pytest -m "not parallel" && exit $$parallel
 
 lint: setup ## ruff, mypy --strict, import contracts, cython-lint
 	$(BIN)/ruff check .

@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -6,7 +7,12 @@ from cython_ext.readings import Death, RelayStats
 
 class Relay:
     def __init__(
-        self, activity_page: ActivityPage, grants_page: GrantsPage, relay_page: RelayPage, key: int
+        self,
+        activity_page: ActivityPage,
+        grants_page: GrantsPage,
+        relay_page: RelayPage,
+        key: int,
+        slots: Iterable[int] = (),
     ) -> None: ...
     def fileno(self) -> int: ...
     def watch(self, slot: int) -> None: ...

@@ -270,6 +270,8 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
 cdef class Relay:
     """Merges a vGPU's processes into its entry of the relay page, and watches them die.
 
+    ``slots``: of processes that an earlier relay watched, to be watched from the first merge on. Without them, that
+    merge would find nobody who wants, and give back a lease under which they have work.
     Pages stay mapped until ``close``, which is refused by themselves before.
     """
 
@@ -279,9 +281,13 @@ cdef class Relay:
     cdef RelayPage relay_page
 
     def __cinit__(self, ActivityPage activity_page not None, GrantsPage grants_page not None,
-                  RelayPage relay_page not None, key):
+                  RelayPage relay_page not None, key, slots=()):
         cdef Wire* wire
+        cdef int index
+        cdef uint64_t found = 0
         check_key(key)
+        for slot in slots:
+            found |= (<uint64_t>1) << check_slot(slot)
         activity_page.pin()
         self.activity_page = activity_page
         grants_page.pin()
@@ -300,6 +306,9 @@ cdef class Relay:
         wire.events_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         if wire.events_descriptor < 0:
             raise OSError(errno, f"cannot make the relay's eventfd: {strerror(errno).decode()}")
+        for index in range(MAX_PROCESSES):
+            if found >> index & 1:
+                begin_watch(wire, index)
         error = start_thread(&wire.thread, wire_main, wire)
         if error:
             wire.thread = 0
@@ -315,9 +324,7 @@ cdef class Relay:
 
     cdef int known(self, int slot) except -1:
         self.running()
-        if not 0 <= slot < MAX_PROCESSES:
-            raise IndexError(f"slot {slot}: a vGPU has slots 0 … {MAX_PROCESSES - 1}")
-        return slot
+        return check_slot(slot)
 
     def fileno(self):
         """Readable when ``deaths`` has something. The descriptor is the relay's: do not close it."""
@@ -415,6 +422,12 @@ cdef class Relay:
     @property
     def closed(self):
         return self.wire == NULL
+
+
+cdef int check_slot(int slot) except -1:
+    if not 0 <= slot < MAX_PROCESSES:
+        raise IndexError(f"slot {slot}: a vGPU has slots 0 … {MAX_PROCESSES - 1}")
+    return slot
 
 
 cdef uint32_t check_key(object key) except? 0xFFFFFFFF:

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from benchmarks.gpu.catalogue import STAMPED, WORKS, Work
-from benchmarks.gpu.stats import Interval, bootstrap, gaps_within, percentile, rate, union_ns
+from benchmarks.gpu.stats import Interval, bootstrap, covered_ratio, gaps_within, percentile, rate
 from benchmarks.gpu.works.program import Mark, Program
 
 SILENCE_S: Final = 0.5
@@ -96,8 +96,7 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
     elif stamps is not None:
         kernels = stamps()
         check_whole(kernels, start, stop)
-        busy_ns = union_ns(kernels, (int(start * 1e9), int(stop * 1e9)))
-        result |= {"busy_ratio": busy_ns / (window.seconds * 1e9), "kernels": len(kernels)}
+        result |= {"busy_ratio": covered_ratio(kernels, start, stop), "kernels": len(kernels)}
     return result
 
 

@@ -57,6 +57,15 @@ def union_ns(intervals: Iterable[Interval], window: Interval) -> int:
     return covered
 
 
+def covered_ratio(intervals: Iterable[Interval], start: float, stop: float) -> float:
+    """Which part of the window between these two times (seconds) is covered by ``intervals``: 0 to 1.
+
+    Of the window in whole nanoseconds, to which the intervals are cut: in seconds it may be one nanosecond less.
+    """
+    window = (round(start * 1e9), round(stop * 1e9))
+    return union_ns(intervals, window) / (window[1] - window[0])
+
+
 def work_at(completions: Sequence[float], at: float) -> float:
     """How many of ``completions`` (ascending) had happened at ``at``; between two of them, on a straight line.
 

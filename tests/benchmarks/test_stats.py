@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.stats import (
     bootstrap,
+    covered_ratio,
     gaps_within,
     handovers_ns,
     mean_distance_percent,
@@ -45,6 +47,15 @@ def test_a_union_covers_what_its_intervals_cover(intervals: list[tuple[int, int]
     window = (min(a, b), max(a, b))
     seconds = set(range(*window))
     assert union_ns(intervals, window) == len(seconds & {at for start, end in intervals for at in range(start, end)})
+
+
+@given(st.integers(0, 10**16), st.floats(0.001, 100))
+def test_kernels_without_a_gap_cover_all_of_a_window_and_not_more(start_ns: int, seconds: float) -> None:
+    """At any uptime: the sum of two floats is off by nanoseconds."""
+    start = start_ns / 1e9
+    ends_ns = (start_ns - 10**6, start_ns + 10**6, start_ns + 10**12)
+    assert covered_ratio(list(pairwise(ends_ns)), start, start + seconds) == 1.0
+    assert covered_ratio([], start, start + seconds) == 0.0
 
 
 def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says() -> None:

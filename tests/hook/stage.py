@@ -141,9 +141,8 @@ class StagedVgpu:
     def renew_relay(self) -> None:
         """The broker dies, and the next one takes over its page and its processes."""
         self.relay.close()
-        self.relay = Relay(self.activity, self.grants, self.stage.relay_page, self.key)
-        for slot in self.slots():
-            self.relay.watch(slot.index)
+        slots = [slot.index for slot in self.slots()]
+        self.relay = Relay(self.activity, self.grants, self.stage.relay_page, self.key, slots)
 
     def lose_everything(self) -> None:
         """Server and broker die together, and nobody says so in the old pages; new ones, with pages of their own."""

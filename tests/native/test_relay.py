@@ -336,6 +336,27 @@ def test_a_new_server_is_told_everything(stage: Stage) -> None:
         del process
 
 
+def test_the_next_relay_gives_nothing_back_that_is_in_use(stage: Stage) -> None:
+    """Its first look sees who was admitted before it, or it would say that nobody wants the lease."""
+    first, one = stage.process()
+    second, other = stage.process()
+    second.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    second.wait_lease()
+    second.submit(1)
+    stage.relay.close()
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [one, other]) as successor:
+        eventually(lambda: successor.stats().wakes > 0)
+        eventually(lambda: stage.relays.entry(KEY).processes == 2)
+        assert successor.stats().returns == 0
+        assert stage.activity.returned_epoch == 0
+        assert stage.relays.entry(KEY).want
+        second.idle()
+        assert not stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+    del first
+
+
 def test_pages_in_use_are_not_closed(stage: Stage) -> None:
     with pytest.raises(PageError, match="in use"):
         stage.activity.close()
@@ -351,5 +372,7 @@ def test_pages_in_use_are_not_closed(stage: Stage) -> None:
 def test_slots_have_bounds(stage: Stage, slot: int) -> None:
     with pytest.raises(IndexError):
         stage.relay.watch(slot)
+    with pytest.raises(IndexError):
+        Relay(stage.activity, stage.grants, stage.relays, KEY, [slot])
     with pytest.raises(IndexError):
         Relay(stage.activity, stage.grants, stage.relays, 256)

@@ -120,10 +120,9 @@ def test_the_next_relay_goes_on_where_the_page_says(spatial: Stage) -> None:
     eventually(lambda: first.submit_with_baton(1) or second.submit_with_baton(1))
     spatial.relay.close()
     before = spatial.activity.baton >> 8
-    with Relay(spatial.activity, spatial.grants, spatial.relays, KEY) as relay:
+    slots = [slot.index for slot in spatial.activity.slots()]
+    with Relay(spatial.activity, spatial.grants, spatial.relays, KEY, slots):
         assert spatial.activity.baton >> 8 > before
-        for slot in spatial.activity.slots():
-            relay.watch(slot.index)
         assert not first.has_baton()  # whoever has work is waited for
         assert not second.has_baton()
         first.finish()

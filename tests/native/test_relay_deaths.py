@@ -121,8 +121,7 @@ def test_a_stopped_process_does_not_look_dead(stage: Stage, child: Child) -> Non
 def test_a_new_broker_watches_those_who_lived_through_the_change(stage: Stage, child: Child) -> None:
     working(stage, child)
     stage.relay.close()
-    with Relay(stage.activity, stage.grants, stage.relays, KEY) as successor:
-        successor.watch(child.slot)
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [child.slot]) as successor:
         eventually(lambda: stage.relays.entry(KEY).processes == 1)
         assert stage.dispatcher.outstanding(KEY) == [(1, True)]
         child.popen.kill()
@@ -135,8 +134,7 @@ def test_a_new_broker_hears_of_a_death_that_nobody_saw(stage: Stage, child: Chil
     working(stage, child)
     stage.relay.close()
     child.close()
-    with Relay(stage.activity, stage.grants, stage.relays, KEY) as successor:
-        successor.watch(child.slot)
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [child.slot]) as successor:
         readable(successor.fileno())
         assert [death.slot for death in successor.deaths()] == [child.slot]
 

@@ -181,18 +181,23 @@ class Broker:
             return
         activity = ActivityPage.map(activity_fd)
         activity.bump_broker_epoch()
-        relay = Relay(activity, grants, relay_page, vgpu.key)
+        found = self._find_processes(activity)
+        relay = Relay(activity, grants, relay_page, vgpu.key, found)
         self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay)
         self._nursery.start_soon(self._collect_deaths)
-        self._find_processes()
+        for slot, process in found.items():
+            self._nursery.start_soon(self._watch_pid, slot, process)
 
-    def _find_processes(self) -> None:
-        """A broker before us may have admitted processes: watch them on."""
-        for reading in self._activity.slots():
+    def _find_processes(self, activity: ActivityPage) -> dict[int, Process]:
+        """A broker before us may have admitted processes. Who is not known to be dead, by slot."""
+        found = {}
+        for reading in activity.slots():
             process = Process(reading.pid, reading.start_time)
-            self._admissions.adopt(reading.index, process, dead=reading.state is SlotState.DEAD)
-            if reading.state is not SlotState.DEAD:
-                self._watch(reading.index, process)
+            dead = reading.state is SlotState.DEAD
+            self._admissions.adopt(reading.index, process, dead=dead)
+            if not dead:
+                found[reading.index] = process
+        return found
 
     async def _gone(self, slot: int, process: Process) -> None:
         if not self._admissions.awaits_release(slot, process):
@@ -293,13 +298,8 @@ class Broker:
         self._admissions.died(slot, process)
         self._admissions.gone(slot, process)
 
-    def _watch(self, slot: int, process: Process) -> None:
-        """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
-        assert self._pages is not None
-        self._pages.relay.watch(slot)
-        self._nursery.start_soon(self._watch_pid, slot, process)
-
     async def _watch_pid(self, slot: int, process: Process) -> None:
+        """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
         try:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
