@@ -24,6 +24,9 @@ nothing waits that the scheduler has granted. The scheduler hears of it afterwar
 meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
 publishes it again; at their ``go_by_ns`` they go all the same.
 
+A lease's end may be moved away when some of its vGPU's processes have drained it already, and others not. Those that
+have wait for another lease: so the relay says that somebody is *stranded*, and the lease ends at once, for good.
+
 Reports are believed when they *change*: epochs live on a 32-bit circle, and a word from 2³¹ leases ago would otherwise
 seem to reach a lease that was only just made. They are clamped: no drain lies before GO or after now.
 
@@ -296,8 +299,9 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     cdef Turn* turn = board_find(board, key, asked.lease.epoch)
     cdef uint32_t i
     if turn != NULL and turn.went:
-        turn.lease.end_ns = asked.lease.end_ns
-        turn.lease.flags = (turn.lease.flags & ~<uint32_t>LEASE_OPEN) | (asked.lease.flags & LEASE_OPEN)
+        if not turn.stranded:
+            turn.lease.end_ns = asked.lease.end_ns
+            turn.lease.flags = (turn.lease.flags & ~<uint32_t>LEASE_OPEN) | (asked.lease.flags & LEASE_OPEN)
         turn.window_ns = asked.window_ns
         if turn.unheard:
             turn.unheard = 0
@@ -317,7 +321,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         if board.newest == 0 or epoch_reached(asked.lease.epoch, board.newest):
             board.newest = asked.lease.epoch
     turn[0] = asked[0]
-    turn.went = turn.unheard = 0
+    turn.went = turn.unheard = turn.stranded = 0
     turn.ready_ns = now_ns
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)
     turn.lease.flags &= LEASE_OPEN
@@ -332,15 +336,20 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     return BOARD_OK
 
 
+cdef inline void board_end(Board* board, uint32_t key, Turn* turn, int64_t now_ns) noexcept nogil:
+    """A lease that went ends now, unless it has."""
+    turn.lease.end_ns = min(turn.lease.end_ns, now_ns)
+    turn.lease.flags &= ~<uint32_t>LEASE_OPEN
+    board_refile(board, key)
+
+
 cdef inline bint board_withdraw(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
     """1: taken back, as if it had never been. 0: it is over, or it went and ends now. Step to ``now_ns`` first."""
     cdef Turn* turn = board_find(board, key, epoch)
     if turn == NULL:
         return 0
     if turn.went:
-        turn.lease.end_ns = min(turn.lease.end_ns, now_ns)
-        turn.lease.flags &= ~<uint32_t>LEASE_OPEN
-        board_refile(board, key)
+        board_end(board, key, turn, now_ns)
         return 0
     board_drop(board, key, <uint32_t>(turn - board.desks[key].turns), now_ns)
     return 1
@@ -389,6 +398,11 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
             board_wants(board, key, 0, now_ns)
     if report.tail_epoch != before.tail_epoch:
         board_tail(board, key, report.tail_epoch, now_ns)
+    if report.stranded_epoch != before.stranded_epoch:
+        turn = board_find(board, key, report.stranded_epoch)
+        if turn != NULL and turn.went:
+            board_end(board, key, turn, now_ns)
+            turn.stranded = 1
     if report.want != desk.want:
         board_wants(board, key, report.want, now_ns)
         if report.want:

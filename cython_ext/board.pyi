@@ -28,6 +28,7 @@ class PyBoard:
         returned_epoch: int = 0,
         drained_epoch: int = 0,
         tail_epoch: int = 0,
+        stranded_epoch: int = 0,
         drained_ns: int = 0,
         busy_ns: int = 0,
     ) -> None: ...

@@ -122,7 +122,7 @@ cdef class PyBoard:
         return bool(result)
 
     def report(self, uint32_t key, int64_t now_ns, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0,
-               uint32_t tail_epoch=0, int64_t drained_ns=0, busy_ns=0, counted_ns=None):
+               uint32_t tail_epoch=0, uint32_t stranded_epoch=0, int64_t drained_ns=0, busy_ns=0, counted_ns=None):
         """``counted_ns``: up to when ``busy_ns`` is known; None is now."""
         cdef Report report
         memset(&report, 0, sizeof(report))
@@ -130,6 +130,7 @@ cdef class PyBoard:
         report.returned_epoch = returned_epoch
         report.drained_epoch = drained_epoch
         report.tail_epoch = tail_epoch
+        report.stranded_epoch = stranded_epoch
         report.drained_ns = drained_ns
         report.busy_ns = busy_ns
         report.counted_ns = now_ns if counted_ns is None else counted_ns

@@ -22,6 +22,7 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.returned_epoch = load32(&entry.returned_epoch)
     report.drained_epoch = load32(&entry.drained_epoch)
     report.tail_epoch = load32(&entry.tail_epoch)
+    report.stranded_epoch = load32(&entry.stranded_epoch)
     report.want = load32(&entry.want) != 0
     report.drained_ns = loadi64(&entry.drained_ns)
     report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer

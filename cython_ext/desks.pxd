@@ -31,6 +31,7 @@ cdef struct Turn:
     bint alone               # nor while a lease is in force, or one that is not standing waits
     bint went
     bint unheard             # went alone, and was not published since
+    bint stranded            # ended for a process that had drained it; no new end is taken
     int64_t ready_ns         # publication, or the last predecessor's drain
     int64_t go_ns
     uint64_t busy_at_go_ns
@@ -43,6 +44,7 @@ cdef struct Report:
     uint32_t returned_epoch
     uint32_t drained_epoch
     uint32_t tail_epoch
+    uint32_t stranded_epoch
     int64_t drained_ns
     uint64_t busy_ns
     int64_t counted_ns       # busy_ns is known up to here

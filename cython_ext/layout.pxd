@@ -208,7 +208,8 @@ cdef struct RelayEntry:
     int64_t predicted_end_ns     # latest over processes of Slot.predicted_end_ns
     int64_t counted_ns       # busy_ns is known up to here: earliest of the processes with work
     uint32_t tail_epoch      # as in Slot, of a vGPU with one process
-    uint8_t[44] pad
+    uint32_t stranded_epoch  # in force, and drained by a process that wants: it can go on under another one only
+    uint8_t[40] pad
 
 
 cdef struct RelayPage:

@@ -57,6 +57,7 @@ cdef struct Wire:
     uint32_t told_drained
     uint32_t told_returned
     uint32_t told_tail
+    uint32_t told_stranded
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
     Lease over                   # the newest of the two that is over, as of this merge
@@ -91,6 +92,7 @@ cdef struct Merged:
     uint32_t processes
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
+    bint stranded                # a process wants that has drained the newest lease
 
 
 cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
@@ -203,6 +205,8 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             since = loadi64(&slot.want_since_ns)
             if 0 < since < merged.want_since_ns:
                 merged.want_since_ns = since
+        if held_epoch != 0 and load32(&slot.want) and not undrained and epoch_reached(drained, held_epoch):
+            merged.stranded = drained != 0
         if undrained and (not merged.limited or not epoch_reached(drained, merged.drained_epoch)):
             merged.limited = 1
             merged.drained_epoch = drained
@@ -398,6 +402,11 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if at_its_tail(wire, &merged, at_ns):
         wire.told_tail = wire.held.epoch
         store32(&entry.tail_epoch, wire.held.epoch)
+        must_ring = 1
+    if merged.stranded and merged.processes > 1 and in_force(wire) and wire.told_stranded != wire.held.epoch:
+        # Its end was moved away when some had drained it already and others not: let all go on under the next one.
+        wire.told_stranded = wire.held.epoch
+        store32(&entry.stranded_epoch, wire.held.epoch)
         must_ring = 1
     if returned:
         wire.told_returned = wire.held.epoch

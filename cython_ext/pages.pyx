@@ -448,4 +448,5 @@ cdef class RelayPage(Page):
             refill_ns=at_least_zero(entry.refill_ns),
             want_since_ns=at_least_zero(entry.want_since_ns),
             tail_epoch=native.load32(&entry.tail_epoch),
+            stranded_epoch=native.load32(&entry.stranded_epoch),
         )

@@ -162,6 +162,7 @@ class RelayReading:
     refill_ns: int
     want_since_ns: int
     tail_epoch: int
+    stranded_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

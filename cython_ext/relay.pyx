@@ -256,6 +256,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.told_returned = load32(&entry.returned_epoch)
     wire.told_drained = load32(&entry.drained_epoch)
     wire.told_tail = load32(&entry.tail_epoch)
+    wire.told_stranded = load32(&entry.stranded_epoch)
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))
     memset(&wire.held, 0, sizeof(Lease))

@@ -125,6 +125,8 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
         until = now + LOOK_NS            # the relay may yet take its return back
+    if plan.current.end_ns > now and spent_epoch(gate) == plan.current.epoch == view.go_epoch != 0:
+        vgpu_ring(gate)                  # its end was moved away: the relay is to say that we are stranded
     if opens < FOREVER_NS:
         until = min(until, opens)
         spin_from = opens - AWAKE_BEFORE_NS

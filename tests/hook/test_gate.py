@@ -55,6 +55,9 @@ class Endless:
         count, error = self.stage.heard(self.process).split()
         return int(count), int(error)
 
+    def await_start(self) -> None:
+        eventually(lambda: self.ask()[0] > 0, "it launches")
+
     def await_more(self) -> None:
         before = self.ask()[0]
         eventually(lambda: self.ask()[0] > before + 10, "it launches")
@@ -191,6 +194,25 @@ def test_an_open_lease_goes_back_after_a_while_or_soon_where_others_gain(stage: 
     event = drained(stage, vgpu, epoch)
     assert not event.wants
     assert contended or event.idle_ns > 20 * MS
+
+
+def test_who_has_drained_a_lease_that_goes_on_for_another_process_is_not_left_behind(stage: Stage) -> None:
+    """The end of a lease comes, one process drains, the other has long work; then the end is moved away."""
+    vgpu = stage.vgpu()
+    epoch = vgpu.open()
+    short = Endless(stage, vgpu)
+    short.await_start()
+    long = stage.start(PROLOGUE + "app.kernel(1500.0).launch()\nprint(1, flush=True)\ninput()", stage.environment(vgpu))
+    stage.heard(long)
+    vgpu.end(epoch, time.monotonic_ns())
+    eventually(
+        lambda: sorted(slot.drained_epoch == epoch for slot in vgpu.slots()) == [False, True],
+        "one has drained, the other has not",
+    )
+    vgpu.end(epoch, None)
+    assert drained(stage, vgpu, epoch).wants
+    vgpu.open()
+    short.await_more()
 
 
 def test_a_gate_sleeps_until_a_lease_that_begins_by_the_clock(stage: Stage) -> None:

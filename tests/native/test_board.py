@@ -38,6 +38,7 @@ class Lease:
     go_ns: int | None = None
     on_go: bool = False
     unheard: bool = False
+    stranded: bool = False
 
 
 @dataclass
@@ -128,7 +129,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.twin = Twin()
         self.now_ns = 1_000_000_000
         self.epoch = epoch
-        self.words = {key: [0, 0, 0] for key in KEYS}  # returned, drained, at its tail, as last said
+        self.words = {key: [0, 0, 0, 0] for key in KEYS}  # returned, drained, at its tail, stranded, as last said
         self.newest: dict[int, int] = {}
         for key in KEYS:
             self.add(key)
@@ -137,7 +138,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.add(key, self.now_ns)
         self.twin.wants[key] = False
         self.twin.changed_ns[key] = self.now_ns
-        self.words[key] = [0, 0, 0]
+        self.words[key] = [0, 0, 0, 0]
         self.newest.pop(key, None)
 
     def next_epoch(self) -> int:
@@ -188,7 +189,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         assert self.board.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns, alone)
         self.twin.step(self.now_ns)
         if again and again.go_ns is not None:
-            again.end_ns = end_ns
+            again.end_ns = again.end_ns if again.stranded else end_ns
             again.unheard = False
         else:
             wait_for = {pair for pair in after if self.twin.find(*pair)}
@@ -238,13 +239,19 @@ class BoardAgainstTwin(RuleBasedStateMachine):
     def drains(self, key: int, want: bool) -> None:
         went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
         if went:
-            self.hear(key, want, self.words[key][0], went[-1], self.words[key][2], self.now_ns)
+            self.hear(key, want, self.words[key][0], went[-1], *self.words[key][2:], self.now_ns)
 
     @rule(key=st.sampled_from(KEYS))
     def comes_to_its_tail(self, key: int) -> None:
         went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
         if went:
-            self.hear(key, self.twin.wants[key], *self.words[key][:2], went[-1], self.now_ns)
+            self.hear(key, self.twin.wants[key], *self.words[key][:2], went[-1], self.words[key][3], self.now_ns)
+
+    @rule(key=st.sampled_from(KEYS))
+    def strands(self, key: int) -> None:
+        went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
+        if went:
+            self.hear(key, True, *self.words[key][:3], went[-1], self.now_ns)
 
     @rule(key=st.sampled_from(KEYS), want=st.booleans(), data=st.data())
     def report(self, key: int, want: bool, data: st.DataObject) -> None:
@@ -253,16 +260,17 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         returned = data.draw(st.sampled_from([self.words[key][0], *words]), "returned")
         drained = data.draw(st.sampled_from([self.words[key][1], *words]), "drained")
         tail = data.draw(st.sampled_from([self.words[key][2], *words]), "tail")
+        stranded = data.draw(st.sampled_from([self.words[key][3], *words]), "stranded")
         at_ns = self.now_ns + data.draw(st.sampled_from([-10_000_000, -50_000, 0, 10**12]), "drained_ns")
-        self.hear(key, want, returned, drained, tail, at_ns)
+        self.hear(key, want, returned, drained, tail, stranded, at_ns)
 
-    def hear(self, key: int, want: bool, returned: int, drained: int, tail: int, at_ns: int) -> None:
+    def hear(self, key: int, want: bool, returned: int, drained: int, tail: int, stranded: int, at_ns: int) -> None:
         self.board.report(
             key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, tail_epoch=tail,
-            drained_ns=at_ns,
+            stranded_epoch=stranded, drained_ns=at_ns,
         )  # fmt: skip
         self.twin.step(self.now_ns)
-        before, self.words[key] = self.words[key], [returned, drained, tail]
+        before, self.words[key] = self.words[key], [returned, drained, tail, stranded]
         for old, new, wants in ((before[0], returned, False), (before[1], drained, want)):
             finished = self.finish(key, old, new, at_ns, wants)
             if finished and self.twin.wants[key] and not wants:
@@ -270,6 +278,10 @@ class BoardAgainstTwin(RuleBasedStateMachine):
                 self.twin.changed_ns[key] = self.now_ns
         if tail != before[2]:
             self.twin.tail(key, tail, self.now_ns)
+        lease = self.twin.find(key, stranded)
+        if stranded != before[3] and lease and lease.go_ns is not None:
+            lease.end_ns = self.now_ns if lease.end_ns is None else min(lease.end_ns, self.now_ns)
+            lease.stranded = True
         if self.twin.wants[key] != want:
             self.twin.wants[key] = want
             self.twin.changed_ns[key] = self.now_ns
