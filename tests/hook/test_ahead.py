@@ -173,8 +173,10 @@ def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_beg
         program.epoch = program.lease(60_000 * MS)
         eventually(program.is_done, "it runs")
         assert not drained(stage, vgpu, program.epoch).wants
+        # Who wants nothing has drained; the hook thread notes it in the slot once it hears that the lease went back.
+        eventually(lambda: vgpu.slot().drained_epoch == program.epoch, "its books are closed")
         slot = vgpu.slot()
-        assert (slot.last_epoch, slot.drained_epoch, slot.undrained) == (program.epoch, program.epoch, False)
+        assert (slot.last_epoch, slot.undrained) == (program.epoch, False)
         assert slot.busy_ns - before >= 2 * MS, "it was charged"
 
 
@@ -189,13 +191,13 @@ def test_a_vgpu_alone_that_is_held_to_its_limit_queues_ahead_too(stage: Stage, v
 
 def test_no_more_is_queued_than_half_a_lease(stage: Stage, vgpu: StagedVgpu) -> None:
     program = Program(stage, vgpu)
-    epoch = None
-    program.ask("beside launch 100")
-    vgpu.await_want()
-    for _ in range(2):
+    epoch, whole = None, 0
+    program.ask("beside launch 400")
+    while whole < 2:  # one that its host slept through for a moment was given back
+        vgpu.await_want()
         launches = vgpu.slot().launches
         epoch = program.lease(16 * MS)
-        assert drained(stage, vgpu, epoch).wants
+        whole += drained(stage, vgpu, epoch).wants
         eventually(lambda before=launches: vgpu.slot().launches > before + 10, "it launches")  # type: ignore[misc]
     known: list[int] = []
     eventually(lambda: (known.append(vgpu.slot().launches), known[-5:].count(known[-1]) == 5)[1], "it waits")
@@ -267,19 +269,27 @@ def test_a_copy_to_the_host_behind_it_waits_in_the_driver_until_the_lease(stage:
 def test_graphs_do_not_fill_the_drivers_queue(stage: Stage, vgpu: StagedVgpu) -> None:
     """In the driver each node may take one of its 1020 places: ten graphs of 300 nodes would wait there."""
     program = Program(stage, vgpu)
+    answers: list[int | None] = [None]
     program.ask("beside make_graph")
-    with vgpu.granting(60_000 * MS):
-        eventually(lambda: program.ask("seen") == "[None]", "its length is known")
-        eventually(lambda: not stage.dispatcher.wants(vgpu.key), "the rest is given back")
-    eventually(lambda: not vgpu.slot().want, "that is known")
-    before = vgpu.slot().launches
-    program.ask("beside graphs 10")
-    eventually(lambda: vgpu.slot().launches == before + 1, "one is queued ahead")
-    vgpu.await_want()
-    time.sleep(0.05)
-    assert vgpu.slot().launches == before + 1
+
+    def queued_ahead() -> int:
+        """How many of ten, before there is a lease. None on a machine so busy that no launch was fit to learn from."""
+        with vgpu.granting(60_000 * MS):
+            eventually(lambda: program.ask("seen") == str(answers), "all are launched")
+            eventually(lambda: not stage.dispatcher.wants(vgpu.key), "the rest is given back")
+        eventually(lambda: not vgpu.slot().want, "that is known")
+        before = vgpu.slot().launches
+        program.ask("beside graphs 10")
+        answers.append(0)
+        vgpu.await_want()
+        time.sleep(0.05)
+        queued = vgpu.slot().launches - before
+        assert queued <= 1
+        return queued
+
+    eventually(lambda: queued_ahead() == 1, "one is queued ahead")
     with vgpu.granting(20 * MS):
-        eventually(lambda: program.ask("seen") == "[None, 0]", "all are launched")
+        eventually(lambda: program.ask("seen") == str(answers), "all are launched")
     eventually(lambda: vgpu.slot().graph_launches >= 30, "they are counted as graphs")
 
 

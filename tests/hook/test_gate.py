@@ -64,9 +64,9 @@ class Endless:
 
     def is_held(self) -> bool:
         """Whether it submits nothing for a while. (Nothing can be awaited: nothing is to happen.)"""
-        before = self.ask()[0]
-        time.sleep(0.1)
-        return self.ask()[0] == before
+        before, counted, after = self.ask()[0], *(time.sleep(0.1) or self.ask()[0] for _ in range(2))
+        # One launch may have been through already, and not counted yet.
+        return counted - before <= 1 and after == counted
 
 
 def next_event(stage: Stage, matches: Callable[[Event], bool], what: str) -> Event:
@@ -86,6 +86,19 @@ def drained(stage: Stage, vgpu: StagedVgpu, epoch: int) -> Event:
         lambda e: e.kind == EventKind.DRAINED and (e.vgpu, e.epoch) == (vgpu.key, epoch),
         f"lease {epoch} drained",
     )
+
+
+def used_lease(stage: Stage, vgpu: StagedVgpu, length_ns: int) -> tuple[int, int]:
+    """Give it a lease that it works under, which on a busy machine may take another one or two: those it slept through.
+    (epoch, start) of that lease, which has drained."""
+    while True:
+        vgpu.await_want()
+        start_ns = time.monotonic_ns()
+        epoch = vgpu.lease(start_ns, start_ns + length_ns)
+        drained(stage, vgpu, epoch)
+        if vgpu.slot().last_epoch == epoch:
+            eventually(lambda: vgpu.slot().drained_epoch == epoch, "the slot says so, too")  # noqa: B023 - now
+            return epoch, start_ns
 
 
 def test_waits_for_a_lease(stage: Stage) -> None:
@@ -118,15 +131,11 @@ def test_a_revoked_lease_ends_and_drains(stage: Stage) -> None:
 def test_a_finite_lease_takes_no_work_after_its_end(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
-    vgpu.await_want()
     for _ in range(5):
-        end_ns = time.monotonic_ns() + 30 * MS
-        epoch = vgpu.lease(time.monotonic_ns(), end_ns)
-        drained(stage, vgpu, epoch)
+        epoch, start_ns = used_lease(stage, vgpu, 30 * MS)
         slot = vgpu.slot()
-        assert slot.last_epoch == epoch or slot.last_submit_ns == 0
-        assert slot.last_submit_ns < end_ns
-        assert slot.drained_epoch == epoch
+        assert start_ns < slot.last_submit_ns < start_ns + 30 * MS
+        assert (slot.last_epoch, slot.drained_epoch) == (epoch, epoch)
     assert program.is_held()
     slot = vgpu.slot()
     assert slot.busy_ns > 0
@@ -237,16 +246,16 @@ def test_a_sleeper_with_long_work_is_seen_to_drain(stage: Stage, stream: str, ki
         + f"stream = {stream}\nkernel = app.kernel(150.0, stream)\nkernel.launch()\nprint(1, flush=True)\ninput()",
         stage.environment(vgpu),
     )
-    vgpu.await_want()
-    start_ns = time.monotonic_ns()
     if kind == "open":
+        vgpu.await_want()
+        start_ns = time.monotonic_ns()
         epoch = vgpu.open()
         stage.heard(program)
         vgpu.end(epoch, time.monotonic_ns() + MS)
+        drained(stage, vgpu, epoch)
     else:
-        epoch = vgpu.lease(start_ns, start_ns + 20 * MS)
+        _, start_ns = used_lease(stage, vgpu, 20 * MS)
         stage.heard(program)
-    drained(stage, vgpu, epoch)
     assert time.monotonic_ns() >= start_ns + 149 * MS  # not before the kernel was through
     assert not vgpu.slot().undrained
 
