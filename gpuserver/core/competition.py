@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpuserver.core.account import Account, Hold, virtual
@@ -24,9 +24,9 @@ from gpuserver.core.leases import (
     Mustered,
     Observed,
     Outlook,
-    Priority,
     Publish,
     Removed,
+    Statement,
     Tick,
     VgpuKey,
     Wants,
@@ -39,27 +39,6 @@ from gpuserver.core.policy import PPM, Policy
 
 class InvariantError(AssertionError):
     """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt."""
-
-    vgpu: VgpuKey
-    guarantee_ppm: int
-    limit_ppm: int
-    priority: Priority
-    wants: bool
-    holds: bool
-    throttled: bool
-    barred: bool
-    waiting_since_ns: int | None
-    lag_ns: int
-    bucket_ns: int
-    held_ns: int
-    busy_ns: int
-    overuse_ns: int
-    tokens: int
 
 
 class Competition(Membership):
@@ -158,11 +137,11 @@ class Competition(Membership):
             )
         return books
 
-    def snapshot(self, now_ns: int) -> list[Standing]:
+    def snapshot(self, now_ns: int) -> list[Statement]:
         """Every vGPU for display, charged up to ``now_ns``. Changes nothing."""
         clock = self.clock(now_ns)
         return [
-            Standing(
+            Statement(
                 vgpu=a.key,
                 guarantee_ppm=a.share.guarantee_ppm,
                 limit_ppm=a.share.limit_ppm,

@@ -258,3 +258,24 @@ class Book:
     busy_ns: int
     overuse_ns: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt."""
+
+    vgpu: VgpuKey
+    guarantee_ppm: int
+    limit_ppm: int
+    priority: Priority
+    wants: bool
+    holds: bool
+    throttled: bool
+    barred: bool
+    waiting_since_ns: int | None
+    lag_ns: int
+    bucket_ns: int
+    held_ns: int
+    busy_ns: int
+    overuse_ns: int
+    tokens: int

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpuserver.core.competition import InvariantError, Standing
-from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, VgpuKey
+from gpuserver.core.competition import InvariantError
+from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, Statement, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 
-__all__ = ["InvariantError", "Scheduler", "Standing", "make_scheduler"]
+__all__ = ["InvariantError", "Scheduler", "make_scheduler"]
 
 
 class Scheduler(Protocol):
@@ -43,7 +43,7 @@ class Scheduler(Protocol):
 
     def books(self) -> dict[VgpuKey, Book]: ...
 
-    def snapshot(self, now_ns: int) -> list[Standing]: ...
+    def snapshot(self, now_ns: int) -> list[Statement]: ...
 
 
 def make_scheduler(mode: Mode, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> Scheduler:

@@ -13,11 +13,11 @@ import structlog
 import trio
 from pydantic import BaseModel, ValidationError
 
-from gpuserver.core.leases import Mode
+from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
-from gpuserver.core.scheduler import Standing, make_scheduler
+from gpuserver.core.scheduler import make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
-from gpuserver.runtime.readings import Rates, no_standing, notes_on, process_reading, vgpu_reading, warnings_on
+from gpuserver.runtime.readings import Rates, no_statement, notes_on, process_reading, vgpu_reading, warnings_on
 from gpuserver.runtime.server import ADMIT_S, GpuServer
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
@@ -223,18 +223,18 @@ class Control:
 
     def _readings(self) -> tuple[VgpuReading, ...]:
         server = self._server
-        standings, now_ns = server.tokens.standings(), time.monotonic_ns()
-        return tuple(self._read(vgpu, standings.get(vgpu.record.key), now_ns) for vgpu in server.vgpus.values())
+        statements, now_ns = server.tokens.statements(), time.monotonic_ns()
+        return tuple(self._read(vgpu, statements.get(vgpu.record.key), now_ns) for vgpu in server.vgpus.values())
 
     def _reading(self, vgpu: Vgpu) -> VgpuReading:
-        return self._read(vgpu, self._server.tokens.standings().get(vgpu.record.key), time.monotonic_ns())
+        return self._read(vgpu, self._server.tokens.statements().get(vgpu.record.key), time.monotonic_ns())
 
-    def _read(self, vgpu: Vgpu, standing: Standing | None, now_ns: int) -> VgpuReading:
-        """``standing`` None: it is being removed, and the scheduler has forgotten it already."""
+    def _read(self, vgpu: Vgpu, statement: Statement | None, now_ns: int) -> VgpuReading:
+        """``statement`` None: it is being removed, and the scheduler has forgotten it already."""
         server = self._server
-        rates = Rates() if standing is None else server.window.rates(now_ns, standing)
+        rates = Rates() if statement is None else server.window.rates(now_ns, statement)
         warnings = warnings_on(vgpu, server.registry, server.mps.reason)
-        return vgpu_reading(vgpu, server.place, standing or no_standing(vgpu.record), rates, warnings)
+        return vgpu_reading(vgpu, server.place, statement or no_statement(vgpu.record), rates, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
         return VgpuDetail(

@@ -1,4 +1,4 @@
-"""What the server tells about its vGPUs: standings of the scheduler, pages, and rates over the last second."""
+"""What the server tells about its vGPUs: statements of the scheduler, pages, and rates over the last second."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import SlotReading, SlotState
-from gpuserver.core.leases import Mode, VgpuKey
+from gpuserver.core.leases import Mode, Statement, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
-from gpuserver.core.scheduler import Standing
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.units import counted, format_bytes
@@ -35,25 +34,25 @@ class RateWindow:
     """Samples of the books over the last second, and what they amount to."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, dict[VgpuKey, Standing]]] = deque()
+        self._samples: deque[tuple[int, dict[VgpuKey, Statement]]] = deque()
 
-    def add(self, now_ns: int, standings: dict[VgpuKey, Standing]) -> None:
-        self._samples.append((now_ns, standings))
+    def add(self, now_ns: int, statements: dict[VgpuKey, Statement]) -> None:
+        self._samples.append((now_ns, statements))
         while len(self._samples) > 2 and self._samples[1][0] <= now_ns - _WINDOW_NS:
             self._samples.popleft()
 
-    def rates(self, now_ns: int, standing: Standing) -> Rates:
-        """From the oldest sample within the window that knows the vGPU up to ``standing``, taken at ``now_ns``."""
-        for at_ns, standings in self._samples:
-            before = standings.get(standing.vgpu)
+    def rates(self, now_ns: int, statement: Statement) -> Rates:
+        """From the oldest sample within the window that knows the vGPU up to ``statement``, taken at ``now_ns``."""
+        for at_ns, statements in self._samples:
+            before = statements.get(statement.vgpu)
             passed_ns = now_ns - at_ns
             # A key that was given to another vGPU starts again from zero.
-            if before is None or passed_ns <= 0 or before.held_ns > standing.held_ns:
+            if before is None or passed_ns <= 0 or before.held_ns > statement.held_ns:
                 continue
             return Rates(
-                tokens_per_second=max(0, standing.tokens - before.tokens) * 1e9 / passed_ns,
-                held_ratio=(standing.held_ns - before.held_ns) / passed_ns,
-                busy_ratio=max(0, standing.busy_ns - before.busy_ns) / passed_ns,
+                tokens_per_second=max(0, statement.tokens - before.tokens) * 1e9 / passed_ns,
+                held_ratio=(statement.held_ns - before.held_ns) / passed_ns,
+                busy_ratio=max(0, statement.busy_ns - before.busy_ns) / passed_ns,
             )
         return Rates()
 
@@ -68,10 +67,10 @@ class Place:
     environment: Mapping[str, str]
 
 
-def no_standing(record: VgpuRecord) -> Standing:
+def no_statement(record: VgpuRecord) -> Statement:
     """Of a vGPU that the scheduler does not know (yet, or any more)."""
     share = record.share
-    return Standing(
+    return Statement(
         vgpu=record.key,
         guarantee_ppm=share.guarantee_ppm,
         limit_ppm=share.limit_ppm,
@@ -91,7 +90,7 @@ def no_standing(record: VgpuRecord) -> Standing:
 
 
 def vgpu_reading(
-    vgpu: Vgpu, place: Place, standing: Standing, rates: Rates, warnings: tuple[str, ...] = ()
+    vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, warnings: tuple[str, ...] = ()
 ) -> VgpuReading:
     """What the node tells of one vGPU: its record, its place in the schedule, and what its processes claim."""
     record, slots = vgpu.record, vgpu.slots
@@ -104,7 +103,7 @@ def vgpu_reading(
         gpu_uuid=place.gpu_uuid,
         simulated=place.simulated,
         mode="temporal" if record.partition is None else "spatial",
-        state=_state(vgpu, standing),
+        state=_state(vgpu, statement),
         reason=vgpu.failure,
         owner_uid=record.owner.uid,
         spec=record.spec,
@@ -116,14 +115,14 @@ def vgpu_reading(
         tokens_per_second=rates.tokens_per_second,
         held_ratio=rates.held_ratio,
         busy_ratio=rates.busy_ratio,
-        tokens=standing.tokens,
-        held_ns=standing.held_ns,
-        busy_ns=standing.busy_ns,
-        overuse_ns=standing.overuse_ns,
-        lag_ns=standing.lag_ns,
-        throttled=standing.throttled,
-        wants=standing.wants,
-        holds=standing.holds,
+        tokens=statement.tokens,
+        held_ns=statement.held_ns,
+        busy_ns=statement.busy_ns,
+        overuse_ns=statement.overuse_ns,
+        lag_ns=statement.lag_ns,
+        throttled=statement.throttled,
+        wants=statement.wants,
+        holds=statement.holds,
         memory_limit_bytes=record.memory_limit_bytes,
         memory_used_bytes=bounded(implicit + sum(slot.charged_bytes for slot in slots)),
         memory_reserved_bytes=reserved,
@@ -139,16 +138,16 @@ def vgpu_reading(
     )
 
 
-def _state(vgpu: Vgpu, standing: Standing) -> Literal["starting", "idle", "waiting", "running", "removing", "failed"]:
+def _state(vgpu: Vgpu, statement: Statement) -> Literal["starting", "idle", "waiting", "running", "removing", "failed"]:
     if vgpu.removed.is_set():
         return "removing"
     if vgpu.failure:
         return "failed"
     if not vgpu.admits.is_set():
         return "starting"
-    if standing.holds:
+    if statement.holds:
         return "running"
-    return "waiting" if standing.wants else "idle"
+    return "waiting" if statement.wants else "idle"
 
 
 def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_bytes: int) -> ProcessReading:

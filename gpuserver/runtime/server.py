@@ -350,7 +350,7 @@ class GpuServer:
         refused: dict[str, int] = {}
         while True:
             self.tokens.forget_wishes()
-            self.window.add(time.monotonic_ns(), self.tokens.standings())
+            self.window.add(time.monotonic_ns(), self.tokens.statements())
             for vgpu in self.vgpus.values():
                 count = vgpu.refusals
                 if count > refused.get(vgpu.record.vgpu_id, 0):

@@ -32,13 +32,14 @@ from gpuserver.core.leases import (
     Publish,
     Removed,
     Share,
+    Statement,
     Tick,
     VgpuKey,
     Wants,
     Went,
 )
 from gpuserver.core.policy import Policy
-from gpuserver.core.scheduler import Scheduler, Standing
+from gpuserver.core.scheduler import Scheduler
 
 log = structlog.get_logger(__name__)
 
@@ -126,13 +127,13 @@ class TokenLoop:
     def next_epoch(self) -> int:
         return self._scheduler.next_epoch
 
-    def standings(self) -> dict[VgpuKey, Standing]:
+    def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
         for key in self._published:
             observed = self._dispatcher.observe(key)
             if observed is not None:
                 self._take(observed)
-        return {standing.vgpu: standing for standing in self._scheduler.snapshot(time.monotonic_ns())}
+        return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     # --- the loop
 

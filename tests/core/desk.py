@@ -17,13 +17,14 @@ from gpuserver.core.leases import (
     Publish,
     Removed,
     Share,
+    Statement,
     Tick,
     Wants,
     Went,
     Withdraw,
 )
 from gpuserver.core.policy import Policy
-from gpuserver.core.scheduler import Scheduler, Standing
+from gpuserver.core.scheduler import Scheduler
 
 MS = 1_000_000
 GRANTED_ONLY = Policy(standing=False)
@@ -85,7 +86,7 @@ class Desk:
         due = self.scheduler.next_deadline_ns()
         return None if due is None else due / MS
 
-    def standing(self, key: int, at_ms: float) -> Standing:
+    def statement(self, key: int, at_ms: float) -> Statement:
         return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import Account, Hold
-from gpuserver.core.competition import Competition, InvariantError, Standing
-from gpuserver.core.leases import Added, Book, Drained, Lease, Mode, Priority, Share, Tick, Wants, Went
+from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.leases import Added, Book, Drained, Lease, Mode, Priority, Share, Statement, Tick, Wants, Went
 from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.spatial import SpatialScheduler
@@ -59,7 +59,7 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]
     desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH))
     desk.runs(0, 5)
     desk.observed(0, 1, 6, idle_ns=MS)
-    expected = Standing(
+    expected = Statement(
         vgpu=0,
         guarantee_ppm=PPM // 2,
         limit_ppm=PPM // 2,
@@ -77,12 +77,12 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]
         tokens=0,
     )
     assert desk.scheduler.snapshot(15 * MS)[0] == expected
-    assert isinstance(desk.standing(0, 15).bucket_ns, int)
+    assert isinstance(desk.statement(0, 15).bucket_ns, int)
     assert desk.scheduler.snapshot(15 * MS)[0] == expected
-    other = desk.standing(1, 15)
+    other = desk.statement(1, 15)
     assert (other.wants, other.holds, other.waiting_since_ns, other.priority) == (False, False, None, Priority.HIGH)
     desk.drained(0, 1, 60, wants=True)
-    throttled = desk.standing(0, 70)
+    throttled = desk.statement(0, 70)
     assert (throttled.throttled, throttled.holds, throttled.waiting_since_ns) == (True, False, 60 * MS)
     assert (throttled.held_ns, throttled.busy_ns, throttled.overuse_ns, throttled.tokens) == (
         55 * MS, 54 * MS, 15 * MS, 1,
@@ -137,10 +137,10 @@ def test_a_change_of_share_keeps_what_is_owed(awake: bool) -> None:
     desk.runs(0, 0)
     if awake:
         assert spans(desk.wants(1, 10))[-1] == (1, 2, 22.2, 42.2)
-    before = desk.standing(1, 12).lag_ns
+    before = desk.statement(1, 12).lag_ns
     commands = desk.changed(1, Share(PPM // 4), 12)
-    clock = desk.standing(0, 12).lag_ns
-    assert desk.standing(1, 12).lag_ns - (0 if awake else before) == pytest.approx(-clock if awake else 0, abs=2)
+    clock = desk.statement(0, 12).lag_ns
+    assert desk.statement(1, 12).lag_ns - (0 if awake else before) == pytest.approx(-clock if awake else 0, abs=2)
     if awake:  # a third of the period, from the next token on
         assert leases(commands)[-1].epoch == 2
         assert leases(commands)[-1].end_ns == pytest.approx(22.2 * MS + 40 * MS / 3, abs=2)
@@ -152,12 +152,12 @@ def test_a_holder_pays_for_the_past_under_its_old_share() -> None:
     desk.wants(1, 10)
     desk.drained(0, 1, 22.2)
     desk.went(1, 2, 22.2)
-    before = desk.standing(1, 32).lag_ns
+    before = desk.statement(1, 32).lag_ns
     desk.tick(32)
     desk.changed(1, Share(PPM // 10), 32)
     # Lag to the others is kept; over the new weights it is 5/6 of the distance instead of a half.
-    assert desk.standing(1, 32).lag_ns == pytest.approx(2 * before * 5 // 6, rel=1e-6)
-    assert desk.standing(1, 42).held_ns == 20 * MS - round(0.2 * MS)
+    assert desk.statement(1, 32).lag_ns == pytest.approx(2 * before * 5 // 6, rel=1e-6)
+    assert desk.statement(1, 42).held_ns == 20 * MS - round(0.2 * MS)
 
 
 def test_without_its_limit_a_throttled_vgpu_comes_back_at_once() -> None:
@@ -167,16 +167,16 @@ def test_without_its_limit_a_throttled_vgpu_comes_back_at_once() -> None:
     desk.changed(1, HALF, 50)
     desk.drained(0, 1, 60)
     desk.changed(0, replace(HALF, sm_mpercent=30_000), 61)
-    assert not desk.standing(0, 61).throttled
+    assert not desk.statement(0, 61).throttled
     desk = Desk(TemporalScheduler(), CAPPED)
     desk.runs(0, 0)
     desk.drained(0, 1, 60)
-    assert desk.standing(0, 60).throttled
+    assert desk.statement(0, 60).throttled
     assert desk.due_ms == 80
     assert desk.changed(0, Share(450_000, 450_000), 61) == []
-    assert desk.standing(0, 61).throttled
+    assert desk.statement(0, 61).throttled
     assert [x.end_ns for x in leases(desk.changed(0, HALF, 62))] == [None]
-    assert not desk.standing(0, 62).throttled
+    assert not desk.statement(0, 62).throttled
 
 
 def test_throttling_forgives_and_takes_nothing() -> None:
@@ -184,16 +184,16 @@ def test_throttling_forgives_and_takes_nothing() -> None:
     desk.runs(0, 0)
     desk.wants(1, 30)
     desk.drained(0, 1, 80)
-    before = desk.standing(0, 80)
+    before = desk.statement(0, 80)
     assert before.throttled
     desk.went(1, 2, 80)
-    assert desk.standing(0, 85).lag_ns == before.lag_ns
+    assert desk.statement(0, 85).lag_ns == before.lag_ns
     desk.idle(0, 85)
-    after = desk.standing(0, 85)
+    after = desk.statement(0, 85)
     assert (after.throttled, after.waiting_since_ns) == (False, None)
     assert after.lag_ns == pytest.approx(before.lag_ns, abs=2)
     desk.tick(90)
-    assert desk.standing(0, 90).lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)  # the others go on
+    assert desk.statement(0, 90).lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)  # the others go on
 
 
 @BOTH
@@ -223,10 +223,10 @@ def test_a_successor_pays_for_itself_once_a_stuck_holder_is_removed() -> None:
     desk.runs(0, 0)
     desk.wants(1, 10)
     desk.went(1, 2, 122.2)  # GO after the bounded wait
-    assert desk.standing(0, 125).barred
-    assert desk.standing(1, 125).held_ns == 0
+    assert desk.statement(0, 125).barred
+    assert desk.statement(1, 125).held_ns == 0
     desk.removed(0, 130)
-    assert desk.standing(1, 135).held_ns == 5 * MS
+    assert desk.statement(1, 135).held_ns == 5 * MS
 
 
 @BOTH
@@ -235,14 +235,14 @@ def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[Competition]
     desk.runs(0, 0)
     commands = desk.wants(1, 1)
     assert desk.wants(1, 2) == []
-    assert desk.standing(1, 2).waiting_since_ns == 1 * MS
+    assert desk.statement(1, 2).waiting_since_ns == 1 * MS
     published = [x.epoch for x in leases(commands) if x.vgpu == 1]
     commands = desk.idle(1, 3)
     assert withdrawn(commands) == [(1, e) for e in published]
-    standing = desk.standing(1, 3)
-    assert (standing.wants, standing.holds, standing.waiting_since_ns) == (False, False, None)
+    statement = desk.statement(1, 3)
+    assert (statement.wants, statement.holds, statement.waiting_since_ns) == (False, False, None)
     assert desk.idle(1, 4) == []
-    assert desk.standing(0, 4).lag_ns == 0  # alone again
+    assert desk.statement(0, 4).lag_ns == 0  # alone again
 
 
 @BOTH
@@ -253,17 +253,17 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) ->
     desk.tick(15)
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     desk.went(1, 2, 16.05)
-    assert desk.standing(1, 17).holds
+    assert desk.statement(1, 17).holds
     desk.wants(1, 16.5)  # counted, and granted nothing before that has drained
     desk.wants(2, 17)
     desk.drained(0, 1, 18, wants=False)
     desk.drained(1, 2, 18.05, wants=False)
-    standing = desk.standing(1, 20)
+    statement = desk.statement(1, 20)
     half_of_the_overlap = (18 - 16.05) / 2
-    assert standing.held_ns == round((2 - half_of_the_overlap) * MS)
-    assert (standing.tokens, standing.holds) == (1, False)
+    assert statement.held_ns == round((2 - half_of_the_overlap) * MS)
+    assert (statement.tokens, statement.holds) == (1, False)
     desk.went(1, 2, 21)  # over
-    assert not desk.standing(1, 21).holds
+    assert not desk.statement(1, 21).holds
 
 
 @BOTH
@@ -278,13 +278,13 @@ def test_a_limit_throttles_only_once_what_crossed_its_withdrawal_has_drained(kin
     desk.went(1, 2, 16.05)
     desk.changed(1, replace(tenth, limit_ppm=PPM // 2), 17)  # its line is 20 ms now, and its bucket below
     desk.wants(1, 18)
-    standing = desk.standing(1, 18)
-    assert (standing.holds, standing.throttled) == (True, False)
+    statement = desk.statement(1, 18)
+    assert (statement.holds, statement.throttled) == (True, False)
     desk.drained(0, 1, 20)
     desk.drained(1, 2, 36)
-    standing = desk.standing(1, 36)
-    assert (standing.holds, standing.throttled) == (False, True)
-    assert standing.lag_ns < -10 * MS  # for the 20 ms that it held
+    statement = desk.statement(1, 36)
+    assert (statement.holds, statement.throttled) == (False, True)
+    assert statement.lag_ns < -10 * MS  # for the 20 ms that it held
 
 
 @BOTH
@@ -300,12 +300,12 @@ def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition])
     desk.tell(Drained(1, 1, 0, 0, wants=False), 0)
     desk.observed(1, 1, 0, idle_ns=5)
     assert desk.scheduler.books() == before
-    assert [desk.standing(k, 0).holds for k in (0, 1)] == [True, False]
-    assert desk.standing(0, 0).wants
+    assert [desk.statement(k, 0).holds for k in (0, 1)] == [True, False]
+    assert desk.statement(0, 0).wants
     desk.drained(0, 1, 5)
-    assert desk.standing(0, 5).tokens == 1
+    assert desk.statement(0, 5).tokens == 1
     desk.went(0, 1, 6)  # over
-    assert desk.standing(0, 6).held_ns == 5 * MS
+    assert desk.statement(0, 6).held_ns == 5 * MS
 
 
 @BOTH
@@ -317,7 +317,7 @@ def test_time_never_runs_backwards(kind: type[Competition]) -> None:
     desk.scheduler.handle(Wants(0), 50 * MS)
     assert desk.scheduler.books() == books
     desk.tell(Drained(0, 1, 999 * MS, 0, wants=True), 120)  # a drain from the future happened now
-    assert desk.standing(0, 120).held_ns == 20 * MS
+    assert desk.statement(0, 120).held_ns == 20 * MS
 
 
 def waiting_account() -> Account:
@@ -398,14 +398,14 @@ def test_who_comes_back_from_its_limit_is_where_it_was_among_the_others() -> Non
     desk.runs(0, 0)
     desk.wants(1, 30)
     desk.drained(0, 1, 75, wants=True)
-    before = desk.standing(0, 75)
+    before = desk.statement(0, 75)
     assert before.throttled
     assert before.lag_ns < -10 * MS
     desk.went(1, 2, 75)
     desk.tick(109.9)
-    assert desk.standing(0, 109.9).throttled
+    assert desk.statement(0, 109.9).throttled
     desk.tick(110)
-    after, other = desk.standing(0, 110), desk.standing(1, 110)
+    after, other = desk.statement(0, 110), desk.statement(1, 110)
     assert not after.throttled
     # Its distance to the other is kept: to a clock that counts it again, that is half on each side.
     assert after.lag_ns - other.lag_ns == pytest.approx(before.lag_ns, abs=4)
@@ -432,7 +432,7 @@ def test_what_is_owed_to_one_that_waits_is_not_cut() -> None:
     desk.runs(0, 0)
     assert desk.scheduler.books()[1].lag_ns == 20 * MS
     desk.wants(1, 1)
-    assert not desk.standing(1, 1).holds
+    assert not desk.statement(1, 1).holds
     assert desk.scheduler.books()[1].lag_ns >= 60 * MS
 
 
@@ -442,11 +442,11 @@ def test_who_is_barred_stays_so_until_its_work_is_gone() -> None:
     desk.wants(1, 10)
     desk.went(1, 2, 122.2)
     desk.idle(0, 130)
-    assert desk.standing(0, 130).barred
+    assert desk.statement(0, 130).barred
     desk.wants(0, 131)
-    assert desk.standing(0, 131).barred
+    assert desk.statement(0, 131).barred
     desk.drained(0, 1, 140, wants=False)
-    assert not desk.standing(0, 140).barred
+    assert not desk.statement(0, 140).barred
 
 
 def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
@@ -458,11 +458,11 @@ def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
     desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
     desk.tell(Drained(0, 1, 16 * MS, 0, wants=False), 17)
     desk.went(1, 3, 17.5)
-    assert desk.standing(1, 18).held_ns == 2 * MS  # the older one's; the newer one pays once that has drained
+    assert desk.statement(1, 18).held_ns == 2 * MS  # the older one's; the newer one pays once that has drained
     desk.tell(Drained(1, 3, 19 * MS, 0, wants=False), 30)
-    standing = desk.standing(1, 30)
-    assert (standing.tokens, standing.holds) == (2, False)
-    assert (standing.held_ns, standing.overuse_ns) == (3 * MS, 3 * MS)
+    statement = desk.statement(1, 30)
+    assert (statement.tokens, statement.holds) == (2, False)
+    assert (statement.held_ns, statement.overuse_ns) == (3 * MS, 3 * MS)
     assert desk.due_ms is None
 
 
@@ -478,9 +478,9 @@ def test_whoever_went_beside_an_older_lease_pays_from_the_drain_that_ends_it() -
     (lease,) = leases(desk.wants(2, 61))
     assert lease.after == ((1, 3), (1, 2))
     desk.went(2, lease.epoch, 100)  # neither has drained
-    assert desk.standing(2, 105).held_ns == 0
+    assert desk.statement(2, 105).held_ns == 0
     desk.drained(1, 3, 105)
-    assert desk.standing(2, 110).held_ns == 5 * MS
+    assert desk.statement(2, 110).held_ns == 5 * MS
 
 
 def test_equals_go_in_the_order_of_their_arrival() -> None:
@@ -512,9 +512,9 @@ def test_where_nobody_competes_the_least_indebted_is_let_back_in() -> None:
     desk.runs(0, 0)
     desk.wants(1, 1)
     desk.wants(2, 1)
-    assert [desk.standing(key, 1).barred for key in (1, 2)] == [True, True]
+    assert [desk.statement(key, 1).barred for key in (1, 2)] == [True, True]
     assert spans(desk.drained(0, 1, 2, wants=False)) == [(2, 2, 2, None)]
-    assert [desk.standing(key, 2).barred for key in (1, 2)] == [True, False]
+    assert [desk.statement(key, 2).barred for key in (1, 2)] == [True, False]
 
 
 @pytest.mark.parametrize(("back_at", "early"), [(21.69, True), (21.7, False), (22.2, False), (30, False)])

@@ -108,7 +108,7 @@ def test_free_sms_are_filled_until_the_boundary() -> None:
     assert leases(three.wants(2, 4)) == [Lease(2, 2, 4 * MS, 20 * MS, go_by_ns=4 * MS, early=True, window_ns=12 * MS)]
     assert three.wants(3, 5) == []  # no SMs are left
     three.drained(2, 2, 6, wants=False)
-    assert three.standing(3, 6).holds  # an early return is filled at once
+    assert three.statement(3, 6).holds  # an early return is filled at once
 
 
 def test_less_than_two_milliseconds_of_a_round_are_not_filled() -> None:
@@ -165,14 +165,14 @@ def test_one_that_never_drains_is_passed_by() -> None:
     pair.tick(20)
     assert withdrawn(pair.tick(25)) == [(1, 2)]  # vGPU 0 is late for the next round too
     assert pair.due_ms == 30
-    assert not pair.standing(0, 30).barred
+    assert not pair.statement(0, 30).barred
     # It was waited for as long as a round; then it holds no SMs against others any more.
     assert spans(pair.tick(30)) == [(1, 3, 30, None)]
-    assert pair.standing(0, 30).barred
+    assert pair.statement(0, 30).barred
     pair.went(1, 3, 30)
     pair.drained(0, 1, 75)
-    standing = pair.standing(0, 75)
-    assert (standing.overuse_ns, standing.held_ns) == (55 * MS, 75 * MS)
+    statement = pair.statement(0, 75)
+    assert (statement.overuse_ns, statement.held_ns) == (55 * MS, 75 * MS)
 
 
 def test_known_long_kernels_are_waited_for_twice_their_length_and_no_longer_than_the_grace() -> None:
@@ -187,11 +187,11 @@ def test_a_go_in_spite_of_a_holder_bars_the_holder() -> None:
     pair.tick(15)
     pair.tick(20)
     pair.went(1, 2, 30)
-    assert [pair.standing(key, 30).barred for key in (0, 1)] == [True, False]
-    assert pair.standing(1, 35).held_ns == 0  # the overlap is vGPU 0's
+    assert [pair.statement(key, 30).barred for key in (0, 1)] == [True, False]
+    assert pair.statement(1, 35).held_ns == 0  # the overlap is vGPU 0's
     pair.drained(0, 1, 36)
-    assert pair.standing(1, 37).held_ns == 1 * MS
-    assert pair.standing(0, 37).held_ns == 36 * MS
+    assert pair.statement(1, 37).held_ns == 1 * MS
+    assert pair.statement(0, 37).held_ns == 36 * MS
 
 
 def test_one_that_begins_late_still_ends_at_the_boundary() -> None:
@@ -291,7 +291,7 @@ def test_a_limit_ends_a_lease_before_the_boundary() -> None:
     assert spans(three.wants(0, 1)) == [(0, 2, 1, 11)]  # a bucket of twice 5 ms
     three.went(0, 2, 1)
     three.drained(0, 2, 11)
-    assert three.standing(0, 11).throttled
+    assert three.statement(0, 11).throttled
     assert spans(three.tick(15)) == [(2, 3, 20, 30)]
 
 
@@ -385,10 +385,10 @@ def test_the_clock_waits_for_nobody_who_is_hard_to_place() -> None:
     pair.runs(0, 0)
     pair.tick(100)
     pair.wants(1, 100)  # wakes owed the idle credit, not 100 ms
-    assert pair.standing(1, 100).lag_ns == 20 * MS
+    assert pair.statement(1, 100).lag_ns == 20 * MS
     pair.tick(115)
     pair.drained(0, 1, 120)
-    assert pair.standing(1, 120).lag_ns > pair.standing(0, 120).lag_ns
+    assert pair.statement(1, 120).lag_ns > pair.statement(0, 120).lag_ns
 
 
 def four_halves() -> Desk:
@@ -506,5 +506,5 @@ def test_a_high_one_takes_nothing_from_who_could_not_give_it_back_in_time() -> N
 def test_what_was_taken_back_is_not_planned_with() -> None:
     three = crowd(Priority.HIGH, 40)
     three.wants(2, 16)  # within the look-ahead: the round after is planned at once
-    assert three.standing(1, 16).holds
+    assert three.statement(1, 16).holds
     assert not [x for x in leases(three.tick(17)) if x.vgpu == 1 and x.epoch == 2]

@@ -29,7 +29,7 @@ def test_an_idle_vgpu_has_one_and_has_it_again_after_it_was_used() -> None:
     assert (first.epoch, first.end_ns, first.after) == (1, None, ())
     assert not standing(desk.wants(0, 2))
     assert not standing(desk.went(0, 1, 2))
-    assert desk.standing(0, 5).held_ns == 3 * MS
+    assert desk.statement(0, 5).held_ns == 3 * MS
     (second,) = standing(desk.drained(0, 1, 6, wants=False))
     assert second.epoch == 2
     assert desk.idle(0, 7) == []
@@ -79,7 +79,7 @@ def test_one_that_began_by_itself_goes_before_what_was_granted_meanwhile() -> No
     assert withdrawn(commands)[0] == (1, grant.epoch)
     last = [c for c in commands if isinstance(c, Publish) and c.lease.vgpu == 0][-1]
     assert commands.index(last) > 0  # published again only once nothing else has GO beside it
-    assert desk.standing(0, due_ms + 1).holds
+    assert desk.statement(0, due_ms + 1).holds
 
 
 def test_who_waits_keeps_it_until_it_is_granted() -> None:

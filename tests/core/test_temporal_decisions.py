@@ -114,7 +114,7 @@ def test_a_higher_class_that_is_ahead_of_its_share_ends_nothing() -> None:
     two.wants(0, 1)
     two.drained(1, 1, 50, wants=True)
     two.went(0, 2, 50)
-    assert two.standing(1, 52).lag_ns < -5 * MS
+    assert two.statement(1, 52).lag_ns < -5 * MS
     assert leases(two.tick(52)) == []
 
 
@@ -208,7 +208,7 @@ def test_a_debt_beyond_the_grace_is_paid_outside_the_competition(debt_ms: float,
     one.tell(Added(1, HALF, Book(-round(debt_ms * MS), 0, 0, 0, 0, 0)), 0)
     one.runs(0, 0)
     one.wants(1, 0)
-    assert one.standing(1, 0).barred is barred
+    assert one.statement(1, 0).barred is barred
 
 
 def test_a_small_debt_bars_nobody_however_long_the_others_have_run() -> None:
@@ -216,7 +216,7 @@ def test_a_small_debt_bars_nobody_however_long_the_others_have_run() -> None:
     two.runs(0, 0)
     two.wants(1, 1000)
     two.drained(0, 1, 1013)
-    assert not two.standing(0, 1013).barred
+    assert not two.statement(0, 1013).barred
 
 
 def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
@@ -231,9 +231,9 @@ def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
 def test_one_that_does_not_drain_is_barred_until_the_others_have_caught_up() -> None:
     two = pair()
     assert spans(two.went(1, 2, 122.2)) == [(1, 2, 122.2, None)]
-    assert two.standing(0, 122.2).barred
+    assert two.statement(0, 122.2).barred
     two.drained(0, 1, 200)
-    assert two.standing(0, 200).barred
+    assert two.statement(0, 200).barred
     assert two.due_ms == 400  # as long as it has held
     assert two.tick(399.9) == []
     assert spans(two.tick(400)) == [(1, 2, 122.2, 412.2), (0, 3, 412.2, 432.2)]
@@ -249,7 +249,7 @@ def test_a_debt_is_paid_at_the_pace_of_whoever_competes() -> None:
     two.wants(1, 100)  # with the idle credit of 20 ms
     two.went(1, 2, 212.2)
     two.drained(0, 1, 300)
-    assert two.standing(0, 300).barred
+    assert two.statement(0, 300).barred
     assert two.due_ms == 300 + (300 - 80)
 
 
@@ -332,7 +332,7 @@ def test_who_is_alone_owes_nobody() -> None:
     one = desk(HALF)
     one.runs(0, 0)
     one.drained(0, 1, 1000)
-    assert not one.standing(0, 1000).barred
+    assert not one.statement(0, 1000).barred
 
 
 def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> Hold:
@@ -448,21 +448,21 @@ def test_without_a_limit_no_bucket_runs_dry() -> None:
 def test_at_a_tail_the_next_one_goes_and_neither_pays_twice(drained_ms: float, fair_ms: float) -> None:
     two = pair()
     assert two.went(1, 2, 22.0) == []
-    assert not two.standing(0, 22.1).barred
+    assert not two.statement(0, 22.1).barred
     commands = two.drained(0, 1, drained_ms)
     assert [lease.vgpu for lease in leases(commands)] == [0], "its next lease is published as ever"
     two.drained(1, 2, 42.0)
-    held = [two.standing(key, 42.0).held_ns / MS for key in (0, 1)]
+    held = [two.statement(key, 42.0).held_ns / MS for key in (0, 1)]
     assert held == pytest.approx([fair_ms, 42.0 - fair_ms])
 
 
 def test_who_is_passed_by_is_barred_and_pays_for_all_of_the_overlap() -> None:
     two = pair()
     two.went(1, 2, 42.2)
-    assert two.standing(0, 42.3).barred
+    assert two.statement(0, 42.3).barred
     two.drained(0, 1, 50)
     two.drained(1, 2, 62.2)
-    assert [two.standing(key, 62.2).held_ns / MS for key in (0, 1)] == pytest.approx([50, 12.2])
+    assert [two.statement(key, 62.2).held_ns / MS for key in (0, 1)] == pytest.approx([50, 12.2])
 
 
 def test_a_tail_that_does_not_end_is_waited_for_once() -> None:
@@ -473,10 +473,10 @@ def test_a_tail_that_does_not_end_is_waited_for_once() -> None:
     three.wants(1, 1)
     (first,) = (lease for lease in leases(three.wants(2, 1)) if lease.vgpu != 0)
     said = three.went(first.vgpu, first.epoch, 13)
-    assert not three.standing(0, 13).barred
+    assert not three.statement(0, 13).barred
     said += three.drained(first.vgpu, first.epoch, 26)
     (second,) = leases(said)
     assert second.vgpu != 0
     assert (0, 1) in second.after
     three.went(second.vgpu, second.epoch, second.go_by_ns / MS)
-    assert three.standing(0, second.go_by_ns / MS).barred
+    assert three.statement(0, second.go_by_ns / MS).barred
