@@ -44,6 +44,8 @@ from gpuserver.core.scheduler import Scheduler
 log = structlog.get_logger(__name__)
 
 SECOND_NS: Final = 1_000_000_000
+WISH_NS: Final = SECOND_NS
+"""Whoever has wanted a token in that time is likely to want one again."""
 
 
 class TokenLoop:
@@ -189,7 +191,7 @@ class TokenLoop:
 
     def forget_wishes(self) -> None:
         """Whoever has wanted nothing for a second is no reason any more for others to give back early."""
-        recent_ns = time.monotonic_ns() - SECOND_NS
+        recent_ns = time.monotonic_ns() - WISH_NS
         gone = [k for k, at_ns in self._wanted_ns.items() if at_ns < recent_ns and k not in self._wanting]
         for key in gone:
             del self._wanted_ns[key]

@@ -1,0 +1,100 @@
+"""The token loop with a real dispatcher and a real scheduler; relays are played."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+
+from cython_ext.dispatcher import Dispatcher
+from cython_ext.pages import GrantsPage, RelayPage
+from cython_ext.readings import GrantsFlag
+from cython_ext.rehearsal import Voice
+from gpuserver.core.leases import Share
+from gpuserver.core.policy import PPM
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.runtime import tokens
+from gpuserver.runtime.tokens import TokenLoop
+from tests.native.stage import grants
+
+HALF = Share(PPM // 2, sm_mpercent=50_000)
+
+
+class Card:
+    """Two vGPUs, their pages, and the loop that serves them."""
+
+    def __init__(self, kind: type[TemporalScheduler | SpatialScheduler]) -> None:
+        self.relays = RelayPage.create()
+        self.dispatcher = Dispatcher(self.relays)
+        self.loop = TokenLoop(kind(), self.dispatcher)
+        self.pages: list[GrantsPage] = [grants() for _ in range(2)]
+        self.voices = [Voice(self.relays, key) for key in range(2)]
+        for key, page in enumerate(self.pages):
+            self.loop.add(key, page, HALF)
+
+    def contended(self) -> list[bool]:
+        return [bool(page.flags & GrantsFlag.CONTENDED) for page in self.pages]
+
+    def play(self, act: Callable[[], Awaitable[None]]) -> None:
+        async def scene() -> None:
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.loop.run)
+                    await act()
+                    nursery.cancel_scope.cancel()
+
+        trio.run(scene)
+
+
+@pytest.fixture
+def card(request: pytest.FixtureRequest) -> Iterator[Card]:
+    found = Card(getattr(request, "param", TemporalScheduler))
+    yield found
+    found.dispatcher.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - a word in shared memory tells nobody that it has changed
+        await trio.sleep(0.001)
+
+
+def test_an_idle_vgpu_has_go_without_the_loop(card: Card) -> None:
+    """Nobody runs the loop: what was published when the vGPU was added is enough."""
+    card.voices[1].say(want=True)
+    deadline = time.monotonic() + 30
+    while not card.pages[1].plan().open_epoch:
+        assert time.monotonic() < deadline
+    assert card.dispatcher.outstanding(1) == [(2, True)]
+
+
+def test_a_wish_counts_for_a_second(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act() -> None:
+        card.voices[0].say(want=True)
+        await until(lambda: card.contended() == [False, True])
+        card.voices[0].say(want=False)
+        await until(lambda: card.dispatcher.outstanding(0) != [(1, True)])
+        card.loop.forget_wishes()
+        assert card.contended() == [False, True]
+        card.voices[1].say(want=True)
+        await until(lambda: card.contended() == [True, True])
+        monkeypatch.setattr(tokens, "WISH_NS", 0)  # the second is over, for whoever does not want now
+        card.loop.forget_wishes()
+        assert card.contended() == [True, False]
+
+    card.play(act)
+
+
+@pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
+def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
+    async def act() -> None:
+        for voice in card.voices:
+            voice.say(want=True)
+        await until(lambda: all(page.plan().open_epoch for page in card.pages))
+        assert card.contended() == [False, False]
+        card.loop.change(1, Share(PPM // 2, sm_mpercent=60_000))
+        assert card.contended() == [True, True]
+
+    card.play(act)
