@@ -146,6 +146,7 @@ class Account:
     overuse_ns: int = 0
     tokens: int = 0
     guarantee: int = field(init=False)
+    capped: bool = field(init=False)
     _carry: int = 0
     _handover_mean_ns: int = 0
 
@@ -155,10 +156,7 @@ class Account:
     def take_share(self, share: Share) -> None:
         self.share = share
         self.guarantee = max(1, share.guarantee_ppm)
-
-    @property
-    def capped(self) -> bool:
-        return self.share.limit_ppm < PPM
+        self.capped = share.limit_ppm < PPM
 
     @property
     def throttled(self) -> bool:

@@ -24,6 +24,7 @@ from gpuserver.core.leases import (
     Mustered,
     Observed,
     Outlook,
+    Priority,
     Publish,
     Removed,
     Statement,
@@ -51,6 +52,8 @@ class Competition(Membership):
     def __init__(self, policy: Policy, *, first_epoch: int) -> None:
         super().__init__(policy)
         self._next_epoch = first_epoch
+        self._highest = Priority.NORMAL
+        """Of all classes that vGPUs have now."""
         self._arrivals = 0
         self._commands: list[Command] = []
         self._withdrawn: list[tuple[int, Hold]] = []
@@ -187,6 +190,9 @@ class Competition(Membership):
                 raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
             if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
+            for some, one_of_them in ((self._capped, a.capped), (self._members, a.muster is not None)):
+                if (some.get(a.key) is a) != one_of_them:
+                    raise InvariantError(f"vGPU {a.key} is not where those with a limit, or of a gang, are noted")
             if a.throttled and not a.capped:
                 raise InvariantError(f"vGPU {a.key} is throttled without a limit")
             if a.throttled and not a.wants:
@@ -223,6 +229,19 @@ class Competition(Membership):
             account.held_ns, account.busy_ns = book.held_ns, book.busy_ns
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
         self._accounts[event.vgpu] = account
+        self._sort_in(account)
+
+    def _sort_in(self, account: Account) -> None:
+        """Note what only some have, so that events cost the others nothing."""
+        for some, one_of_them in ((self._capped, account.capped), (self._members, account.muster is not None)):
+            if one_of_them:
+                some[account.key] = account
+            else:
+                some.pop(account.key, None)
+        self._rank()
+
+    def _rank(self) -> None:
+        self._highest = max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
 
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
@@ -236,6 +255,7 @@ class Competition(Membership):
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
         account.take_share(event.share)
+        self._sort_in(account)
         if account.kept_lag_ns is None:
             account.time = clock - virtual(lag, account.guarantee)
             account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
@@ -249,7 +269,9 @@ class Competition(Membership):
             self._unshadow(epoch, now_ns)
             self._closed(hold)
         self._stop_wanting(account, now_ns)
-        del self._accounts[event.vgpu]
+        for accounts in (self._accounts, self._capped, self._members):
+            accounts.pop(event.vgpu, None)
+        self._rank()
 
     def _on_wants(self, event: Wants, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
@@ -376,7 +398,9 @@ class Competition(Membership):
             self._learn(account, event)
 
     def _on_mustered(self, event: Mustered, now_ns: int) -> None:
-        self._accounts[event.vgpu].muster = event.muster
+        account = self._accounts[event.vgpu]
+        account.muster = event.muster
+        self._sort_in(account)
 
     def _learn(self, account: Account, event: Drained | Observed) -> None:
         account.learn(
@@ -389,8 +413,7 @@ class Competition(Membership):
     # --- commands
 
     def _window(self, account: Account) -> int:
-        above = any(a.share.priority > account.share.priority for a in self._accounts.values())
-        return self.policy.window_low_ns if above else self.policy.window_ns
+        return self.policy.window_low_ns if account.share.priority < self._highest else self.policy.window_ns
 
     def _publish(self, account: Account, lease: Lease) -> Hold:
         """A new lease for ``account``; its epoch is the next one, or that of its standing lease. It also waits for

@@ -32,6 +32,9 @@ class Membership(ABC):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._accounts: dict[VgpuKey, Account] = {}
+        self._capped: dict[VgpuKey, Account] = {}
+        self._members: dict[VgpuKey, Account] = {}
+        """Those that a gang binds, or did."""
         self._now_ns = 0
         self._clock = 0
         """V when last read over a competition that was not empty."""
@@ -50,7 +53,7 @@ class Membership(ABC):
         return (a for a in self._accounts.values() if a.competing)
 
     def _weight(self) -> int:
-        return sum(a.guarantee for a in self._competitors())
+        return sum([a.guarantee for a in self._accounts.values() if a.competing])
 
     def _mean_time(self, now_ns: int) -> int:
         """Σ r·v̂ / W over the competition; where it is empty, what it was last."""
@@ -101,9 +104,8 @@ class Membership(ABC):
 
     def _refill(self, now_ns: int) -> None:
         """Nobody asks for the bucket of one without a limit: that is brought up to date at its own events."""
-        for a in self._accounts.values():
-            if a.capped:
-                self._refill_one(a, now_ns)
+        for a in self._capped.values():
+            self._refill_one(a, now_ns)
 
     def _refill_one(self, account: Account, now_ns: int) -> None:
         account.refill(now_ns, self._full(account))
@@ -178,11 +180,10 @@ class Membership(ABC):
 
     def _muster(self, now_ns: int) -> None:
         """Seat those that wait and are called; take from the competition those that wait and are not."""
-        members = [a for a in self._accounts.values() if a.muster is not None]
-        for a in members:
+        for a in self._members.values():
             if a.muster is not None and now_ns >= a.muster.lapses_ns:
                 a.muster = replace(a.muster, binding=False, urgent=False)
-        for a in members:
+        for a in self._members.values():
             if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
                 a.away = False
                 self._place(a, now_ns)
@@ -197,7 +198,7 @@ class Membership(ABC):
     def _muster_due(self, now_ns: int) -> int | None:
         """When a muster begins, ends or lapses, or a member of a gang is late."""
         due: list[int] = []
-        for a in self._accounts.values():
+        for a in self._members.values():
             if a.muster is not None and (a.wants or a.holds):
                 due += [a.muster.start_ns, a.muster.end_ns]
                 due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
@@ -230,7 +231,7 @@ class Membership(ABC):
         would call for the same time again and again, and one gang would find its GPUs taken every time."""
         return account.muster is not None and any(
             a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
-            for a in self._accounts.values()
+            for a in self._members.values()
             if a is not account and self._called(a, self._now_ns)
         )
 

@@ -44,7 +44,7 @@ class SpatialScheduler(Competition):
 
     def next_deadline_ns(self) -> int | None:
         now_ns, policy = self._now_ns, self.policy
-        due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
+        due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
         due += [
             self._patience_ends(a)
             for a in self._accounts.values()

@@ -26,6 +26,7 @@ token and the tie-break by longest unserved stop a token that ended 50 µs short
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
@@ -66,7 +67,7 @@ class TemporalScheduler(Competition):
 
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
-        due = [self._refill_due(a) for a in self._accounts.values() if a.throttled]
+        due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
         due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
@@ -102,20 +103,26 @@ class TemporalScheduler(Competition):
     # --- quantities
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        others = [a for a in self._competitors() if a is not account]
-        weight = sum(a.guarantee for a in others)
+        others = [a for a in self._accounts.values() if a.competing and a is not account]
+        weight = sum([a.guarantee for a in others])
         if not weight:
             return False
-        ahead = account.time_at(now_ns) - sum(a.guarantee * a.time_at(now_ns) for a in others) // weight
+        ahead = account.time_at(now_ns) - sum([a.guarantee * a.time_at(now_ns) for a in others]) // weight
         # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
         # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
         return real(ahead, min(account.guarantee, weight)) > self.policy.grace_ns
 
     def _quantum(self, account: Account, weight: int | None = None) -> int:
         """q. ``weight``: W where the caller has it already: adding it up for each of n vGPUs would cost n² sums."""
-        weight = (self._weight() if weight is None else weight) + (0 if account.competing else account.guarantee)
-        quantum = self._period_ns * account.guarantee // weight
-        return min(max(quantum, self._quantum_min(account)), self.policy.quantum_max_ns)
+        if weight is None:
+            weight = self._weight()
+        if not account.competing:
+            weight += account.guarantee
+        quantum, shortest = self._period_ns * account.guarantee // weight, self._quantum_min(account)
+        if quantum < shortest:
+            quantum = shortest
+        longest = self.policy.quantum_max_ns
+        return quantum if quantum < longest else longest
 
     def _adapt_period(self, now_ns: int) -> None:
         """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
@@ -215,15 +222,16 @@ class TemporalScheduler(Competition):
     def _bound(self, current: Hold, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
         holder = self._accounts[current.lease.vgpu]
-        ahead = self._next.lease.vgpu if self._next is not None else None
-        waiting = [a for a in self._accounts.values() if a.waiting or a.away or a.key == ahead]
         nearest = now_ns + self.policy.decision_ns + self._window(holder)
         end = current.lease.end_ns
-        if end is None and (waiting or holder.capped):
+        if end is None and (holder.capped or any(self._in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
-        if any(self._outranks(a, holder, now_ns) for a in waiting) or not self._admitted(holder, now_ns):
+        outranked = holder.share.priority < self._highest and any(
+            self._outranks(a, holder, now_ns) for a in self._in_line()
+        )
+        if outranked or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
-        urgent = (a for a in self._accounts.values() if a is not holder and self._urgent(a))
+        urgent = (a for a in self._members.values() if a is not holder and self._urgent(a))
         if any(a.share.priority >= holder.share.priority for a in urgent):
             at_once = now_ns + self.policy.decision_ns
             end = at_once if end is None else min(end, at_once)
@@ -233,6 +241,11 @@ class TemporalScheduler(Competition):
         if end is not None and end != current.lease.end_ns:
             self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
 
+    def _in_line(self) -> Iterator[Account]:
+        """Who waits, or is published as next."""
+        ahead = self._next.lease.vgpu if self._next is not None else None
+        return (a for a in self._accounts.values() if a.waiting or a.away or a.key == ahead)
+
     def _keep_step(self, current: Hold, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
@@ -240,7 +253,7 @@ class TemporalScheduler(Competition):
         muster, nearest = holder.muster, now_ns + self.policy.decision_ns
         if muster is None or end is None or current.went_ns is None or end < nearest or muster.end_ns == FAR_NS:
             return
-        if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._accounts.values()):
+        if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._members.values()):
             return
         if self._next is not None and now_ns >= self._next.lease.start_ns - self.policy.guard_ns:
             return
@@ -251,7 +264,7 @@ class TemporalScheduler(Competition):
         """When the next gang is called that goes before ``but``, at ``after_ns`` or later."""
         starts = [
             max(a.muster.start_ns, after_ns)
-            for a in self._accounts.values()
+            for a in self._members.values()
             if a.muster is not None
             and a is not but
             and (a.waiting or a.away)
@@ -339,10 +352,9 @@ class TemporalScheduler(Competition):
         urgent = self._most_urgent(free)
         if urgent is not None:
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False)
-        company = [a for a in self._competitors() if not self._dry_at(a, at_ns)]
-        coming = [a for a in self._accounts.values() if a.away]
-        times = {a.key: a.time_at(at_ns) for a in (*company, *coming)}
-        called = {a.key for a in (*company, *coming) if a.muster is not None and self._called(a, at_ns)}
+        competing = [a for a in self._accounts.values() if a.competing]
+        company = [a for a in competing if not self._dry_at(a, at_ns)] if self._capped else competing
+        coming = [a for a in self._members.values() if a.away]
         wanting = [a for a in company if a.wants] + coming
         candidates = [
             a
@@ -352,30 +364,31 @@ class TemporalScheduler(Competition):
         ]
         if not candidates:
             return None
-        weight = sum(a.guarantee for a in company)
-        clock = sum(a.guarantee * times[a.key] for a in company) // weight if weight else self._clock
-        total = self._weight()
+        times = {a.key: a.time_at(at_ns) if a.holds else a.time for a in (*company, *coming)}
+        weight = sum([a.guarantee for a in company])
+        clock = sum([a.guarantee * times[a.key] for a in company]) // weight if weight else self._clock
+        total = weight if company is competing else self._weight()
+        quanta = {a.key: self._quantum(a, total) for a in candidates}
+        called = {a.key for a in candidates if a.muster is not None and self._called(a, at_ns)}
 
         def entitled(a: Account) -> bool:
-            slack = self._quantum(a, total) if a.key in called else self._quantum(a, total) // 4
+            slack = quanta[a.key] if a.key in called else quanta[a.key] // 4
             return self._lag_after(a, times[a.key], clock) >= -slack
 
         eligible = [a for a in candidates if entitled(a)] or candidates
-        highest = max(a.share.priority for a in eligible)
+        highest = max([a.share.priority for a in eligible])
         eligible = [a for a in eligible if a.share.priority == highest]
         eligible = [a for a in eligible if a.key in called and entitled(a)] or eligible
-        deadlines = {a.key: self._deadline_after(a, times[a.key], total) for a in eligible}
-        first = min(deadlines.values())
-        tied = [a for a in eligible if real(deadlines[a.key] - first, max(weight, 1)) <= self.policy.tie_ns]
+        deadlines = {a.key: self._deadline_after(a, times[a.key], quanta[a.key]) for a in eligible}
+        latest = min(deadlines.values()) + virtual(self.policy.tie_ns, max(weight, 1))
+        tied = [a for a in eligible if deadlines[a.key] <= latest]
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
         length = self._length(best, deadlines[best.key], at_ns)
         return Choice(best, self._mustered_length(best, length, at_ns), alone=wanting == [best])
 
     def _most_urgent(self, free: set[int]) -> Account | None:
         """Who goes at once because another member of its gang waits for it, unless somebody of a higher class wants."""
-        urgent = [
-            a for a in self._accounts.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())
-        ]
+        urgent = [a for a in self._members.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())]
         best = min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
         if best is not None and any(a.wants and a.share.priority > best.share.priority for a in self._competitors()):
             return None
@@ -397,10 +410,10 @@ class TemporalScheduler(Competition):
             return False
         return account.bucket_at(at_ns) < self._fill_line(account) * PPM
 
-    def _deadline_after(self, account: Account, time: int, weight: int | None = None) -> int:
+    def _deadline_after(self, account: Account, time: int, quantum: int) -> int:
         """The deadline at virtual ``time``, no further away than one and a half tokens (the company may have grown)."""
         deadline = self._grid(account, time) if account.undrained else account.deadline
-        return min(deadline, time + virtual(self._quantum(account, weight) * 3 // 2, account.guarantee))
+        return min(deadline, time + virtual(quantum * 3 // 2, account.guarantee))
 
     def _length(self, account: Account, deadline: int, at_ns: int) -> int:
         length = real(deadline - account.time_at(at_ns), account.guarantee)
@@ -412,4 +425,5 @@ class TemporalScheduler(Competition):
         return min(length_ns, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
 
     def _length_of(self, account: Account) -> int:
-        return self._length(account, self._deadline_after(account, account.time_at(self._now_ns)), self._now_ns)
+        deadline = self._deadline_after(account, account.time_at(self._now_ns), self._quantum(account))
+        return self._length(account, deadline, self._now_ns)

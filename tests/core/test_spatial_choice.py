@@ -40,6 +40,8 @@ def account(
 def scheduler_with(*accounts: Account) -> SpatialScheduler:
     scheduler = SpatialScheduler(GRANTED_ONLY)
     scheduler._accounts = {a.key: a for a in accounts}
+    for one in accounts:
+        scheduler._sort_in(one)
     scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
     return scheduler
 
@@ -108,6 +110,7 @@ def test_contradictions_are_found(changes: dict[str, object], boundary_ms: int |
     one = account(0, 60, 0)
     for name, value in changes.items():
         setattr(one, name, value)
+    one.take_share(one.share)
     one.holds = {e: replace(h, lease=replace(h.lease, epoch=e)) for e, h in one.holds.items()}
     scheduler = scheduler_with(one)
     scheduler._now_ns, scheduler._next_epoch = 5 * MS, 9

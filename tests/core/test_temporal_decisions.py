@@ -363,10 +363,12 @@ def test_contradictions_are_found(
     account = Account(0, 0, HALF, wants=True, competing=True)
     for name, value in changes.items():
         setattr(account, name, value)
+    account.take_share(account.share)
     account.holds = {h.lease.epoch: h for h in (current, following) if h is not None and h.lease.vgpu == 0}
     if current is not None and current.lease.epoch == 2:
         account.holds = {2: holding(epoch=2)}  # another one of that name
     scheduler._accounts[0] = account
+    scheduler._sort_in(account)
     scheduler._current, scheduler._next = current, following
     with pytest.raises(InvariantError, match=complaint):
         scheduler.check()
