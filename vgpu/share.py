@@ -15,9 +15,12 @@ What a share means. Of the GPU's time, a vGPU is guaranteed r and gets l at most
     temporal  r = sm × quota-request  l = sm × quota-limit  in turns
     spatial   r = quota-request       l = quota-limit       on sm % of the SMs
 
-With --burst l is 1. Used time moves its virtual time v by held / r, and whoever is owed time goes first, the earliest
-deadline d before others; a turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with
-l × time and is emptied by computing. Priority orders those who are owed, and adds nothing.
+With --burst l is 1; in spatial mode its programs run on all SMs then, and those that burst, of one priority, run
+together as MPS has it, whether or not their percentages fit.
+
+Used time moves its virtual time v by held / r, and whoever is owed time goes first, the earliest deadline d before
+others; a turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with l × time and is
+emptied by computing. Priority orders those who are owed, and adds nothing.
 
 Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); where widths have to be packed, MaxWeight
 scheduling (Tassiulas, Ephremides 1992).

@@ -25,9 +25,12 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from benchmarks.gpu.catalogue import STAMPED, WORKS, Work
-from benchmarks.gpu.stats import Interval, bootstrap, covered_ratio, gaps_within, percentile, rate
+from benchmarks.gpu.stats import Interval, bootstrap, closed, covered_ratio, gaps_within, percentile, rate
 from benchmarks.gpu.works.program import Mark, Program
 
+SWITCH_NS: Final = 138_000
+"""To go from one process's kernels to another's takes the GPU that long (``switch.cu``): shorter gaps between kernels
+of one process are nobody else's."""
 SILENCE_S: Final = 0.5
 """The longest time without a kernel, of a sharer that always has work: a token of 10 % waits 0.1 s for its turn."""
 
@@ -96,7 +99,11 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
     elif stamps is not None:
         kernels = stamps()
         check_whole(kernels, start, stop)
-        result |= {"busy_ratio": covered_ratio(kernels, start, stop), "kernels": len(kernels)}
+        result |= {
+            "busy_ratio": covered_ratio(kernels, start, stop),
+            "taken_ratio": covered_ratio(closed(kernels, SWITCH_NS), start, stop),
+            "kernels": len(kernels),
+        }
     return result
 
 

@@ -57,6 +57,17 @@ def union_ns(intervals: Iterable[Interval], window: Interval) -> int:
     return covered
 
 
+def closed(intervals: Iterable[Interval], gap_ns: int) -> list[Interval]:
+    """The union of ``intervals`` in order, with all gaps of up to ``gap_ns`` closed."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start - merged[-1][1] <= gap_ns:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
 def covered_ratio(intervals: Iterable[Interval], start: float, stop: float) -> float:
     """Which part of the window between these two times (seconds) is covered by ``intervals``: 0 to 1.
 

@@ -38,13 +38,15 @@ class Share:
     """What one vGPU was promised. Ratios in parts per million of one GPU's time; SMs in millipercent.
 
     ``guarantee_ppm`` ≤ ``limit_ppm`` ≤ 1_000_000. Temporal mode: both already multiplied with the SM share, and
-    ``sm_mpercent`` is 100_000. Spatial mode: ``sm_mpercent`` is what MPS *granted*, as a share of the card.
+    ``sm_mpercent`` is 100_000. Spatial mode: ``sm_mpercent`` is what MPS *granted*, as a share of the card;
+    ``bursts``: its processes run on all SMs nevertheless.
     """
 
     guarantee_ppm: int
     limit_ppm: int = 1_000_000
     sm_mpercent: int = 100_000
     priority: Priority = Priority.NORMAL
+    bursts: bool = False
 
 
 # --- events -----------------------------------------------------------------------------------------------------

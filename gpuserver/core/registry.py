@@ -307,4 +307,5 @@ def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
         limit_ppm=PPM if spec.burst else max(guarantee_ppm, int(compute * limit * PPM)),
         sm_mpercent=100_000 if granted is None else granted.mpercent,
         priority=Priority[spec.priority.name],
+        bursts=spec.burst,
     )

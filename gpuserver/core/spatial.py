@@ -1,8 +1,9 @@
 """Spatial mode: vGPUs whose SMs fit the card hold leases at the same time; where they do not fit, they take rounds.
 
-Where Σ s over all that want is at most the card, everybody has an open-ended lease (a finite one under a limit) and
-nobody ever waits. Otherwise time is cut into rounds of R; all leases end at the same boundaries, so that large
-partitions find their SMs free at once. With a guarantee r_i and a width s_i,
+Where Σ s over all that want is at most the card, or all of them burst (they run on all SMs, and are of one class),
+everybody has an open-ended lease (a finite one under a limit) and nobody ever waits. Otherwise time is cut into rounds
+of R; all leases end at the same boundaries, so that large partitions find their SMs free at once. With a guarantee r_i
+and a width s_i,
 
     V advances with wall time, but is never less than the least v̂ (all are ahead: faster), nor more than the mean v̂,
     weighted with r, + 400 ms (all are behind: slower)           owed_i = r_i·(V − v̂_i)
@@ -22,6 +23,7 @@ SM-time. It serves every set of guarantees that can be packed at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
@@ -64,8 +66,9 @@ class SpatialScheduler(Competition):
     def check(self) -> None:
         super().check()
         now_ns = self._now_ns
-        if self._in_force(now_ns) > CARD_MPERCENT:
-            raise InvariantError(f"leases of {self._in_force(now_ns)} mpercent of the SMs are in force")
+        in_force = self._in_force(now_ns)
+        if sum(h.sm_mpercent for _, h in in_force) > CARD_MPERCENT and not all(a.share.bursts for a, _ in in_force):
+            raise InvariantError(f"leases of more than all SMs are in force: {[h for _, h in in_force]}")
         for a in self._accounts.values():
             for hold in a.holds.values():
                 if hold.lease.end_ns is None and (a.capped or self._boundary_ns is not None):
@@ -80,7 +83,7 @@ class SpatialScheduler(Competition):
     @property
     def crowded(self) -> bool:
         """Where all vGPUs fit the card together, none is in the way of another, and keeps its lease while it idles."""
-        return sum(a.width for a in self._accounts.values()) > CARD_MPERCENT
+        return not self._fit_together(self._accounts.values())
 
     # --- the guarantee clock
 
@@ -153,20 +156,27 @@ class SpatialScheduler(Competition):
             if not a.barred and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
-    def _in_force(self, at_ns: int) -> int:
-        return sum(
-            h.sm_mpercent
+    def _in_force(self, at_ns: int) -> list[tuple[Account, Hold]]:
+        return [
+            (a, h)
             for a in self._accounts.values()
             for h in a.holds.values()
             if h.went_ns is not None and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
-        )
+        ]
 
     def _fits(self) -> bool:
         """Whether everybody that wants, and everybody that has not drained, fits the card."""
-        return (
-            sum(a.width for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.barred))
-            <= CARD_MPERCENT
+        return self._fit_together(
+            a for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.barred)
         )
+
+    def _fit_together(self, accounts: Iterable[Account]) -> bool:
+        """By their widths; or because all of one class burst. Those run on all SMs: to keep some of them off the GPU
+        would leave SMs idle and give the others nothing that is theirs."""
+        accounts = list(accounts)
+        if sum(a.width for a in accounts) <= CARD_MPERCENT:
+            return True
+        return all(a.share.bursts for a in accounts) and len({a.share.priority for a in accounts}) == 1
 
     # --- events
 

@@ -230,7 +230,10 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
             "A fatal fault of one process ends every process that shares the GPU's MPS daemon.",
         ]
         if record.spec.burst:
-            notes.append("With --burst its processes are not limited in SMs: what MPS gave them it does not take back.")
+            notes += [
+                "With --burst its processes are not limited in SMs: what MPS gave them it does not take back.",
+                "While only vGPUs that burst want, of one priority, all run together, and MPS divides the SMs.",
+            ]
     else:
         notes.append("In temporal mode one vGPU runs at a time: --sm is a share of the GPU's time.")
         if record.spec.group is not None:

@@ -27,6 +27,10 @@ def did(units: float, p99_ms: float | None = 5.0) -> dict[str, Any]:
     return {"units_per_second": units, "step_p50_ms": 4.0, "step_p99_ms": p99_ms}
 
 
+def gpu_time(taken: float) -> dict[str, Any]:
+    return {"taken_ratio": taken, "busy_ratio": taken - 0.02}
+
+
 def find(rows: list[Row], row: str, way: str) -> dict[str, float]:
     (found,) = [r.figures for r in rows if (r.row, r.way) == (row, way)]
     return found
@@ -35,8 +39,8 @@ def find(rows: list[Row], row: str, way: str) -> dict[str, float]:
 def test_a_share_is_judged_by_the_one_who_is_furthest_off() -> None:
     rows = shares.derive(
         [
-            measured("shares", "gemm4096", "exclusive", "exclusive", (), {"busy_ratio": 0.995}),
-            measured("shares", "gemm4096", "30/70", "temporal", (30, 70), {"busy_ratio": 0.299}, {"busy_ratio": 0.694}),
+            measured("shares", "gemm4096", "exclusive", "exclusive", (), gpu_time(0.995)),
+            measured("shares", "gemm4096", "30/70", "temporal", (30, 70), gpu_time(0.299), gpu_time(0.694)),
         ]
     )
     assert find(rows, "30/70", "temporal")["error_points"] == pytest.approx(0.6)
@@ -46,16 +50,16 @@ def test_a_share_is_judged_by_the_one_who_is_furthest_off() -> None:
 def test_nobody_is_owed_more_than_it_uses_when_alone() -> None:
     rows = shares.derive(
         [
-            measured("shares", "resnet50-train", "exclusive", "exclusive", (), {"busy_ratio": 0.88}),
-            measured("shares", "resnet50-train", "90", "temporal", (90,), {"busy_ratio": 0.875}),
+            measured("shares", "resnet50-train", "exclusive", "exclusive", (), gpu_time(0.88)),
+            measured("shares", "resnet50-train", "90", "temporal", (90,), gpu_time(0.875)),
         ]
     )
     assert find(rows, "90", "temporal")["error_points"] == pytest.approx(0.5)
 
 
 def test_without_an_exclusive_run_no_error_is_claimed() -> None:
-    rows = shares.derive([measured("shares", "gemm4096", "30", "temporal", (30,), {"busy_ratio": 0.3})])
-    assert find(rows, "30", "temporal") == {"busy1_percent": 30.0}
+    rows = shares.derive([measured("shares", "gemm4096", "30", "temporal", (30,), gpu_time(0.3))])
+    assert find(rows, "30", "temporal") == pytest.approx({"taken1_percent": 30.0, "busy1_percent": 28.0})
 
 
 @pytest.mark.parametrize(

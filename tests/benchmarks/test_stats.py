@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.stats import (
     bootstrap,
+    closed,
     covered_ratio,
     gaps_within,
     handovers_ns,
@@ -47,6 +48,16 @@ def test_a_union_covers_what_its_intervals_cover(intervals: list[tuple[int, int]
     window = (min(a, b), max(a, b))
     seconds = set(range(*window))
     assert union_ns(intervals, window) == len(seconds & {at for start, end in intervals for at in range(start, end)})
+
+
+@given(INTERVALS, st.integers(0, 20))
+def test_closing_gaps_fills_those_and_no_others(intervals: list[tuple[int, int]], gap: int) -> None:
+    merged = closed(intervals, gap)
+    assert all(b[0] - a[1] > gap for a, b in pairwise(merged))
+    covered = {at for start, end in intervals for at in range(start, end)}
+    filled = {at for start, end in merged for at in range(start, end)} - covered
+    assert covered <= {at for start, end in merged for at in range(start, end)}
+    assert all(any(at - back in covered or at - back in dict(intervals) for back in range(1, gap + 1)) for at in filled)
 
 
 @given(st.integers(0, 10**16), st.floats(0.001, 100))

@@ -286,17 +286,20 @@ def guarantees(run: Run, slack_ns: int, begin: int = 0) -> list[str]:
 
 
 def packed(run: Run, begin: int = 0) -> list[str]:
-    """13: the SMs of all that has begun and not drained fit the card (where nobody had to wait out the grace)."""
-    changes: list[tuple[int, int]] = []
+    """13: the SMs of all that has begun and not drained fit the card (where nobody had to wait out the grace), unless
+    all of it bursts."""
+    changes: list[tuple[int, int, int]] = []
     for record in run.records:
         share = run.shares.get(record.key)
         if share is not None:
             drained = run.now_ns if record.drained_ns is None else record.drained_ns
-            changes += [(record.go_ns, share.sm_mpercent), (drained, -share.sm_mpercent)]
-    used = 0
-    for at, width in sorted(changes):
+            width, hard = share.sm_mpercent, int(not share.bursts)
+            changes += [(record.go_ns, width, hard), (drained, -width, -hard)]
+    used = hards = 0
+    for at, width, hard in sorted(changes):
         used += width
-        if used > 100_000 and at >= begin:
+        hards += hard
+        if used > 100_000 and hards and at >= begin:
             return [f"{used} mpercent of the SMs in use at {at}"]
     return []
 

@@ -45,7 +45,7 @@ def refused(code: ErrorCode, found: Registry, vgpu_id: str, **fields: Any) -> Vg
         ({"sm_percent": 30}, Share(300_000, 300_000)),
         ({"sm_percent": 12, "quota_limit_percent": 40}, Share(48_000, 48_000)),
         ({"sm_percent": 50, "quota_request_percent": 20, "quota_limit_percent": 60}, Share(100_000, 300_000)),
-        ({"sm_percent": 30, "burst": True}, Share(300_000, 1_000_000)),
+        ({"sm_percent": 30, "burst": True}, Share(300_000, 1_000_000, bursts=True)),
         ({"fraction": "1/3", "priority": "high"}, Share(333_333, 333_333, priority=Priority.HIGH)),
     ],
 )

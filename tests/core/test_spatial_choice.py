@@ -100,8 +100,8 @@ def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full
         ({"holds": {1: went(0, None)}}, None, None),
         ({"holds": {1: went(0, None)}}, 20, "open-ended lease in a round"),
         ({"holds": {1: went(0, None)}, "share": share(0.5, 60, 0.5)}, None, "open-ended lease in a round"),
-        ({"holds": {1: went(0, 10), 2: went(0, 10)}}, 20, "leases of 120000 mpercent"),
-        ({"holds": {1: went(0, None), 2: went(0, 10)}}, 20, "leases of 120000 mpercent"),
+        ({"holds": {1: went(0, 10), 2: went(0, 10)}}, 20, "leases of more than all SMs"),
+        ({"holds": {1: went(0, None), 2: went(0, 10)}}, 20, "leases of more than all SMs"),
         ({"holds": {1: went(0, 4), 2: went(0, 10)}}, 20, None),  # overdue: no longer in force
         ({"holds": {1: went(0, 10), 2: Hold(Lease(0, 2, 0, 10), 60_000)}}, 20, None),  # not begun
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuserver.core.admission import pack
-from gpuserver.core.leases import Share
+from gpuserver.core.leases import Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core import oracle
@@ -83,6 +85,37 @@ def test_arrivals_pauses_and_limits_break_nothing(seed: int) -> None:
     assert not [
         found for found in oracle.guarantees(run, slack, 1 * S) if shares[int(found.split()[0])].limit_ppm == PPM
     ]
+
+
+@given(st.integers(0, 2**16))
+def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int) -> None:
+    """They run together where no hard one wants, and make room for it where one does."""
+    rng = random.Random(seed)
+    shares = [replace(share, bursts=rng.random() < 0.6) for share in packable(seed, 0.9)]
+    works = []
+    for share in shares:
+        pauses = rng.random() < (0.3 if share.bursts else 0.6)
+        works.append(Work(MS, burst=5 if pauses else None, pause_ns=rng.randint(20, 200) * MS if pauses else 0))
+    run = simulate(shares, works, seed=seed)
+    assert not oracle.packed(run)
+    slack = 4 * ROUND + sum(oracle.CREDIT for work in works if work.burst is not None)
+    assert not oracle.guarantees(run, slack, begin=1 * S)
+
+
+def test_bursting_vgpus_of_one_class_never_wait_for_each_other() -> None:
+    shares = [Share(300_000, PPM, width * 1000, bursts=True) for width in (50, 50, 24, 24, 12)]
+    run = simulate(shares, [Work()] * len(shares), seconds=1)
+    delay = run.up_ns + run.down_ns
+    assert max(max(oracle.waits_of(run, key)) for key in run.keys) <= delay
+    assert len(run.records) == len(shares)
+
+
+def test_bursting_vgpus_of_different_classes_take_turns() -> None:
+    high, low = (Share(450_000, PPM, 60_000, priority, bursts=True) for priority in (Priority.HIGH, Priority.LOW))
+    run = simulate([high, low], [Work()] * 2, seconds=1)
+    spans = sorted((r.go_ns, r.drained_ns or run.now_ns) for r in run.records)
+    assert len(spans) > 10
+    assert all(b[0] >= a[1] for a, b in pairwise(spans))
 
 
 @pytest.mark.parametrize("count", [2, 5, 9])

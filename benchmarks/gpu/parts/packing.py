@@ -1,9 +1,14 @@
 """Inference replicas packed onto one GPU: 4 of 24 % and 8 of 12 % of the SMs, with and without the right to use what is
-idle, beside as many processes under plain MPS, under MPS that caps each to the same SMs, and under time slicing."""
+idle, beside as many processes under plain MPS, under MPS that caps each to the same SMs, and under time slicing.
+
+Replicas of the model as one CUDA graph, as inference engines run it, wait for the GPU. Of the eager one, which waits
+for its host most of the time, each is as fast as its cores are, under whatever MPS.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Final
 
 from benchmarks.gpu.parts.part import (
@@ -24,7 +29,7 @@ from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stats import mean_distance_percent
 from benchmarks.gpu.tables import Bar, Column, Row, compared
 
-WORK: Final = "resnet50-infer8"
+WORKS: Final = ("graph", "resnet50-infer8")
 SIZES: Final = ((4, 24.0), (8, 12.0))
 AGAINST: Final = {BURST: MPS, SPATIAL: CAPPED}
 """What each of ours is compared with."""
@@ -32,16 +37,16 @@ AGAINST: Final = {BURST: MPS, SPATIAL: CAPPED}
 
 def measure(bench: Bench) -> None:
     options = bench.options
-    for size, sm_percent in SIZES:
-        block = f"{size} replicas"
+    for work, (size, sm_percent) in product(options.some(WORKS), SIZES):
+        block = f"{size} × {work}"
         with bench.block(block) as stage:
-            groups = {EXCLUSIVE: [stage.plain(WORK)]}
+            groups = {EXCLUSIVE: [stage.plain(work)]}
             if options.shared(HARDWARE):
-                groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(WORK) for _ in range(size - 1))]
+                groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(work) for _ in range(size - 1))]
             if options.shared(MPS):
-                groups[MPS] = [stage.mps(WORK) for _ in range(size)]
+                groups[MPS] = [stage.mps(work) for _ in range(size)]
             if options.shared(CAPPED):
-                groups[CAPPED] = [stage.mps(WORK, sm_percent) for _ in range(size)]
+                groups[CAPPED] = [stage.mps(work, sm_percent) for _ in range(size)]
             stage.ready()
             for repeat in range(options.repeat):
                 for way, sharers in groups.items():
@@ -49,7 +54,7 @@ def measure(bench: Bench) -> None:
                 for way, extra in ((SPATIAL, ()), (BURST, ("--burst",))):
                     if options.shared(way):
                         with Stage(bench.ground) as inner:  # both kinds at once would not fit the GPU
-                            sharers = [inner.vgpu(SPATIAL, WORK, sm_percent, *extra) for _ in range(size)]
+                            sharers = [inner.vgpu(SPATIAL, work, sm_percent, *extra) for _ in range(size)]
                             inner.ready()
                             outcome = inner.window(sharers, options.seconds)
                         bench.keep(repeat, block, f"{sm_percent:g} % each", way, outcome)
@@ -76,7 +81,7 @@ def estimate(options: Options) -> float:
     outside = 1 + sum(options.shared(way) for way in (HARDWARE, MPS, CAPPED))
     inside = sum(options.shared(way) for way in (SPATIAL, BURST))
     each = BEGIN_S * 1.4 + options.repeat * (windows_s(outside + inside, options.seconds) + inside * BEGIN_S)
-    return len(SIZES) * each
+    return len(options.some(WORKS)) * len(SIZES) * each
 
 
 def _ours(row: Row) -> bool:
@@ -85,7 +90,7 @@ def _ours(row: Row) -> bool:
 
 PART = Part(
     "packing",
-    "Replicas of ResNet-50 inference, bs 8; with burst against plain MPS, hard caps against MPS with the same",
+    "Replicas of ResNet-50 inference, bs 8, graph and eager: burst against MPS, hard caps against the same in MPS",
     8.0,
     (
         Column("against_percent", "% of MPS alike", "high", 1, (Bar(98.0, _ours),)),

@@ -1,8 +1,9 @@
 """Whether a vGPU of p % gets p % of the GPU's time, alone and in company, by the kernels' device timestamps.
 
-*Busy* is the union of a process's kernel intervals (CUPTI) over the wall time of the window; NVML's utilisation of the
-whole GPU stands beside it. What a vGPU is owed is its share, or what the work keeps the GPU busy for when it has it to
-itself, whichever is less.
+*Busy* is the union of a process's kernel intervals (CUPTI) over the wall time of the window; *taken* closes the gaps in
+it that are shorter than a switch to another process, which nobody else could have used; NVML's utilisation of the whole
+GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its share, or what the work takes
+when it has the GPU to itself, whichever is less.
 
 A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have it
 (held, less the idle gaps that were observed: what a limit is about): never above the share, and below it at most for as
@@ -56,10 +57,11 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     rows = []
     for block in compared(measurements):
         work = WORKS[block[0].block]
-        demand = next((m.results[0]["busy_ratio"] for m in block if m.way == EXCLUSIVE), None)
+        demand = next((m.results[0]["taken_ratio"] for m in block if m.way == EXCLUSIVE), None)
         for m in block:
-            busy = [100 * r["busy_ratio"] for r in m.results]
-            figures = {f"busy{i}_percent": part for i, part in enumerate(busy, 1)} | m.figures
+            taken = [100 * r["taken_ratio"] for r in m.results]
+            figures = {f"taken{i}_percent": part for i, part in enumerate(taken, 1)} | m.figures
+            figures |= {f"busy{i}_percent": 100 * r["busy_ratio"] for i, r in enumerate(m.results, 1)}
             if m.way != EXCLUSIVE and demand is not None:
                 if work.host_bound:
                     figures["token_error_points"] = max(map(token_error, m.results, m.asked))
@@ -67,7 +69,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
                     figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
                 else:
                     owed = [min(share, 100 * demand) for share in m.asked]
-                    figures["error_points"] = max(abs(a - b) for a, b in zip(busy, owed, strict=True))
+                    figures["error_points"] = max(abs(a - b) for a, b in zip(taken, owed, strict=True))
             rows.append(Row(m.block, m.row, m.way, figures))
     return rows
 
@@ -91,6 +93,7 @@ PART = Part(
     (
         Column("error_points", "share error, points", "low", 2, (Bar(1.0),)),
         Column("token_error_points", "token error, points", "low", 2, (Bar(1.0),)),
+        *(Column(f"taken{i}_percent", f"taken {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"busy{i}_percent", f"busy {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"token{i}_percent", f"token time {i}", digits=2) for i in (1, 2, 3)),
         Column("waiting_percent", "work waited, most"),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("KINETO_CONFIG", str(Path(__file__).with_name("kineto.conf")))  # read when torch is loaded
 
 import torch
 
 from benchmarks.gpu.stats import Interval
+from benchmarks.gpu.works.activity import Activity
 from benchmarks.gpu.works.models import BUILDERS
 
 WARMUP_STEPS = 10
@@ -23,6 +18,7 @@ class TorchProgram:
     """``name`` of the catalogue on the first visible GPU, built and warmed up."""
 
     def __init__(self, name: str) -> None:
+        self._activity: Activity | None = None
         self._step = BUILDERS[name](torch.device("cuda"))
         for _ in range(WARMUP_STEPS):
             self.step()
@@ -47,18 +43,7 @@ class TorchProgram:
 
     @contextmanager
     def stamped(self) -> Iterator[Callable[[], list[Interval]]]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            yield lambda: kernels(profiler)
-            torch.cuda.synchronize()
-
-
-def kernels(profiler: Any) -> list[Interval]:
-    """(start, end) of everything the device did, in CLOCK_MONOTONIC ns; the profiler's clock is CLOCK_REALTIME."""
-    offset_ns = time.monotonic_ns() - time.time_ns()
-    return [
-        (start_ns, start_ns + event.duration_ns())
-        for event in profiler.profiler.kineto_results.events()
-        # A range that somebody named, as optimizers do, is no work.
-        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation()
-        for start_ns in (event.start_ns() + offset_ns,)
-    ]
+        if self._activity is None:
+            self._activity = Activity()
+        with self._activity.recording(torch.cuda.synchronize) as intervals:
+            yield intervals
