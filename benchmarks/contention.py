@@ -139,15 +139,17 @@ def cost(node: Node, seconds: float) -> dict[str, float]:
         server = Path(f"/proc/{gpu.server_pid}")
         brokers = [Path(f"/proc/{vgpu.broker_pid}") for vgpu in vgpus]
 
-        def reading() -> tuple[float, int, int, int]:
+        def reading() -> tuple[float, int, int, int, int]:
             tokens = sum(vgpu.tokens for vgpu in link.list())
-            return time.monotonic(), cpu_ns(server), sum(map(cpu_ns, brokers)), tokens
+            dispatcher_ns = cpu_ns(server, "vgpu-dispatch")
+            return time.monotonic(), cpu_ns(server), dispatcher_ns, sum(map(cpu_ns, brokers)), tokens
 
         before = reading()
         time.sleep(seconds)
-        passed, server_ns, brokers_ns, tokens = (b - a for a, b in zip(before, reading(), strict=True))
+        passed, server_ns, dispatcher_ns, brokers_ns, tokens = (b - a for a, b in zip(before, reading(), strict=True))
     return {
         "server_percent": server_ns / passed / 1e7,
+        "dispatcher_percent": dispatcher_ns / passed / 1e7,
         "brokers_percent": brokers_ns / passed / 1e7,
         "cpu_percent": (server_ns + brokers_ns) / passed / 1e7,
         "leases_per_second": tokens / passed,

@@ -214,15 +214,10 @@ def kill(card: Card, samples: int) -> list[float]:
     return found
 
 
-def cpu_ns(directory: Path) -> int:
-    """CPU time of all threads of a process."""
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in (directory / "task").iterdir())
-
-
-def thread_cpu_ns(name: str) -> int:
-    """CPU time of this process's threads of that name."""
-    tasks = Path("/proc/self/task").iterdir()
-    return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks if (t / "comm").read_text().strip() == name)
+def cpu_ns(directory: Path, name: str | None = None) -> int:
+    """CPU time of all threads of a process, or of those of that name."""
+    tasks = [t for t in (directory / "task").iterdir() if name is None or (t / "comm").read_text().strip() == name]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 def contention(card: Card, seconds: float, quantum_ns: int) -> list[tuple[str, str]]:
@@ -236,7 +231,7 @@ def contention(card: Card, seconds: float, quantum_ns: int) -> list[tuple[str, s
     now_ns = time.monotonic_ns()
     card.dispatcher.publish(0, epoch, now_ns, now_ns + HOUR_NS)
     before = card.dispatcher.stats()
-    cpu_before = thread_cpu_ns("vgpu-dispatch"), sum(cpu_ns(Path(f"/proc/{b.pid}")) for b in card.brokers)
+    cpu_before = cpu_ns(Path("/proc/self"), "vgpu-dispatch"), sum(cpu_ns(Path(f"/proc/{b.pid}")) for b in card.brokers)
     began_ns = time.monotonic_ns()
     turns = events = 0
     while time.monotonic_ns() - began_ns < seconds * 1e9:
@@ -253,7 +248,7 @@ def contention(card: Card, seconds: float, quantum_ns: int) -> list[tuple[str, s
     spent_ns = time.monotonic_ns() - began_ns
     after = card.dispatcher.stats()
     percent = [100 * ns / spent_ns for ns in (
-        thread_cpu_ns("vgpu-dispatch") - cpu_before[0],
+        cpu_ns(Path("/proc/self"), "vgpu-dispatch") - cpu_before[0],
         sum(cpu_ns(Path(f"/proc/{b.pid}")) for b in card.brokers) - cpu_before[1],
     )]  # fmt: skip
     rate = 1e9 / spent_ns

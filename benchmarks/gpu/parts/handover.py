@@ -9,14 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from benchmarks.gpu.catalogue import STAMPED
-from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, HARDWARE, TEMPORAL, Bench, Options, Part, fit, windows_s
+from benchmarks.gpu.parts.part import (
+    BEGIN_S,
+    EXCLUSIVE,
+    HARDWARE,
+    SPATIAL,
+    TEMPORAL,
+    Bench,
+    Options,
+    Part,
+    fit,
+    windows_s,
+)
 from benchmarks.gpu.parts.shares import label
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.stage import Outcome
+from benchmarks.gpu.stage import Outcome, Stage
 from benchmarks.gpu.stats import bootstrap, handovers_ns, percentile, tick_ns
 from benchmarks.gpu.tables import Bar, Column, Row
+
+WIDE_PERCENT: Final = 60.0
+"""Two of them do not fit the card, so in spatial mode they take rounds; MPS has one context for both."""
+
+
+def _ours(row: Row) -> bool:
+    return row.way in {TEMPORAL, SPATIAL}
 
 
 def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
@@ -35,6 +54,12 @@ def measure(bench: Bench) -> None:
                 bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome), split)
             outcome = stage.window(plain, min(seconds, 5.0), kernels=True)
             bench.keep(repeat, STAMPED, "2 of them", HARDWARE, with_gaps(outcome))
+            if bench.options.shared(SPATIAL):
+                with Stage(bench.ground) as inner:
+                    wide = [inner.vgpu(SPATIAL, STAMPED, WIDE_PERCENT, "--overcommit") for _ in range(2)]
+                    inner.ready()
+                    outcome = inner.window(wide, seconds, kernels=True)
+                bench.keep(repeat, STAMPED, f"{WIDE_PERCENT:g} % of the SMs each", SPATIAL, with_gaps(outcome))
 
 
 def with_gaps(outcome: Outcome) -> Outcome:
@@ -61,7 +86,8 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
 
 def estimate(options: Options) -> float:
     windows = windows_s(len(_splits(options)), options.seconds) + windows_s(1, min(options.seconds, 5.0))
-    return BEGIN_S / 3 + options.repeat * windows
+    spatial = options.shared(SPATIAL) * (BEGIN_S / 3 + windows_s(1, options.seconds))
+    return BEGIN_S / 3 + options.repeat * (windows + spatial)
 
 
 PART = Part(
@@ -69,12 +95,12 @@ PART = Part(
     "Gaps on the device between the kernels of two vGPUs that both always have work",
     25.0,
     (
-        Column("gap_p99_us", "gap p99, µs", "low", 1, (Bar(100.0, lambda row: row.way == TEMPORAL),)),
+        Column("gap_p99_us", "gap p99, µs", "low", 1, (Bar(100.0, _ours),)),
         Column("gap_p99_low_us", "95 % from"),
         Column("gap_p99_high_us", "to"),
         Column("gap_p50_us", "p50, µs", "low"),
         Column("gap_worst_us", "worst, µs", "low"),
-        Column("handovers", "hand-overs", "high", 0, (Bar(1000.0, lambda row: row.way == TEMPORAL),)),
+        Column("handovers", "hand-overs", "high", 0, (Bar(1000.0, _ours),)),
         Column("overlaps", "overlaps", "low", 0),
         Column("tick_ns", "tick of the clock, ns", digits=0),
     ),

@@ -58,6 +58,7 @@ PART = Part(
         Column("leases_per_request", "leases a request", digits=2),
         Column("cpu_percent", "CPU, server and brokers", "low", 1, (Bar(25.0),)),
         Column("server_percent", "server"),
+        Column("dispatcher_percent", "its dispatcher"),
         Column("brokers_percent", "brokers"),
         Column("leases_per_second", "leases/s", digits=0),
     ),
