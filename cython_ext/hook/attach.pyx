@@ -79,6 +79,7 @@ cdef struct Reply:
     char[256] log_directory
     char[32] active_thread_percentage
     char[64] pinned_memory_limit
+    char[8] client_priority
     char[64] gpu_uuid
     char[512] error
 
@@ -170,6 +171,7 @@ cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogi
         &reader, b"mps_active_thread_percentage", reply.active_thread_percentage, sizeof(reply.active_thread_percentage)
     )
     wire_find_text(&reader, b"mps_pinned_memory_limit", reply.pinned_memory_limit, sizeof(reply.pinned_memory_limit))
+    wire_find_text(&reader, b"mps_client_priority", reply.client_priority, sizeof(reply.client_priority))
     wire_find_text(&reader, b"gpu_uuid", reply.gpu_uuid, sizeof(reply.gpu_uuid))
     if not (
         wire_find_int(&reader, b"slot", &reply.slot) and wire_find_int(&reader, b"generation", &reply.generation)
@@ -319,6 +321,8 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
         setenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage, 1)
     if reply.pinned_memory_limit[0]:
         setenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit, 1)
+    if reply.client_priority[0]:
+        setenv(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority, 1)
 
 
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:

@@ -12,6 +12,7 @@ from gpuserver.core.leases import Mode, Statement, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
+from vgpu.choices import PriorityName
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.units import counted, format_bytes
 
@@ -229,6 +230,11 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
             "Several processes of this vGPU take turns of 10 ms: together they fill no more SMs than one.",
             "A fatal fault of one process ends every process that shares the GPU's MPS daemon.",
         ]
+        if record.spec.priority is PriorityName.LOW:
+            notes.append(
+                "Of low priority: where its processes share SMs with others, MPS takes the others' blocks first. A "
+                "process keeps for its life what it was started with; who gets leases first changes at once."
+            )
         if record.spec.burst:
             notes += [
                 "With --burst its processes are not limited in SMs: what MPS gave them it does not take back.",

@@ -37,6 +37,7 @@ from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
+from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
@@ -260,6 +261,7 @@ class GpuServer:
             mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
             # The only device that the daemon shows is number 0, whatever the GPU's index.
             mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
+            mps_client_priority=client_priority(record.spec.priority) if spatial else "",
             sm_planned=sms_planned(record),
             memory_planned_bytes=record.memory_limit_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
@@ -404,6 +406,12 @@ def sms_planned(record: VgpuRecord) -> int:
     if granted is None or record.spec.burst or granted.granted_sms == granted.sm_count:
         return 0
     return granted.granted_sms
+
+
+def client_priority(priority: PriorityName) -> str:
+    """CUDA_MPS_CLIENT_PRIORITY. MPS knows two levels, 0 and 1 (below normal), and where processes share SMs blocks of
+    the upper one go first."""
+    return "1" if priority is PriorityName.LOW else "0"
 
 
 def first_epoch(remembered: int) -> int:

@@ -126,6 +126,7 @@ class StagedVgpu:
             "mps_log_directory": "",
             "mps_active_thread_percentage": "",
             "mps_pinned_memory_limit": "",
+            "mps_client_priority": "",
         }
         body = msgpack.packb(reply | self.reply_changes)
         socket.send_fds(link, [struct.pack("<I", len(body)) + body], [self.grants.fileno(), self.activity.fileno()])

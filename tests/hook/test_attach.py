@@ -257,6 +257,19 @@ def test_without_mps_a_spatial_process_does_not_start(stage: Stage, tmp_path: Pa
     assert "without it nothing would limit this program" in line
 
 
+def test_under_mps_it_is_a_client_of_the_priority_it_was_told(stage: Stage, tmp_path: Path) -> None:
+    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
+    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_client_priority": "1"}
+    (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    read = """
+libc = ctypes.CDLL(None)
+libc.getenv.restype = ctypes.c_char_p
+print(libc.getenv(b"CUDA_MPS_CLIENT_PRIORITY").decode())
+"""
+    ran = stage.run(INIT + read, stage.environment(vgpu, CUDA_MPS_CLIENT_PRIORITY="0"))
+    assert ran.stdout.split() == ["0", "1"], ran.stderr
+
+
 def test_under_mps_it_tells_how_many_sms_it_got(stage: Stage, tmp_path: Path) -> None:
     vgpu = stage.vgpu(mode=PageMode.SPATIAL)
     vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}

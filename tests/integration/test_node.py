@@ -313,6 +313,7 @@ def test_the_mode_changes_while_nobody_is_attached(node: SimulatedNode) -> None:
         child = node.attach(vgpu.vgpu_id)
         assert child.replies[0]["mps_active_thread_percentage"] == "30.31"
         assert child.replies[0]["mps_pinned_memory_limit"] == "0=8192M"
+        assert child.replies[0]["mps_client_priority"] == "0"
         eventually(lambda: child.epochs, "a lease in spatial mode")
         with pytest.raises(VgpuError) as refused:
             link.set_gpu("1", mode="temporal")

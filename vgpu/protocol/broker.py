@@ -51,6 +51,7 @@ class Admitted(Message):
     mps_log_directory: str
     mps_active_thread_percentage: str
     mps_pinned_memory_limit: str
+    mps_client_priority: str
 
 
 class Refused(Message):
@@ -152,6 +153,7 @@ class Adopt(Message):
     mps_log_directory: str = ""
     mps_active_thread_percentage: str = ""
     mps_pinned_memory_limit: str = ""
+    mps_client_priority: str = ""
     sm_planned: int = 0
     memory_planned_bytes: int = 0
     most_processes: int = 0
