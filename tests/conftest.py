@@ -44,7 +44,7 @@ PARALLEL = [
         f"native/test_{name}.py"
         for name in (
             *("ahead", "alloctable", "baton", "board", "durations", "gate", "graphs", "ledger", "page_gate_machine"),
-            *("pages", "window", "wire"),
+            *("pages", "trace", "window", "wire"),
         )
     ),
 ]
