@@ -140,7 +140,8 @@ class Recorder:
                 self._observed(track, event, now_ns)
             case Removed(vgpu=key):
                 self._waited(track, now_ns, "gave-up")
-                self._close(track, now_ns, "removed")
+                for lease in _open_leases(track, now_ns, "removed"):
+                    self.add(lease)
                 del self._tracks[key]
             case _:
                 pass
@@ -167,10 +168,19 @@ class Recorder:
 
     def finish(self, now_ns: int) -> None:
         """The recording ends: what is under way is told as it stands."""
-        for track in self._tracks.values():
-            self._waited(track, now_ns, "still-waits")
-            self._close(track, now_ns, "in-force")
+        for record in self.under_way(now_ns):
+            self.add(record)
         self._tracks.clear()
+
+    def under_way(self, now_ns: int) -> list[LeaseRecord | WaitRecord]:
+        """Leases and waits that are not over, as they stand."""
+        found: list[LeaseRecord | WaitRecord] = []
+        for track in self._tracks.values():
+            found += _open_leases(track, now_ns, "in-force")
+            since_ns = track.waits_since_ns
+            if since_ns is not None and since_ns < now_ns:
+                found.append(WaitRecord(vgpu_id=track.vgpu_id, begin_ns=since_ns, end_ns=now_ns, ended="still-waits"))
+        return found
 
     # --- what it tells
 
@@ -205,7 +215,7 @@ class Recorder:
         if track.waits_since_ns is None and not track.holds:
             track.waits_since_ns = now_ns
 
-    def _waited(self, track: _Track, at_ns: int, ended: Literal["lease", "gave-up", "still-waits"]) -> None:
+    def _waited(self, track: _Track, at_ns: int, ended: Literal["lease", "gave-up"]) -> None:
         since_ns, track.waits_since_ns = track.waits_since_ns, None
         if since_ns is not None and since_ns < at_ns:
             self.add(WaitRecord(vgpu_id=track.vgpu_id, begin_ns=since_ns, end_ns=at_ns, ended=ended))
@@ -220,7 +230,7 @@ class Recorder:
                 held_ns, busy_ns = booked[0] - track.held_ns, booked[1] - track.busy_ns
             early = not event.wants and (course.end_ns is None or event.at_ns < course.end_ns)
             ended: Ended = "returned" if early else "revoked" if course.cut else "ended"
-            self._tell(track, course, event.at_ns, held_ns, busy_ns, ended)
+            self.add(_lease(track, course, event.at_ns, held_ns, busy_ns, ended))
         if booked is not None:
             track.held_ns, track.busy_ns = booked
         if event.wants:
@@ -234,33 +244,33 @@ class Recorder:
             queued_ns = max(0, event.drains_by_ns - now_ns)
             self.add(LevelRecord(vgpu_id=track.vgpu_id, name="backlog", at_ns=now_ns, value_ns=queued_ns))
 
-    def _close(self, track: _Track, now_ns: int, ended: Ended) -> None:
-        for course in track.courses.values():
-            if course.go_ns is not None and course.go_ns < now_ns:
-                held_ns = now_ns - course.go_ns
-                drained_ns = now_ns if ended == "removed" else None
-                self._tell(track, course, drained_ns, held_ns, max(0, held_ns - course.idle_ns), ended)
-        track.courses.clear()
 
-    def _tell(
-        self, track: _Track, course: _Course, drained_ns: int | None, held_ns: int, busy_ns: int, ended: Ended
-    ) -> None:
-        assert course.go_ns is not None
-        granted_ns = None if course.most_end_ns is None else course.most_end_ns - course.go_ns
-        self.add(
-            LeaseRecord(
-                vgpu_id=track.vgpu_id,
-                epoch=course.epoch,
-                go_ns=course.go_ns,
-                granted_ns=granted_ns,
-                end_ns=course.end_ns,
-                drained_ns=drained_ns,
-                charged_ns=held_ns,
-                busy_ns=busy_ns,
-                window_ns=course.window_ns,
-                ended=ended,
-            )
-        )
+def _open_leases(track: _Track, now_ns: int, ended: Ended) -> list[LeaseRecord]:
+    found = []
+    for course in track.courses.values():
+        if course.go_ns is not None and course.go_ns < now_ns:
+            held_ns = now_ns - course.go_ns
+            drained_ns = now_ns if ended == "removed" else None
+            found.append(_lease(track, course, drained_ns, held_ns, max(0, held_ns - course.idle_ns), ended))
+    return found
+
+
+def _lease(
+    track: _Track, course: _Course, drained_ns: int | None, charged_ns: int, busy_ns: int, ended: Ended
+) -> LeaseRecord:
+    assert course.go_ns is not None
+    return LeaseRecord(
+        vgpu_id=track.vgpu_id,
+        epoch=course.epoch,
+        go_ns=course.go_ns,
+        granted_ns=None if course.most_end_ns is None else course.most_end_ns - course.go_ns,
+        end_ns=course.end_ns,
+        drained_ns=drained_ns,
+        charged_ns=charged_ns,
+        busy_ns=busy_ns,
+        window_ns=course.window_ns,
+        ended=ended,
+    )
 
 
 def noted(

@@ -1,8 +1,8 @@
 """Recordings of what happens on the GPU, for whoever asked (``vgpuctl trace``). Nothing here exists while nobody does.
 
 A recording has a recorder beside the scheduler and reads the rings in the activity pages
-(``cython_ext/logic/trace.pxd``) every ``READ_S``. It is forgotten in the moment in which its link ends. What it keeps is bounded: who takes its chunks
-too slowly loses events, and is told how many.
+(``cython_ext/logic/trace.pxd``) every ``READ_S``. It is forgotten in the moment in which its link ends. What it keeps
+is bounded: who takes its chunks too slowly loses events, and is told how many.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class _Recording:
             until_ns=self._until_ns,
             vgpus=self._fresh(),
             records=records,
+            under_way=tuple(self._recorder.under_way(self._until_ns)),
             lost=lost,
             done=self.done,
         )

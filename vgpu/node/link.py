@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -74,6 +75,11 @@ class ControlLink:
 
     def close(self) -> None:
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """For another thread than the one that waits for an answer, which gets ``unreachable``. Then close."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     # --- what can be asked
 

@@ -331,7 +331,7 @@ class Failure(Reading):
 
 
 class Notice(Reading):
-    """One message of the stream that request ``id`` (``Watch``, ``Trace``) asked for; exactly one of the three is set."""
+    """One message of the stream that ``Watch`` or ``Trace`` number ``id`` asked for: one of the three is set."""
 
     id: int
     snapshot: Snapshot | None = None

@@ -121,13 +121,16 @@ TraceRecord = LeaseRecord | WaitRecord | BusyRecord | LaunchRecord | DrainRecord
 
 class TraceChunk(Reading):
     """A part of a recording. ``vgpus``: those that were not told of before. ``until_ns``: everything that the server
-    saw up to then has been told. ``lost``: events since the last chunk that did not fit, or were overwritten. The
-    recording is over, at ``until_ns``, with the chunk that is ``done``."""
+    saw up to then has been told. ``under_way``: leases and waits that are not over then, for who hears no more.
+    ``lost``: events since the last chunk that did not fit, or were overwritten. The recording is over, at ``until_ns``,
+    with the chunk that is ``done``.
+    """
 
     gpu: TracedGpu
     begin_ns: int
     until_ns: int
     vgpus: tuple[TracedVgpu, ...] = ()
     records: tuple[Annotated[TraceRecord, Field(discriminator="kind")], ...] = ()
+    under_way: tuple[Annotated[LeaseRecord | WaitRecord, Field(discriminator="kind")], ...] = ()
     lost: int = 0
     done: bool = False
