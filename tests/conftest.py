@@ -38,7 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 TESTS = Path(__file__).parent
 # No clock of this machine in them: the decision cores, and native code that is called and not waited for.
 PARALLEL = [
-    *("broker", "core", "vocabulary"),
+    *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
     *(
         f"native/test_{name}.py"

@@ -184,10 +184,6 @@ class Recorder:
 
     # --- what it tells
 
-    def vgpu_id(self, key: VgpuKey) -> str | None:
-        track = self._tracks.get(key)
-        return None if track is None else track.vgpu_id
-
     def add(self, record: TraceRecord) -> None:
         if len(self._records) < self._most:
             self._records.append(record)
@@ -221,9 +217,11 @@ class Recorder:
             self.add(WaitRecord(vgpu_id=track.vgpu_id, begin_ns=since_ns, end_ns=at_ns, ended=ended))
 
     def _drained(self, track: _Track, event: Drained, booked: tuple[int, int] | None) -> None:
-        course = track.courses.pop(event.epoch, None)
         for epoch in [e for e, older in track.courses.items() if e < event.epoch and older.go_ns is not None]:
-            del track.courses[epoch]  # an epoch that has drained is over, with every older one
+            # An epoch that has drained is over, with every older one; what that was charged, this one shows.
+            older = track.courses.pop(epoch)
+            self.add(_lease(track, older, max(event.at_ns, older.go_ns or 0), 0, 0, "revoked"))
+        course = track.courses.pop(event.epoch, None)
         if course is not None and course.go_ns is not None:
             held_ns = busy_ns = 0
             if booked is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -45,9 +45,9 @@ def trace(
     from vgpu.trace.collect import collect
 
     with _progress(seconds) as show:
-        recordings = collect(_chosen(gpu), duration_ns, show)
+        recordings, errors = collect(_chosen(gpu), duration_ns, show)
     _write(recordings, out, png)
-    return Exit.OK
+    return _explained(errors)
 
 
 def _duration_ns(seconds: float) -> int:
@@ -82,10 +82,10 @@ def _chosen(gpu: str | None) -> list[str]:
 def replaced(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of ``path`` once it is complete; one that is left empty, or fails, changes nothing.
     ``VgpuError`` (invalid): it cannot be written there."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a directory")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(None, "Permission denied")
         try:
@@ -144,6 +144,13 @@ def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None
         with replaced(drawn) as file:
             draw(recording, file)
         print(f"{drawn}: the same as a picture")
+
+
+def _explained(errors: Mapping[str, VgpuError]) -> Exit:
+    """Say why parts of it ended early, or are missing."""
+    for gpu, error in errors.items():
+        say(f"GPU {gpu}: its recording ended early: {error.message}", error.hint)
+    return Exit.FAILURE if errors else Exit.OK
 
 
 def register(app: typer.Typer) -> None:

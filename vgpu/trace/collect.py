@@ -47,27 +47,32 @@ class Collector:
         self._thread.join()
 
 
-def collect(gpus: Sequence[str], duration_ns: int, show: Callable[[float], None]) -> list[Recording]:
-    """What happens on ``gpus`` for ``duration_ns``; ``show`` is told the seconds that have passed. Ctrl-C ends it.
+def collect(
+    gpus: Sequence[str], duration_ns: int, show: Callable[[float], None]
+) -> tuple[list[Recording], dict[str, VgpuError]]:
+    """What happens on ``gpus`` for ``duration_ns``, and by GPU why a recording ended early or is not there. Ctrl-C ends
+    it; ``show`` is told the seconds that have passed.
 
-    ``VgpuError``: nothing at all was recorded, and why. A part that ended early is in the result, and not ``whole``.
+    ``VgpuError``: nothing at all was recorded.
     """
     links: list[ControlLink] = []
-    collectors: list[Collector] = []
+    collectors: dict[str, Collector] = {}
     try:
         links.extend(ControlLink() for _ in gpus)
         began_s = time.monotonic()
-        collectors += [Collector(link, gpu, duration_ns) for link, gpu in zip(links, gpus, strict=True)]
+        for gpu, link in zip(gpus, links, strict=True):
+            collectors[gpu] = Collector(link, gpu, duration_ns)
         try:
-            while not all(collector.ended(LOOK_S / len(collectors)) for collector in collectors):
+            while not all(collector.ended(LOOK_S / len(gpus)) for collector in collectors.values()):
                 show(time.monotonic() - began_s)
         except KeyboardInterrupt:
-            for collector in collectors:
+            for collector in collectors.values():
                 collector.stop()
     finally:
         for link in links:
             link.close()
-    recordings = [collector.recording for collector in collectors if collector.recording is not None]
+    recordings = [collector.recording for collector in collectors.values() if collector.recording is not None]
+    errors = {gpu: collector.error for gpu, collector in collectors.items() if collector.error is not None}
     if not recordings:
-        raise next((c.error for c in collectors if c.error is not None), None) or KeyboardInterrupt
-    return recordings
+        raise next(iter(errors.values()), None) or KeyboardInterrupt
+    return recordings, errors
