@@ -55,6 +55,7 @@ class _Course:
     go_ns: int | None = None
     most_end_ns: int | None = None
     idle_ns: int = 0
+    withdrawn: bool = False
 
     def go(self, at_ns: int) -> None:
         """A lease that begins at another time than was planned keeps its length."""
@@ -72,6 +73,8 @@ class _Course:
     @property
     def cut(self) -> bool:
         """Whether it ends earlier than it was to end at some time."""
+        if self.withdrawn:
+            return True
         return self.end_ns is not None and (self.most_end_ns is None or self.end_ns < self.most_end_ns)
 
 
@@ -131,7 +134,8 @@ class Recorder:
                 self._waited(track, now_ns, "gave-up")
             case Went(epoch=epoch, at_ns=at_ns):
                 self._waited(track, at_ns, "lease")
-                course = track.courses.setdefault(epoch, _Course(epoch, at_ns, None))
+                # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
+                course = track.courses.setdefault(epoch, _Course(epoch, at_ns, at_ns, withdrawn=True))
                 if course.go_ns is None:
                     course.go(at_ns)
             case Drained():
@@ -156,7 +160,6 @@ class Recorder:
                 track.courses.setdefault(lease.epoch, _Course(lease.epoch, lease.start_ns, lease.end_ns)).publish(lease)
             case Withdraw(vgpu=key, epoch=epoch):
                 track = self._tracks.get(key)
-                # One that went a moment ago is reported like any other; then its GO makes it known again.
                 if track is not None and epoch in track.courses and track.courses[epoch].go_ns is None:
                     del track.courses[epoch]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cython_ext.readings import TraceKind, TraceReading
@@ -27,7 +27,7 @@ from gpuserver.core.leases import (
 )
 from gpuserver.core.temporal import TemporalScheduler
 from gpuserver.core.trace import Known, Recorder, noted
-from tests.core.model import MS, Run, S, Work
+from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 from vgpu.protocol.trace import (
     BusyRecord,
@@ -158,7 +158,7 @@ def test_a_lease_that_was_taken_back_is_none_unless_it_had_begun() -> None:
         made.said(Withdraw(0, epoch))
     made.heard(Went(0, 2, 99), 101)  # it crossed the withdrawal
     made.heard(drained(2, 105, wants=False), 106, (6, 6))
-    assert [record.epoch for record in of(LeaseRecord, told(made))] == [2]
+    assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(2, 99, "revoked")]
 
 
 def test_memory_is_bounded_and_what_does_not_fit_is_counted() -> None:
@@ -246,7 +246,19 @@ def test_the_leases_are_those_that_an_observer_saw(population: Population, until
         assert (sum(r.charged_ns for r in own), sum(r.busy_ns for r in own)) == booked
 
 
+A_GO_THAT_CROSSED_ITS_WITHDRAWAL = Population(
+    shares=(Share(137_404, 137_404), Share(435_114), Share(427_480, 427_480)),
+    works=(
+        Work(kernel_ns=30 * MS, jitter=0.3, refill_ns=0, burst=2, pause_ns=MS, start_ns=115 * MS, tails=True),
+        Work(kernel_ns=2 * MS, jitter=0.3, refill_ns=0, start_ns=126 * MS),
+        Work(jitter=0.0, refill_ns=400 * US, burst=8, pause_ns=127 * MS, start_ns=100 * MS),
+    ),
+    seed=2,
+)
+
+
 @given(temporal_populations())
+@example(A_GO_THAT_CROSSED_ITS_WITHDRAWAL)
 def test_in_temporal_mode_leases_overlap_by_their_tails_alone(population: Population) -> None:
     run, records = record(population, S)
     tails = {r.epoch: r.tail_ns for r in run.records if r.tail_ns is not None}
