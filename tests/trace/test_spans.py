@@ -131,6 +131,7 @@ def test_a_recording_is_its_chunks() -> None:
     made.close()
     assert (made.leases, made.waits, made.busy) == (whole.leases, whole.waits, whole.busy)
     assert (made.lost, made.whole, made.end_ns) == (3, True, whole.end_ns)
+    assert Recording.beginning_with(TraceChunk.model_validate_json(made.chunk().model_dump_json())) == made
     torn = Recording.beginning_with(chunks[1])
     torn.close()
     torn.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
@@ -48,17 +49,17 @@ class Collector:
 
 
 def collect(
-    gpus: Sequence[str], duration_ns: int, show: Callable[[float], None]
+    gpus: Sequence[str], duration_ns: int, show: Callable[[float], None], control_socket: Path | None = None
 ) -> tuple[list[Recording], dict[str, VgpuError]]:
     """What happens on ``gpus`` for ``duration_ns``, and by GPU why a recording ended early or is not there. Ctrl-C ends
-    it; ``show`` is told the seconds that have passed.
+    it; ``show`` is told the seconds that have passed. ``control_socket``: by default of the environment's node.
 
     ``VgpuError``: nothing at all was recorded.
     """
     links: list[ControlLink] = []
     collectors: dict[str, Collector] = {}
     try:
-        links.extend(ControlLink() for _ in gpus)
+        links.extend(ControlLink(control_socket) for _ in gpus)
         began_s = time.monotonic()
         for gpu, link in zip(gpus, links, strict=True):
             collectors[gpu] = Collector(link, gpu, duration_ns)

@@ -41,7 +41,7 @@ class Recording:
     launches: list[LaunchRecord] = field(default_factory=list)
     drains: list[DrainRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
-    under_way: tuple[TraceRecord, ...] = ()
+    under_way: tuple[LeaseRecord | WaitRecord, ...] = ()
     lost: int = 0
     whole: bool = False
 
@@ -61,6 +61,20 @@ class Recording:
                 self._sort_in(record)
             else:
                 self.lost += 1
+
+    def chunk(self) -> TraceChunk:
+        """All of it, as a server would tell it in one chunk: to be kept, and read again."""
+        intervals: list[TraceRecord] = [*self.leases, *self.waits, *self.busy]
+        return TraceChunk(
+            gpu=self.gpu,
+            begin_ns=self.begin_ns,
+            until_ns=self.end_ns,
+            vgpus=tuple(self.vgpus.values()),
+            records=(*intervals, *self.launches, *self.drains, *self.levels),
+            under_way=self.under_way,
+            lost=self.lost,
+            done=self.whole,
+        )
 
     def close(self) -> None:
         """No chunk comes any more, whether or not it is whole."""
