@@ -4,8 +4,8 @@
     python -m benchmarks.gpu.timeline FOLDER --draw         only the picture, of what is in FOLDER: needs no GPU
 
 Starts a node and the pair, lets them work for a window without a recording and for one with, and writes to FOLDER:
-``trace.json`` for ui.perfetto.dev; ``timeline.png``, where matplotlib is installed; ``recording.json``, from which the
-picture can be drawn anywhere; ``summary.json``: what each did in both windows, and the CPU time that the GPU Server took.
+``trace.json`` for ui.perfetto.dev; ``timeline.png``, where matplotlib is installed; ``recording.json``, from which it
+can be drawn anywhere; ``summary.json``: what each did in both windows, and the CPU time that the GPU Server took.
 """
 
 from __future__ import annotations
