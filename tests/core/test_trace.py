@@ -231,6 +231,7 @@ def record(population: Population, until_ns: int) -> tuple[Run, tuple[TraceRecor
     return run, told(made)
 
 
+@pytest.mark.simulation
 @given(temporal_populations(), st.integers(1, 1500))
 def test_the_leases_are_those_that_an_observer_saw(population: Population, until_ms: int) -> None:
     run, records = record(population, until_ms * MS)
@@ -257,6 +258,7 @@ A_GO_THAT_CROSSED_ITS_WITHDRAWAL = Population(
 )
 
 
+@pytest.mark.simulation
 @given(temporal_populations())
 @example(A_GO_THAT_CROSSED_ITS_WITHDRAWAL)
 def test_in_temporal_mode_leases_overlap_by_their_tails_alone(population: Population) -> None:
@@ -268,6 +270,7 @@ def test_in_temporal_mode_leases_overlap_by_their_tails_alone(population: Popula
         assert after.go_ns >= over_ns - run.down_ns - run.up_ns
 
 
+@pytest.mark.simulation
 @given(temporal_populations())
 def test_who_waits_holds_no_lease(population: Population) -> None:
     _, records = record(population, S)
@@ -279,6 +282,7 @@ def test_who_waits_holds_no_lease(population: Population) -> None:
                 assert min(one.drained_ns, wait.end_ns) <= max(one.go_ns, wait.begin_ns)
 
 
+@pytest.mark.simulation
 def test_a_pair_holds_about_what_it_was_promised() -> None:
     pair = Population((Share(300_000, 300_000), Share(700_000, 700_000)), (Work(), Work()), 1)
     _, records = record(pair, 3 * S)

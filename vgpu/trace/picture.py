@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -44,18 +44,20 @@ class _Scene:
 def draw(recording: Recording, file: IO[bytes]) -> None:
     """A PNG into ``file``: the whole recording, some rounds of it, and a hand-over each way from near."""
     scene = _scene(recording)
-    height = 6.4 + 0.75 * (len(scene.vgpus) + 1)
+    examples = _examples(scene.passed)
+    panels: list[Any] = [["all"] * 2, ["rounds"] * 2, *{0: [], 1: [["0", "0"]], 2: [["0", "1"]]}[len(examples)]]
+    height = 1.3 + len(panels) * (1.4 + 0.3 * (len(scene.vgpus) + 1))
     figure = Figure(figsize=(13, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title(recording, scene.vgpus), fontsize=12)
-    axes = figure.subplot_mosaic([["all", "all"], ["rounds", "rounds"], ["left", "right"]])
+    axes = figure.subplot_mosaic(panels)
     _rows(axes["all"], scene, recording.begin_ns, recording.end_ns, 1e9, "s", ticks=True)
     axes["all"].set_title(summary(recording, scene.vgpus, scene.passed, scene.spans), fontsize=9.5)
     begin_ns, end_ns = _some_rounds(scene)
     _rows(axes["rounds"], scene, begin_ns, end_ns, 1e6, "ms", ticks=True)
     axes["rounds"].set_title(f"{(end_ns - begin_ns) / 1e6:.0f} ms of it", fontsize=9.5)
-    for side, passed in zip(("left", "right"), _examples(scene.passed), strict=True):
-        _close_up(axes[side], scene, passed)
+    for number, passed in enumerate(examples):
+        _close_up(axes[str(number)], scene, passed)
     figure.legend(handles=_legend(scene), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
     figure.savefig(file, format="png")
 
@@ -145,27 +147,23 @@ def _some_rounds(scene: _Scene) -> tuple[int, int]:
     return max(recording.begin_ns, middle_ns - half_ns), min(recording.end_ns, middle_ns + half_ns)
 
 
-def _examples(passed: Sequence[HandOver]) -> tuple[HandOver | None, HandOver | None]:
+def _examples(passed: Sequence[HandOver]) -> list[HandOver]:
     """Of the pair that passed the GPU to each other most, each way the hand-over with the median gap."""
     ways: dict[tuple[str, str], list[HandOver]] = {}
     for one in passed:
         ways.setdefault((one.giver, one.taker), []).append(one)
     if not ways:
-        return None, None
+        return []
     there = max(ways, key=lambda way: len(ways[way]))
     back = ways.get((there[1], there[0]), [])
-    return _typical(ways[there]), _typical(back) if back else None
+    return [_typical(way) for way in (ways[there], back) if way]
 
 
 def _typical(passed: Sequence[HandOver]) -> HandOver:
     return sorted(passed, key=lambda one: one.gap_ns)[len(passed) // 2]
 
 
-def _close_up(axes: Axes, scene: _Scene, passed: HandOver | None) -> None:
-    if passed is None:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "no hand-over was recorded", ha="center", va="center", color=WAIT)
-        return
+def _close_up(axes: Axes, scene: _Scene, passed: HandOver) -> None:
     recording = scene.recording
     margin_ns = max(CLOSE_NS, 2 * passed.gap_ns)
     begin_ns, end_ns = passed.begin_ns - margin_ns, passed.end_ns + margin_ns
