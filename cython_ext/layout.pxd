@@ -53,6 +53,7 @@ cdef enum:
     GRANTS_REMOVED = 2       # the vGPU was removed: every gate fails with an error
     GRANTS_LOSS_ERROR = 4    # --on-server-loss error (default: block)
     GRANTS_LOSS_RUN = 8      # --on-server-loss run
+    GRANTS_TRACED = 16       # somebody records what happens: hooks note in their rings what they see of the GPU
 
     # Slot.state
     SLOT_FREE = 0
@@ -67,6 +68,12 @@ cdef enum:
     KIND_ASYNC = 3           # stream-ordered
     KIND_OTHER = 4           # arrays and what is to come
     MEMORY_KINDS = 8
+
+    # TraceRecord.kind
+    TRACE_BUSY = 1           # the GPU had work of the process from begin to end, as the books have it
+    TRACE_LAUNCH = 2         # a launch that was timed: ended at ``end_ns`` at the latest; value: see logic/trace.pxd
+    TRACE_DRAIN = 3          # a lease that ended at begin (0: it had no end) had drained at end; value: see there
+    TRACE_RING = 512         # records of one process that a reader may be behind
 
 cdef extern from *:
     """
@@ -170,7 +177,8 @@ cdef struct Slot:
     uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
     uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
     uint32_t reserved0
-    uint8_t[96] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint64_t traced          # records that it has ever written into its ring
+    uint8_t[88] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -191,6 +199,21 @@ cdef struct ActivityPage:
     uint64_t ledger_epoch    # advanced by every completed operation
     uint8_t[48] pad2
     Slot[64] slots
+
+
+cdef struct TraceRecord:
+    uint32_t sequence        # its number, from 1; 0 while it is being written
+    uint32_t kind            # TRACE_*
+    int64_t begin_ns
+    int64_t end_ns
+    uint64_t value
+
+
+cdef struct TracedActivity:
+    # An activity page and what was appended behind it: a ring for each slot, written by its process while GRANTS_TRACED
+    # is set (logic/trace.pxd). ``size`` in the header is that of ``page``; by the size of the file the rings are there.
+    ActivityPage page
+    TraceRecord[64][512] rings
 
 
 cdef struct RelayEntry:

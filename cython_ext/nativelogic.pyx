@@ -15,7 +15,7 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, plan as planning, transfers, window,
+    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, plan as planning, trace, transfers, window,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
@@ -225,6 +225,7 @@ cdef class Durations:
 
 cdef class Backlog:
     cdef _Backlog backlog
+    cdef int64_t told_ns
 
     def __cinit__(self):
         window.backlog_init(&self.backlog)
@@ -256,6 +257,22 @@ cdef class Backlog:
 
     def discard(self, bint discard):
         self.backlog.discard = discard
+
+    def closed_interval(self, int64_t since_ns):
+        """After a drain: what a trace has not been told of the busy interval that began at ``since_ns``."""
+        cdef int64_t begin_ns = 0, end_ns = 0
+        told = trace.trace_closed(&self.backlog, since_ns, &self.told_ns, &begin_ns, &end_ns)
+        return (begin_ns, end_ns) if told else None
+
+    def open_interval(self):
+        """While busy: the part that a trace is to be told now, if any."""
+        cdef int64_t begin_ns = 0, end_ns = 0
+        told = trace.trace_part(&self.backlog, &self.told_ns, &begin_ns, &end_ns)
+        return (begin_ns, end_ns) if told else None
+
+    @property
+    def since_ns(self):
+        return self.backlog.since_ns
 
     def backlog_ns(self, int64_t now_ns):
         return window.backlog_ns(&self.backlog, now_ns)

@@ -74,9 +74,10 @@ cdef class Page:
         self.writable = writable
         return 0
 
-    cdef int make(self, str name, size_t size, uint64_t magic, int more_seals) except -1:
-        self.descriptor = make_memfd(name, whole_pages(size))
-        self.map_descriptor(self.descriptor, size, True)
+    cdef int make(self, str name, size_t size, uint64_t magic, int more_seals, size_t appended=0) except -1:
+        """``appended``: bytes behind the page that makers of an older version do not have."""
+        self.descriptor = make_memfd(name, whole_pages(size + appended))
+        self.map_descriptor(self.descriptor, size + appended, True)
         cdef layout.PageHeader* header = <layout.PageHeader*>self.base
         header.size = size
         header.version = layout.LAYOUT_VERSION
@@ -85,8 +86,8 @@ cdef class Page:
         fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | more_seals)
         return 0
 
-    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable) except -1:
-        """Map what another process made. The descriptor stays the caller's."""
+    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=0) except -1:
+        """Map what another process made, with what it has of ``appended``. The descriptor stays the caller's."""
         name = type(self).__name__
         try:
             seals = fcntl.fcntl(descriptor, F_GET_SEALS)
@@ -97,7 +98,7 @@ cdef class Page:
         found = os.fstat(descriptor).st_size
         if found < <object>size:
             raise PageError(f"the {name} at descriptor {descriptor} has {found} bytes, not {size}: another version?")
-        self.map_descriptor(descriptor, size, writable)
+        self.map_descriptor(descriptor, min(<size_t>found, size + appended), writable)
         cdef layout.PageHeader* header = <layout.PageHeader*>self.base
         if header.magic != magic or header.size < size:
             raise PageError(f"descriptor {descriptor} leads to some other page than a {name}")

@@ -8,11 +8,12 @@ anywhere in itself. Servers look at the lock word alone (relay.pyx), or use the 
 import os
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from cython_ext cimport layout, native
 from cython_ext.logic.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
+from cython_ext.logic.trace cimport trace_get
 from cython_ext.page cimport F_SEAL_FUTURE_WRITE, Page
 
 from cython_ext.readings import (
@@ -23,7 +24,10 @@ from cython_ext.readings import (
     RelayReading,
     SlotReading,
     SlotState,
+    TraceReading,
 )
+
+cdef size_t APPENDED = sizeof(layout.TracedActivity) - sizeof(layout.ActivityPage)
 
 
 cdef extern from "pthread.h" nogil:
@@ -294,7 +298,7 @@ cdef class ActivityPage(Page):
     def create(generation=0):
         """Make and seal a page with all slots free and an empty ledger."""
         cdef ActivityPage self = ActivityPage.__new__(ActivityPage)
-        self.make("vgpu-activity", sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, 0)
+        self.make("vgpu-activity", sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, 0, APPENDED)
         cdef layout.ActivityPage* page = self.get()
         page.generation = generation
         init_robust_mutex(&page.ledger)
@@ -306,7 +310,7 @@ cdef class ActivityPage(Page):
     def map(int descriptor):
         """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``."""
         cdef ActivityPage self = ActivityPage.__new__(ActivityPage)
-        self.adopt(descriptor, sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, True)
+        self.adopt(descriptor, sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, True, APPENDED)
         return self
 
     @property
@@ -396,6 +400,29 @@ cdef class ActivityPage(Page):
     def read_slot(self, int index):
         """One slot as ``SlotReading``, free ones too."""
         return slot_reading(index, self.slot(index))
+
+    def traced(self, int index, uint64_t after=UINT64_MAX):
+        """What the process in slot ``index`` noted beyond record ``after``, in order, as ``TraceReading``; the number
+        of its newest record, to go on from; and how many were lost, overwritten or torn.
+
+        By default only the number. A number that fell is another process's: all of its records count.
+        """
+        cdef layout.TracedActivity* page = <layout.TracedActivity*>self.get()
+        cdef uint64_t newest = native.load64(&self.slot(index).traced)
+        cdef uint64_t number, oldest
+        cdef layout.TraceRecord record
+        found = []
+        if after == UINT64_MAX or after == newest or self.mapped_bytes < sizeof(layout.TracedActivity):
+            return found, newest, 0
+        if after > newest:
+            after = 0
+        oldest = after if newest - after <= layout.TRACE_RING else newest - layout.TRACE_RING
+        for number in range(oldest + 1, newest + 1):
+            if trace_get(page.rings[index], number, &record):
+                found.append(TraceReading(
+                    record.kind, at_least_zero(record.begin_ns), at_least_zero(record.end_ns), record.value
+                ))
+        return found, newest, bounded(newest - after - <uint64_t>len(found))
 
     def ring(self):
         """Ring the doorbell, as a hook does."""

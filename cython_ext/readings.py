@@ -29,6 +29,8 @@ class GrantsFlag(IntFlag):
     """A lost server makes gates fail after the grace period."""
     LOSS_RUN = 8
     """A lost server opens the gates after the grace period."""
+    TRACED = 16
+    """Somebody records what happens: hooks note what they see of the GPU."""
 
 
 class SlotState(IntEnum):
@@ -163,6 +165,51 @@ class RelayReading:
     want_since_ns: int
     tail_epoch: int
     stranded_epoch: int
+
+
+class TraceKind(IntEnum):
+    """``TraceReading.kind``; a tenant may write others, which mean nothing."""
+
+    BUSY = 1
+    """The GPU had work of the process, as its books have it."""
+    LAUNCH = 2
+    """A launch that was timed; it was found complete at ``end_ns``."""
+    DRAIN = 3
+    """A lease that ended at ``begin_ns`` (0: it had no end) had drained at ``end_ns``."""
+
+
+class TraceReading(NamedTuple):
+    """What a process noted of the GPU. ``value``: see the properties, which mean something for their kind alone."""
+
+    kind: int
+    begin_ns: int
+    end_ns: int
+    value: int
+
+    @property
+    def lasted_ns(self) -> int:
+        """LAUNCH: its length between device events."""
+        return (self.value >> 24) & ((1 << 38) - 1)
+
+    @property
+    def key(self) -> int:
+        """LAUNCH: a number of 24 bits that launches of the same kernel, grid and block have in common."""
+        return self.value & ((1 << 24) - 1)
+
+    @property
+    def is_graph(self) -> bool:
+        """LAUNCH: it was a graph."""
+        return bool(self.value >> 63)
+
+    @property
+    def epoch(self) -> int:
+        """DRAIN: of the lease."""
+        return self.value >> 32
+
+    @property
+    def window_ns(self) -> int:
+        """DRAIN: the in-flight window from then on, in whole microseconds."""
+        return (self.value & 0xFFFFFFFF) * 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
-    MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, RelayEntry, RelayPage as Relays, Slot,
+    GRANTS_TRACED, MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, RelayEntry,
+    RelayPage as Relays, Slot, TracedActivity, TraceRecord,
 )
 from cython_ext.logic.baton cimport baton_ours
 from cython_ext.logic.gate cimport GateState, lease_usable
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
+from cython_ext.logic.trace cimport trace_put
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause, store32, store64, storei64,
 )
@@ -91,6 +93,18 @@ cdef class Process:
         """Work goes to the GPU under a lease."""
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
+
+    def note(self, uint32_t kind, int64_t begin_ns, int64_t end_ns, uint64_t value=0, *, bint torn=0):
+        """A record for whoever traces; ``torn``: the process was killed in the middle of it."""
+        cdef TraceRecord* ring = &(<TracedActivity*>self.activity).rings[self.slot - self.activity.slots][0]
+        trace_put(ring, &self.slot.traced, kind, begin_ns, end_ns, value)
+        if torn:
+            store32(&ring[(self.slot.traced - 1) % 512].sequence, 0)
+
+    @property
+    def traced(self):
+        """Whether somebody records."""
+        return load32(&self.grants.flags) & GRANTS_TRACED != 0
 
     def know_baton(self):
         """Be one whose gate obeys the baton."""

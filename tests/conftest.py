@@ -38,13 +38,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 TESTS = Path(__file__).parent
 # No clock of this machine in them: the decision cores, and native code that is called and not waited for.
 PARALLEL = [
-    *("broker", "core", "vocabulary"),
+    *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
     *(
         f"native/test_{name}.py"
         for name in (
             *("ahead", "alloctable", "baton", "board", "durations", "gate", "graphs", "ledger", "page_gate_machine"),
-            *("pages", "window", "wire"),
+            *("pages", "trace", "window", "wire"),
         )
     ),
 ]

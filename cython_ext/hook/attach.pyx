@@ -18,7 +18,7 @@ from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
     ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage,
-    PageHeader, Slot,
+    PageHeader, Slot, TracedActivity,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -82,6 +82,7 @@ cdef struct Reply:
     char[8] client_priority
     char[64] gpu_uuid
     char[512] error
+    size_t activity_bytes    # of the activity page, as mapped
 
 
 # --- state
@@ -192,13 +193,18 @@ cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogi
     return 1
 
 
+cdef size_t map_size(int fd, size_t size) noexcept nogil:
+    """As much of ``size`` as the page has."""
+    return min(size, <size_t>max(vgpu_file_size(fd), 0))
+
+
 cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept nogil:
     """The page behind ``fd`` if it is what it should be, else NULL. The child of a fork does not inherit it."""
     cdef void* page
     cdef PageHeader* header
-    if vgpu_file_size(fd) < <long>sizeof(PageHeader):
+    size = map_size(fd, size)
+    if size < sizeof(PageHeader):
         return NULL
-    size = min(size, <size_t>vgpu_file_size(fd))
     page = mmap(NULL, size, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if page == MAP_FAILED:
         return NULL
@@ -244,7 +250,8 @@ cdef bint converse(
         admitted = read_reply(buffer, size, reply)
         if admitted and fd_count == 2:
             grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
-            activity[0] = <ActivityPage*>map_page(fds[1], sizeof(ActivityPage), ACTIVITY_MAGIC, 1)
+            reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
+            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1)
         if admitted and (fd_count != 2 or grants[0] == NULL or activity[0] == NULL):
             append(
                 reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
@@ -257,6 +264,15 @@ cdef bint converse(
 
 
 # --- attaching
+
+cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept nogil:
+    """Where we tell what we do, from now on."""
+    gate.slot_index = <uint32_t>reply.slot
+    gate.slot = &activity.slots[reply.slot]
+    gate.ring = NULL
+    if reply.activity_bytes >= sizeof(TracedActivity):
+        gate.ring = &(<TracedActivity*>activity).rings[reply.slot][0]
+
 
 cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply) noexcept nogil:
     cdef int reason = 0
@@ -291,8 +307,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     if reply.slot < 0:
         vgpu_say(vgpu_id, b": its broker gave no slot", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
-    gate.slot_index = <uint32_t>reply.slot
-    gate.slot = &gate.activity.slots[gate.slot_index]
+    take_slot(gate, gate.activity, reply)
     store32(&gate.slot.baton, 1)
     gate.baton_ours = 1      # until the first look
     gate.baton_until_ns = FOREVER_NS
@@ -396,20 +411,20 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     return error
 
 
-cdef bint move(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
+cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept nogil:
     """To another activity page: its slot is taken, and begins with what the old one said. The caller holds gate.lock.
 
     The old page stays mapped, and its mutex held: a thread may be reading it.
     """
     cdef Slot* before = gate.slot
-    cdef Slot* slot = &activity.slots[slot_index]
+    cdef Slot* slot = &activity.slots[reply.slot]
     cdef uint32_t i
     store32(&slot.baton, 1)
     if not vgpu_take_slot(slot):
         return 0
     store32(&gate.generation, 0)
-    vgpu_memory_moves(gate, activity, slot_index)
-    gate.slot = slot
+    vgpu_memory_moves(gate, activity, <uint32_t>reply.slot)
+    take_slot(gate, activity, reply)
     gate.word_state = WORD_NEW   # the GPU does not see the new page's yet, and no stream waits for it
     for i in range(gate.stream_count):
         gate.streams[i].turn = 0
@@ -444,7 +459,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
         lock_acquire(&gate.lock)
         vgpu_let_go(gate)
         if elsewhere:
-            done = move(gate, activity, <uint32_t>reply.slot)
+            done = move(gate, activity, &reply)
         if done:
             gate.grants = grants
             gate.began_epoch = 0
@@ -452,7 +467,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
             gate.told = 0
         lock_release(&gate.lock)
     if not (done and elsewhere):
-        munmap(activity, sizeof(ActivityPage))
+        munmap(activity, reply.activity_bytes)
     if not done:
         munmap(grants, sizeof(GrantsPage))
         return 0

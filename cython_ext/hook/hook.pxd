@@ -16,7 +16,7 @@ Order of locks: gate.lock or memory_lock, then captures_lock, threads_lock or ga
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot
+from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
@@ -175,6 +175,8 @@ cdef struct Gate:
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
+    TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
+    int64_t told_ns          # up to where busy intervals are told there
     Ahead ahead
     Backlog backlog
     DurationTable durations
@@ -325,6 +327,11 @@ cdef extern:
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil
+    # trace.pyx; the caller holds gate.lock
+    void vgpu_trace_idle(Gate* gate, int64_t since_ns) noexcept nogil
+    void vgpu_trace_busy(Gate* gate) noexcept nogil
+    void vgpu_trace_launch(Gate* gate, const LaunchKey* key, int64_t lasted_ns, int64_t now) noexcept nogil
+    void vgpu_trace_drain(Gate* gate, uint32_t epoch) noexcept nogil
     # endings.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil
     void vgpu_graph_updated(void* graph) noexcept nogil

@@ -10,7 +10,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from cython_ext.hook.hook cimport (
     Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
     vgpu_end, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach, vgpu_ring,
-    vgpu_turn_opens_ns, vgpu_want,
+    vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
@@ -93,6 +93,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         store32(&slot.tail_epoch, epoch)     # its end may be moved away only now: then it is spent all the same
     store32(&slot.drained_epoch, epoch)
     gate.over_epoch = 0
+    vgpu_trace_drain(gate, epoch)
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)
     vgpu_log(b"refill ns, scale ppm", gate.backlog.refill_ns, <int64_t>(1e6 * gate.backlog.scale))
     vgpu_log(b"window ns, busy ns", gate.window_ns, <int64_t>gate.backlog.busy_ns)
@@ -163,6 +164,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     cdef bint in_charge
     cdef Plan plan
     count(gate)
+    vgpu_trace_busy(gate)
     in_charge = heard(gate)
     if gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
         vgpu_let_go(gate)

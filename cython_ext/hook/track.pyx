@@ -24,7 +24,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND, SAMPLES,
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State, Stream, Thread, state, vgpu_log,
-    vgpu_thread,
+    vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
@@ -212,7 +212,7 @@ cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept no
     graph_timed(&gate.graphs, sample.key.handle, sample.updates, learned_ns, lasted_ns)
 
 
-cdef void learn(Gate* gate) noexcept nogil:
+cdef void learn(Gate* gate, int64_t now) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
     cdef int64_t lasted_ns
@@ -231,6 +231,7 @@ cdef void learn(Gate* gate) noexcept nogil:
                 if is_graph(&sample.key):
                     prove(gate, sample, lasted_ns)
                 durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
+                vgpu_trace_launch(gate, &sample.key, lasted_ns, now)
                 vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
         give_event(gate, sample.start)
         give_event(gate, sample.end)
@@ -240,15 +241,17 @@ cdef void learn(Gate* gate) noexcept nogil:
 cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
     """Look at the markers, oldest first, and bring prediction and durations up to date."""
     cdef uint64_t event
+    cdef int64_t since_ns = gate.backlog.since_ns
     cdef int mode = relax()
     while backlog_oldest(&gate.backlog, &event):
         if not done(gate, <int>event):
             backlog_seen_busy(&gate.backlog, now)
             break
         give_event(gate, <int>event)
-        backlog_completed(&gate.backlog, now)
+        if backlog_completed(&gate.backlog, now):
+            vgpu_trace_idle(gate, since_ns)
         gate.over_markers -= gate.over_markers > 0
-    learn(gate)
+    learn(gate, now)
     restore(mode)
 
 
@@ -371,7 +374,8 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     submission, then the streams are asked. So a launch is either seen by this look or announced anew.
     """
     cdef State* all = state()
-    cdef bint busy
+    cdef int64_t since_ns
+    cdef bint was_busy, busy
     cdef int mode
     cdef uint32_t i
     if gate.ahead.launches:  # streams wait for our turn: only markers tell what ran under the lease before
@@ -403,7 +407,11 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     if gate.untracked:
         backlog_seen_busy(&gate.backlog, now)            # what nobody measured counts as busy
     forget_markers(gate)
+    was_busy = gate.backlog.busy         # its last marker may have been found a moment ago
+    since_ns = gate.backlog.since_ns
     backlog_drained(&gate.backlog, now)
+    if was_busy:
+        vgpu_trace_idle(gate, since_ns)
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
     gate.untracked = gate.own_unmarked = 0

@@ -120,6 +120,11 @@ class Competition(Membership):
         """Above every epoch that was given out. A scheduler after this one has to begin here or later."""
         return self._next_epoch
 
+    def booked(self, vgpu: VgpuKey) -> tuple[int, int]:
+        """Held and busy time, in ns, of those leases of ``vgpu`` that are over."""
+        account = self._accounts[vgpu]
+        return account.held_ns, account.busy_ns
+
     def books(self) -> dict[VgpuKey, Book]:
         """What the journal keeps: everything held is charged up to the last event."""
         now_ns = self._now_ns

@@ -19,6 +19,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.readings import Rates, no_statement, notes_on, process_reading, vgpu_reading, warnings_on
 from gpuserver.runtime.server import ADMIT_S, GpuServer
+from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.protocol.messages import (
@@ -39,6 +40,7 @@ from vgpu.protocol.messages import (
     Set,
     SetGpu,
     Snapshot,
+    Trace,
     VgpuDetail,
     VgpuList,
     VgpuReading,
@@ -58,6 +60,7 @@ class Control:
 
     def __init__(self, server: GpuServer) -> None:
         self._server = server
+        self._tracing = Tracing(server)
 
     # --- links
 
@@ -84,7 +87,13 @@ class Control:
                 log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
 
     def _notices(self, forward: Forward) -> AsyncGenerator[Notice, None] | None:
-        return self._server.watch_events(forward.id) if isinstance(forward.request, Watch) else None
+        match forward.request:
+            case Watch():
+                return self._server.watch_events(forward.id)
+            case Trace() as trace:
+                return self._tracing.stream(forward.id, trace.duration_ns)
+            case _:
+                return None
 
     async def _answer(self, forward: Forward) -> BaseModel:
         server = self._server

@@ -268,6 +268,11 @@ class GpuServer:
         )
 
     @property
+    def generation(self) -> int:
+        """How many servers this GPU has had, this one included."""
+        return self._row.generation
+
+    @property
     def attached_count(self) -> int:
         """Processes of all vGPUs that are not known to be dead."""
         return sum(len(vgpu.alive) for vgpu in self.vgpus.values())

@@ -40,6 +40,7 @@ from gpuserver.core.leases import (
 )
 from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
+from gpuserver.core.trace import Known, Recorder
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class TokenLoop:
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
+        self._recorders: tuple[Recorder, ...] = ()
         self._waiting: trio.CancelScope | None = None
         self._look: Callable[[], None] = lambda: None
 
@@ -75,6 +77,11 @@ class TokenLoop:
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
+        for recorder in self._recorders:
+            grants.flags = grants.flags | GrantsFlag.TRACED
+            recorder.enter(
+                key, grants.vgpu_id, time.monotonic_ns(), booked=(book.held_ns, book.busy_ns) if book else (0, 0)
+            )
         self._handle(Added(key, share, book))
         self._show_contention()
 
@@ -111,7 +118,45 @@ class TokenLoop:
         if event.vgpu in self._published:
             self._handle(event)
 
+    # --- recordings
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on ``recorder`` hears what the scheduler does, and hooks note what they see of the GPU."""
+        now_ns = time.monotonic_ns()
+        for key, page in self._grants.items():
+            plan = page.plan()
+            leases = [
+                Known(lease.epoch, lease.start_ns, lease.end_ns, page.window_ns, went)
+                for lease in (plan.current, plan.next)
+                if lease is not None
+                for epoch, went in self._dispatcher.outstanding(key)
+                if epoch == lease.epoch
+            ]
+            wants, booked = self._dispatcher.wants(key), self._scheduler.booked(key)
+            recorder.enter(key, page.vgpu_id, now_ns, leases=leases, wants=wants, booked=booked)
+            if not self._recorders:
+                page.flags = page.flags | GrantsFlag.TRACED
+        self._recorders = (*self._recorders, recorder)
+
+    def forget_recorder(self, recorder: Recorder) -> None:
+        """It hears no more; hooks note no more once it was the last."""
+        self._recorders = tuple(other for other in self._recorders if other is not recorder)
+        if not self._recorders:
+            for page in self._grants.values():
+                page.flags = page.flags & ~GrantsFlag.TRACED
+
+    def _tell_recorders(self, event: Event, commands: list[Command], now_ns: int) -> None:
+        booked = self._scheduler.booked(event.vgpu) if isinstance(event, Drained) else None
+        for recorder in self._recorders:
+            recorder.heard(event, now_ns, booked)
+            for command in commands:
+                recorder.said(command)
+
     # --- readings
+
+    def snapshot(self) -> list[Statement]:
+        """Every vGPU as the last events left it; nobody is asked."""
+        return self._scheduler.snapshot(time.monotonic_ns())
 
     def outlook(self, key: VgpuKey) -> Outlook:
         """How the vGPU stands, for the other members of its gang."""
@@ -167,6 +212,8 @@ class TokenLoop:
     def _take(self, seen: readings.Event) -> None:
         if seen.kind is EventKind.LOST:
             log.warning("dispatcher events lost", count=seen.epoch)
+            for recorder in self._recorders:
+                recorder.miss(seen.epoch)
             self._reconcile()
             return
         if seen.vgpu not in self._published:
@@ -220,7 +267,11 @@ class TokenLoop:
             self._handle(Wants(key) if wants else Idle(key))
 
     def _handle(self, event: Event) -> None:
-        self._execute(self._scheduler.handle(event, time.monotonic_ns()))
+        now_ns = time.monotonic_ns()
+        commands = self._scheduler.handle(event, now_ns)
+        if self._recorders:
+            self._tell_recorders(event, commands, now_ns)
+        self._execute(commands)
         if self._waiting is not None:  # another task has told the scheduler something
             self._waiting.deadline = self._deadline_s()
         self._look()

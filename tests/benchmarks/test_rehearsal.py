@@ -119,3 +119,22 @@ def test_shares_that_no_gpu_has_are_refused(split: str, tmp_path: Path) -> None:
     done = suite("--splits", split, "--estimate", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "--splits" in done.stderr
+
+
+def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.timeline", str(tmp_path)]
+    options = ["--simulate", "--seconds", "0.5", "--work", "gemm4096"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["lost"] == 0
+    assert all(rate > 0 for when in ("without", "recorded") for rate in summary[when]["units_per_second"])
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["whole"]
+    (tmp_path / "timeline.png").unlink()
+    again = subprocess.run([*command, "--draw"], capture_output=True, text=True, timeout=100, check=False)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
+    nothing = [sys.executable, "-m", "benchmarks.gpu.timeline", str(tmp_path / "none"), "--draw"]
+    refused = subprocess.run(nothing, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 1
+    assert "there is no recording.json" in refused.stderr

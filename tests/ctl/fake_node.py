@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import REQUESTS, GpuReading, VgpuReading
 from vgpu.spec import VgpuSpec
 
-Answer = Callable[[Any], dict[str, Any]]
+Answer = Callable[[Any], dict[str, Any] | Iterator[dict[str, Any]]]
 
 
 class FakeNode:
     """Listens in ``runtime_dir``. ``answers[op]`` takes the validated request; it returns a result or raises VgpuError.
+    An iterator's results are a stream of notices, after which the link ends.
 
     ``asked`` records every request after the handshake.
     """
@@ -44,24 +46,31 @@ class FakeNode:
                 link, _ = self._socket.accept()
             except OSError:
                 return
-            with link:
-                self._serve(link)
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
 
     def _serve(self, link: socket.socket) -> None:
         decoder = Decoder()
-        while data := link.recv(1 << 16):
-            decoder.feed(data)
-            for message in decoder:
-                link.sendall(encode(self._answer(message)))
+        with link, suppress(ConnectionError):
+            while data := link.recv(1 << 16):
+                decoder.feed(data)
+                for message in decoder:
+                    answer = self._answer(message)
+                    for part in answer if isinstance(answer, Iterator) else [answer]:
+                        link.sendall(encode(part))
+                    if isinstance(answer, Iterator):
+                        return
 
-    def _answer(self, message: Message) -> Message:
+    def _answer(self, message: Message) -> Message | Iterator[Message]:
         if message["op"] == "hello":
             hello = Hello.model_validate(message)
             return _reply(hello.id, {"version": hello.version, "software": "9.9.9", "pid": os.getpid()})
         request = REQUESTS.validate_python(message)
         self.asked.append(request)
         try:
-            return _reply(request.id, self.answers[request.op](request))
+            result = self.answers[request.op](request)
+            if isinstance(result, Iterator):
+                return ({"id": request.id} | notice for notice in result)
+            return _reply(request.id, result)
         except VgpuError as error:
             return {"id": request.id, "ok": False, "code": error.code, "error": error.message, "hint": error.hint}
 

@@ -16,9 +16,11 @@ from gpuserver.core.leases import Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.trace import Recorder
 from gpuserver.runtime import tokens
 from gpuserver.runtime.tokens import TokenLoop
 from tests.native.stage import grants
+from vgpu.protocol.trace import LeaseRecord
 
 HALF = Share(PPM // 2, sm_mpercent=50_000)
 
@@ -96,5 +98,49 @@ def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
         assert card.contended() == [False, False]
         card.loop.change(1, Share(PPM // 2, sm_mpercent=60_000))
         assert card.contended() == [True, True]
+
+    card.play(act)
+
+
+def test_a_recorder_hears_of_leases_and_hooks_note_while_there_is_one(card: Card) -> None:
+    first, second = Recorder(1000), Recorder(1000)
+
+    def traced() -> list[bool]:
+        return [bool(page.flags & GrantsFlag.TRACED) for page in card.pages]
+
+    async def act() -> None:
+        assert traced() == [False, False]
+        card.loop.record(first)
+        card.loop.record(second)
+        card.voices[0].say(want=True)
+        await until(lambda: card.dispatcher.outstanding(0) == [(1, True)])
+        card.pages.append(grants())
+        card.loop.add(7, card.pages[2], Share(1))
+        assert traced() == [True, True, True]
+        card.loop.forget_recorder(first)
+        card.voices[0].say(want=False)
+        await until(lambda: second.waiting > 0)
+        card.loop.forget_recorder(second)
+        assert traced() == [False, False, False]
+
+    card.play(act)
+    assert first.waiting == 0
+    (records, lost) = second.take(1000)
+    assert lost == 0
+    assert [(record.epoch, record.ended) for record in records if isinstance(record, LeaseRecord)] == [(1, "returned")]
+
+
+def test_a_recorder_that_comes_later_knows_what_is_in_force(card: Card) -> None:
+    async def act() -> None:
+        card.voices[0].say(want=True)
+        await until(lambda: card.pages[0].plan().open_epoch != 0)
+        recorder = Recorder(1000)
+        card.loop.record(recorder)
+        (running,) = recorder.under_way(time.monotonic_ns())
+        assert isinstance(running, LeaseRecord)
+        current = card.pages[0].plan().current
+        assert current is not None
+        assert (running.epoch, running.go_ns, running.ended) == (current.epoch, current.start_ns, "in-force")
+        card.loop.forget_recorder(recorder)
 
     card.play(act)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -30,11 +31,13 @@ from vgpu.protocol.messages import (
     Set,
     SetGpu,
     Status,
+    Trace,
     VgpuDetail,
     VgpuList,
     VgpuReading,
     Watch,
 )
+from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 
 Result = TypeVar("Result", bound=BaseModel)
@@ -72,6 +75,11 @@ class ControlLink:
 
     def close(self) -> None:
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """For another thread than the one that waits for an answer, which gets ``unreachable``. Then close."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     # --- what can be asked
 
@@ -125,6 +133,21 @@ class ControlLink:
                 self._checked(message, request.id)
                 continue
             yield _valid(Notice, message)
+
+    def trace(self, gpu: str, duration_ns: int) -> Iterator[TraceChunk]:
+        """What happens on a GPU from now on, in chunks; the last one is ``done``. The link serves nothing else then."""
+        request = Trace(id=self._fresh_id(), gpu=gpu, duration_ns=duration_ns)
+        self._send(request)
+        while True:
+            message = self._receive()
+            if "ok" in message:
+                self._checked(message, request.id)
+            chunk = _valid(Notice, message).trace
+            if chunk is None:
+                raise VgpuError(ErrorCode.PROTOCOL, "the node answered something else than a recording")
+            yield chunk
+            if chunk.done:
+                return
 
     # --- how it is asked
 

@@ -23,6 +23,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.paths import NodePaths
+from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     REQUESTS,
     AnyRequest,
@@ -45,13 +46,14 @@ from vgpu.protocol.messages import (
     SetGpu,
     Snapshot,
     Status,
+    Trace,
     VgpuDetail,
     VgpuList,
     VgpuReading,
     Watch,
 )
 from vgpu.protocol.peer import peer_of
-from vgpu.protocol.service import AnyModel, ask, serve, software_version, welcome
+from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
 from vgpu.protocol.stream import MessageStream, listen, serve_links
 
 log = structlog.get_logger(__name__)
@@ -130,7 +132,13 @@ class Node:
             self._links[peer.uid] -= 1
 
     def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
-        return self._watch(request) if isinstance(request, Watch) else None
+        match request:
+            case Watch():
+                return self._watch(request)
+            case Trace():
+                return self._trace(request)
+            case _:
+                return None
 
     # --- answers
 
@@ -322,6 +330,20 @@ class Node:
                     yield Notice(id=watch.id, event=event)
         finally:
             self._watchers.discard(sending)
+
+    async def _trace(self, trace: Trace) -> AsyncGenerator[Notice, None]:
+        """What one server records, passed on. Closed before its end, it ends the link, and the server forgets it."""
+        gpu = find_gpu(trace.gpu, (await self._look()).gpus)
+        process = self._processes[gpu.index]
+        if not process.serving:
+            raise _not_served(gpu.index, process.reason or "its server does not answer")
+        link, _ = await open_link(process.socket, Hello())
+        async with link:
+            await link.send(Forward(id=trace.id, uid=os.geteuid(), request=trace).model_dump(mode="json"))
+            while (received := await link.receive()) is not None:
+                if "ok" in received[0]:
+                    checked(received)
+                yield Notice.model_validate(received[0])
 
 
 def _not_served(index: int, reason: str) -> VgpuError:

@@ -1,7 +1,8 @@
 """Messages of the control link: what ``vgpuctl`` may ask of a node, and what it is told. pydantic, msgpack on the wire.
 
 A link begins with ``Hello``/``Welcome``. Then every request carries an ``id``, and is answered by exactly one ``Reply``
-or ``Failure`` with the same ``id``; ``Watch`` is answered by ``Notice`` messages with its ``id`` until the link closes.
+or ``Failure`` with the same ``id``; ``Watch`` is answered by ``Notice`` messages with its ``id`` until the link closes,
+and so is ``Trace``.
 Node and GPU Servers speak the same language, so the node passes a request on to the server that owns the vGPU.
 
 Units: ``_ns`` durations in nanoseconds, ``_unix_s`` seconds since 1970, ``_ratio`` 0–1 of one GPU, ``_percent`` 0–100,
@@ -10,16 +11,22 @@ Units: ``_ns`` durations in nanoseconds, ``_unix_s`` seconds since 1970, ``_rati
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
+from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
+
+
+TRACE_LEAST_NS: Final = 100_000_000
+TRACE_MOST_NS: Final = 300_000_000_000
+TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -104,6 +111,15 @@ class Watch(Request):
     vgpus: tuple[str, ...] = ()
 
 
+class Trace(Request):
+    """Record what happens on one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a
+    ``TraceChunk`` each, the last one ``done``; then the link ends."""
+
+    op: Literal["trace"] = "trace"
+    gpu: str
+    duration_ns: TraceNs
+
+
 class Look(Request):
     """Everything that moves, once → ``Snapshot``."""
 
@@ -111,7 +127,7 @@ class Look(Request):
 
 
 AnyRequest = Annotated[
-    Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Look | Watch,
+    Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Look | Watch | Trace,
     Field(discriminator="op"),
 ]
 REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
@@ -315,8 +331,9 @@ class Failure(Reading):
 
 
 class Notice(Reading):
-    """One message of the stream that ``Watch`` number ``id`` asked for; exactly one of the two is set."""
+    """One message of the stream that ``Watch`` or ``Trace`` number ``id`` asked for: one of the three is set."""
 
     id: int
     snapshot: Snapshot | None = None
     event: EventReading | None = None
+    trace: TraceChunk | None = None

@@ -75,8 +75,8 @@ async def serve(
 ) -> None:
     """Answer the requests of one link, one after the other, until it ends.
 
-    ``notices`` gives the stream of a request that is answered by one (the link then serves nothing else), None for all
-    others. A request that is refused or malformed gets its ``Failure``; the link goes on. Errors: ``ProtocolError``.
+    ``notices`` gives the stream of a request that is answered by one (the link ends with it), None for all others. A
+    request that is refused or malformed gets its ``Failure``; the link goes on. Errors: ``ProtocolError``.
     """
     while (received := await link.receive()) is not None:
         message = received[0]
@@ -102,15 +102,26 @@ async def serve(
 
 
 async def _stream(link: MessageStream, stream: AsyncGenerator[Notice, None]) -> None:
-    """Send notices until the other end leaves: it is not expected to say anything more."""
+    """Send notices until there are no more, or the other end leaves: it is not expected to say anything more.
+    ``VgpuError``: the stream's own, as it was raised."""
+    refusal: VgpuError | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_end, link, nursery.cancel_scope)
             async with aclosing(stream) as notices:
                 async for notice in notices:
                     await link.send(notice.model_dump(mode="json"))
+            nursery.cancel_scope.cancel()
     except* LINK_ENDED as ended:
         log.info("watcher left", reason=repr(ended.exceptions[0]))
+    except* VgpuError as refused:
+        first: BaseException = refused
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, VgpuError)
+        refusal = first
+    if refusal is not None:
+        raise refusal
 
 
 async def _until_end(link: MessageStream, scope: trio.CancelScope) -> None:

@@ -1,0 +1,180 @@
+"""Recordings of what happens on the GPU, for whoever asked (``vgpuctl trace``). Nothing here exists while nobody does.
+
+A recording has a recorder beside the scheduler and reads the rings in the activity pages
+(``cython_ext/logic/trace.pxd``) every ``READ_S``. It is forgotten in the moment in which its link ends. What it keeps
+is bounded: who takes its chunks too slowly loses events, and is told how many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from cython_ext.readings import SlotReading
+from gpuserver.core.leases import Mode
+from gpuserver.core.registry import VgpuRecord
+from gpuserver.core.trace import Recorder, noted
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.protocol.messages import Notice
+from vgpu.protocol.trace import TraceChunk, TracedGpu, TracedVgpu
+
+if TYPE_CHECKING:
+    from gpuserver.runtime.server import GpuServer
+
+READ_S: Final = 0.02
+"""Between two looks at the rings: a process may note 25,000 records a second before some are overwritten."""
+TELL_S: Final = 0.1
+LINGER_S: Final = 0.12
+"""After the end: hooks look every 50 ms at the least for what has been running for long."""
+LAG_S: Final = 0.1
+MOST_RECORDS: Final = 50_000
+CHUNK_RECORDS: Final = 2_000
+"""A frame of the control link holds 1 MiB, a record takes 200 bytes or less."""
+MOST_AT_ONCE: Final = 4
+PPM: Final = 1_000_000
+
+
+class Tracing:
+    """Of one GPU Server."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+        self._running = 0
+
+    async def stream(self, request_id: int, duration_ns: int) -> AsyncGenerator[Notice, None]:
+        """``VgpuError`` (unavailable): there are ``MOST_AT_ONCE`` recordings of this GPU already."""
+        if self._running >= MOST_AT_ONCE:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"GPU {self._server.facts.index} is being recorded by {MOST_AT_ONCE} others",
+                "try again when one of them has ended",
+            )
+        self._running += 1
+        recording = _Recording(self._server, duration_ns)
+        try:
+            while not recording.done:
+                chunk = recording.chunk()
+                yield Notice(id=request_id, trace=chunk)
+                if not chunk.records or len(chunk.records) < CHUNK_RECORDS:
+                    await recording.go_on()
+        finally:
+            self._running -= 1
+            recording.close()
+
+
+class _Recording:
+    """One. ``close`` in any case."""
+
+    def __init__(self, server: GpuServer, duration_ns: int) -> None:
+        self._server = server
+        self._recorder = Recorder(MOST_RECORDS)
+        self._known: set[str] = set()
+        self._read_up_to: dict[tuple[str, Process], int] = {}
+        self._finished = self.done = False
+        self._begin_ns = time.monotonic_ns()
+        self._end_ns = self._begin_ns + duration_ns
+        self._until_ns = self._lag_ns = self._begin_ns
+        self._skip_old()
+        server.tokens.record(self._recorder)
+
+    def close(self) -> None:
+        self._server.tokens.forget_recorder(self._recorder)
+
+    async def go_on(self) -> None:
+        """Record for a while."""
+        tell_ns = time.monotonic_ns() + int(TELL_S * 1e9)
+        while not self.done and self._recorder.waiting < CHUNK_RECORDS and time.monotonic_ns() < tell_ns:
+            await trio.sleep(READ_S)
+            self._look()
+
+    def chunk(self) -> TraceChunk:
+        """What there is to tell."""
+        records, lost = self._recorder.take(CHUNK_RECORDS)
+        self.done = self._lingered() and not self._recorder.waiting
+        return TraceChunk(
+            gpu=self._gpu(),
+            begin_ns=self._begin_ns,
+            until_ns=self._until_ns,
+            vgpus=self._fresh(),
+            records=records,
+            under_way=tuple(self._recorder.under_way(self._until_ns)),
+            lost=lost,
+            done=self.done,
+        )
+
+    def _look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if not self._finished and now_ns >= self._end_ns:
+            self._recorder.finish(self._end_ns)
+            self._finished = True
+        self._read_rings(now_ns)
+        if not self._finished and now_ns - self._lag_ns >= int(LAG_S * 1e9):
+            self._lag_ns = now_ns
+            for statement in self._server.tokens.snapshot():
+                self._recorder.stands(statement, now_ns)
+        self._until_ns = min(now_ns, self._end_ns)
+
+    def _lingered(self) -> bool:
+        return self._finished and time.monotonic_ns() >= self._end_ns + int(LINGER_S * 1e9)
+
+    # --- rings
+
+    def _slots(self) -> list[tuple[str, SlotReading]]:
+        return [(vgpu.record.vgpu_id, slot) for vgpu in self._server.vgpus.values() for slot in vgpu.slots]
+
+    def _skip_old(self) -> None:
+        """What was noted before the recording began is of another one."""
+        for vgpu_id, slot in self._slots():
+            activity = self._server.vgpus[vgpu_id].activity
+            if activity is not None:
+                _, newest, _ = activity.traced(slot.index)
+                self._read_up_to[vgpu_id, Process(slot.pid, slot.start_time)] = newest
+
+    def _read_rings(self, now_ns: int) -> None:
+        window = self._begin_ns, self._end_ns
+        for vgpu_id, slot in self._slots():
+            activity = self._server.vgpus[vgpu_id].activity
+            if activity is None:
+                continue
+            process = Process(slot.pid, slot.start_time)
+            after = self._read_up_to.get((vgpu_id, process), 0)
+            said, newest, lost = activity.traced(slot.index, after)
+            self._read_up_to[vgpu_id, process] = newest
+            self._recorder.miss(lost)
+            for reading in said:
+                record = noted(vgpu_id, slot.index, slot.pid, reading, window, now_ns)
+                if record is not None:
+                    self._recorder.add(record)
+
+    # --- who is who
+
+    def _gpu(self) -> TracedGpu:
+        server = self._server
+        return TracedGpu(
+            index=server.facts.index,
+            uuid=server.facts.uuid,
+            name=server.facts.name,
+            simulated=server.settings.simulated,
+            mode="temporal" if server.mode is Mode.TEMPORAL else "spatial",
+            period_ns=server.tokens.period_ns,
+            generation=server.generation,
+        )
+
+    def _fresh(self) -> tuple[TracedVgpu, ...]:
+        fresh = [vgpu.record for vgpu in self._server.vgpus.values() if vgpu.record.vgpu_id not in self._known]
+        self._known |= {record.vgpu_id for record in fresh}
+        return tuple(map(_traced, fresh))
+
+
+def _traced(record: VgpuRecord) -> TracedVgpu:
+    return TracedVgpu(
+        vgpu_id=record.vgpu_id,
+        name=record.spec.name,
+        guarantee_ratio=record.share.guarantee_ppm / PPM,
+        limit_ratio=record.share.limit_ppm / PPM,
+        sm_percent=record.spec.compute_ratio * 100,
+    )

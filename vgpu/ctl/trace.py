@@ -1,0 +1,157 @@
+"""vgpuctl trace: what happens on a GPU over the next seconds, as a file for Perfetto and as a picture."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from vgpu.ctl.exits import Exit, say
+from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from vgpu.trace.recording import Recording
+
+PROGRESS_FROM_S = 2.0
+
+
+def trace(
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="How long to record: 0.1 to 300.")] = 5.0,
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The trace, for ui.perfetto.dev.")] = Path(
+        "trace.json"
+    ),
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="A picture of it, too.", show_default=False)
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="GPU", help="Index or UUID; else all.", show_default=False)
+    ] = None,
+) -> int:
+    """Record leases, waits, hand-overs and GPU activity. Ctrl-C ends it early, and keeps what there is."""
+    duration_ns = _duration_ns(seconds)
+    if png is not None and png.absolute() == out.absolute():
+        raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
+    if png is not None and not _can_draw():
+        say("--png draws with matplotlib, which is not installed", "pip install matplotlib, or leave out --png")
+        return Exit.FAILURE
+    for file in filter(None, (out, png)):
+        with replaced(file):  # before anything is recorded in vain
+            pass
+    from vgpu.trace.collect import collect
+
+    with _progress(seconds) as show:
+        recordings, errors = collect(_chosen(gpu), duration_ns, show)
+    _write(recordings, out, png)
+    return _explained(errors)
+
+
+def _duration_ns(seconds: float) -> int:
+    from vgpu.protocol.messages import TRACE_LEAST_NS, TRACE_MOST_NS
+
+    if not TRACE_LEAST_NS <= seconds * 1e9 <= TRACE_MOST_NS:  # what is no number is not between them either
+        least, most = TRACE_LEAST_NS / 1e9, TRACE_MOST_NS / 1e9
+        raise VgpuError(
+            ErrorCode.INVALID, f"--seconds: {seconds:g} is not between {least:g} and {most:g}", "--seconds 5"
+        )
+    return int(seconds * 1e9)
+
+
+def _can_draw() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def _chosen(gpu: str | None) -> list[str]:
+    """The GPUs to record, by index: the one that is meant, or all that are served."""
+    from vgpu.node.link import ControlLink
+    from vgpu.node.routing import candidates
+
+    with ControlLink() as node:
+        gpus = node.gpus()
+    found = candidates("auto" if gpu is None else gpu, gpus)
+    return sorted((str(one.index) for one in found), key=int)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` once it is complete; one that is left empty, or fails, changes nothing.
+    ``VgpuError`` (invalid): it cannot be written there."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a directory")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(None, "Permission denied")
+        try:
+            with fresh.open("wb") as file:
+                yield file
+                filled = file.tell() > 0
+            if filled:
+                fresh.replace(path)
+        finally:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.INVALID, f"cannot write {path}: {error.strerror or error}", "name another file"
+        ) from error
+
+
+@contextmanager
+def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
+    """A function that shows how many seconds have passed: on a terminal, and where that takes a while."""
+    if seconds <= PROGRESS_FROM_S or not sys.stdout.isatty():
+        yield lambda passed_s: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from vgpu.ctl import output
+
+    columns = TextColumn("recording"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s")
+    with Progress(*columns, console=output.console(), transient=True) as progress:
+        task = progress.add_task("", total=seconds)
+        yield lambda passed_s: progress.update(task, completed=min(passed_s, seconds))
+
+
+def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None:
+    import json
+
+    from vgpu.trace.chrome import chrome_trace
+    from vgpu.units import counted
+
+    with replaced(out) as file:
+        file.write(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False).encode())
+    for recording in recordings:
+        what = f"GPU {recording.gpu.index}: {recording.length_ns / 1e9:.3g} s, {counted(recording.events, 'event')}"
+        held = [f"{recording.label(v)} held {100 * recording.held_ratio(v):.1f} %" for v in recording.vgpus]
+        print("; ".join([what, *held]))
+        if recording.lost:
+            say(
+                f"GPU {recording.gpu.index}: {counted(recording.lost, 'event')} lost, since there were too many at once"
+            )
+    print(f"{out}: open it at https://ui.perfetto.dev")
+    for recording in recordings if png is not None else ():
+        from vgpu.trace.picture import draw
+
+        assert png is not None
+        drawn = png if len(recordings) == 1 else png.with_stem(f"{png.stem}-gpu{recording.gpu.index}")
+        with replaced(drawn) as file:
+            draw(recording, file)
+        print(f"{drawn}: the same as a picture")
+
+
+def _explained(errors: Mapping[str, VgpuError]) -> Exit:
+    """Say why parts of it ended early, or are missing."""
+    for gpu, error in errors.items():
+        say(f"GPU {gpu}: its recording ended early: {error.message}", error.hint)
+    return Exit.FAILURE if errors else Exit.OK
+
+
+def register(app: typer.Typer) -> None:
+    app.command("trace")(trace)
