@@ -77,7 +77,9 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours outlives it
     run = Run(
-        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), machine(args.simulate), shlex.join(sys.argv)
+        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine(args.simulate),
+        shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
     )
     print(", ".join(run.machine.values()), flush=True)
     writer = Writer(args.out, run)
