@@ -14,8 +14,8 @@ Every function takes ``now_ns``; none reads a clock or touches a page. What the 
 places: ``touched`` (desks whose page must be written anew from ``board_face``) and ``events`` (for the scheduler). A
 caller that steps at ``board_deadline`` gives every GO on time.
 
-A turn is due when its ``start_ns`` has come (any time, with ``early``), its predecessors are done and its vGPU's own
-older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length.
+A turn is due when its ``start_ns`` has come (any time, with ``early``; a little before, behind predecessors), its
+predecessors are done and its vGPU's own older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length.
 Predecessors are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of
 waiting turns.
 
@@ -41,7 +41,7 @@ from libc.string cimport memmove, memset
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
     BoardEvent, Desk, Face, Report, Turn,
-    any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
+    any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns, turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
@@ -160,7 +160,7 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
-    cdef int64_t due = max(turn.ready_ns, 0 if turn.early else turn.lease.start_ns)
+    cdef int64_t due = max(turn.ready_ns, turn_opens_ns(turn))
     cdef int64_t moved
     cdef uint64_t late
     cdef uint32_t i = 0

@@ -4,7 +4,8 @@ and what one desk says by itself. What moves the turns, and the theory of it all
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport FOREVER_NS, MAX_VGPUS, Lease, Plan
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, MAX_VGPUS, Lease, Plan
+from cython_ext.logic.handover cimport CLOSE_NS
 
 cdef enum:
     TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
@@ -119,10 +120,20 @@ cdef inline bint any_but(const uint64_t* bits, uint32_t key) noexcept nogil:
 
 # --- one desk
 
+cdef inline int64_t turn_opens_ns(const Turn* turn) noexcept nogil:
+    """Its own time. Behind others that have drained it may begin a little before: they were closed, and what was theirs
+    is free (logic/handover.pxd)."""
+    if turn.early:
+        return 0
+    if turn.lease.flags & LEASE_ON_GO and not turn.on_want:
+        return turn.lease.start_ns - CLOSE_NS
+    return turn.lease.start_ns
+
+
 cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
     """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
     cdef const Turn* turn = &desk.turns[index]
-    cdef int64_t due = 0 if turn.early else turn.lease.start_ns
+    cdef int64_t due = turn_opens_ns(turn)
     if turn.on_want and not desk.want:
         return FOREVER_NS
     if index > 0:

@@ -18,7 +18,8 @@ drained, its successor from then on; a long overlap they share.
 Closed
 ------
 A lease takes no more work once a launch no longer fits into it and its end is near. To fill the last of it one launch
-at a time would leave gaps between them; what is given up is not paid for.
+at a time would leave gaps between them; what is given up is not paid for. Who comes next has it instead: a lease that
+waits for others may begin so much before its time once they have drained.
 """
 
 from libc.stdint cimport int64_t

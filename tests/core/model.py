@@ -34,6 +34,7 @@ from gpuserver.core.policy import DEFAULT_POLICY
 
 US = 1_000
 TAIL_NS = 150_000
+CLOSE_NS = 1_000_000
 MS = 1_000_000
 S = 1_000_000_000
 
@@ -99,6 +100,13 @@ class App:
     generation: int = 0
     finished: list[tuple[int, int]] = field(default_factory=list)
     """(start, end) of every kernel."""
+
+
+def opens_ns(lease: Lease) -> int:
+    """From when on it may have GO, if nobody is in its way."""
+    if lease.early:
+        return 0
+    return lease.start_ns - (CLOSE_NS if lease.after else 0)
 
 
 def command_key(command: Command) -> int:
@@ -250,7 +258,7 @@ class Run:
             self._cut(known, replace(known.lease, end_ns=lease.end_ns, window_ns=lease.window_ns))
             self._lease_moved(self.apps[lease.vgpu])
         self._give_go()
-        for when in {lease.start_ns, lease.go_by_ns}:
+        for when in {opens_ns(lease), lease.start_ns, lease.go_by_ns}:
             if when > self.now_ns:
                 self.at(when, self._give_go)
 
@@ -268,8 +276,8 @@ class Run:
                     continue
                 clear = not any(e in self.published.get(k, {}) and (k, e) not in self.tails for k, e in lease.after)
                 clear = clear and not (self.unheard - {key})
-                started, patient = self.now_ns >= lease.start_ns, self.now_ns < lease.go_by_ns
-                if (clear and (lease.early or started)) or (started and not patient):
+                opened, patient = self.now_ns >= opens_ns(lease), self.now_ns < lease.go_by_ns
+                if (clear and opened) or (self.now_ns >= lease.start_ns and not patient):
                     self._go(key, held)
 
     def _nobody_but(self, key: int) -> bool:

@@ -75,7 +75,8 @@ class Twin:
             return False
         undrained = any(self.find(*pair) for pair in lease.after)
         still_held = older and (older.end_ns is None or now_ns < older.end_ns)
-        return not undrained and not still_held and (lease.early or now_ns >= lease.start_ns)
+        opens_ns = lease.start_ns - (CLOSE_NS if lease.on_go and not lease.on_want else 0)
+        return not undrained and not still_held and (lease.early or now_ns >= opens_ns)
 
     def go(self, lease: Lease, now_ns: int) -> None:
         older = self.older(lease)

@@ -103,14 +103,18 @@ def test_waiting_for_a_holder_that_does_not_drain_costs_nothing(card: Card) -> N
     assert card.dispatcher.stats().wakes - wakes < 20
 
 
-def test_a_pinned_lease_does_not_go_before_its_start(card: Card) -> None:
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_pinned_lease_goes_at_its_start_or_a_millisecond_before_behind_another(card: Card, behind: bool) -> None:
     card.want(0, 1)
     now_ns = time.monotonic_ns()
     card.dispatcher.publish(0, 1, now_ns, None)
     start_ns = now_ns + 30 * MS
-    card.dispatcher.publish(1, 2, start_ns, start_ns + MS, after=[(0, 1)], go_by_ns=start_ns + MS, early=False)
+    after = [(0, 1)] if behind else []
+    card.dispatcher.publish(1, 2, start_ns, start_ns + MS, after=after, go_by_ns=start_ns + MS, early=False)
     card.voices[0].say(want=True, drained_epoch=1)
-    assert card.listener.wait(EventKind.WENT, 1, 2).at_ns >= start_ns
+    went = card.listener.wait(EventKind.WENT, 1, 2)
+    assert went.at_ns >= start_ns - MS * behind
+    assert went.end_ns == went.at_ns + MS
 
 
 def test_a_revoked_lease_leaves_the_fast_path_and_ends(card: Card) -> None:
