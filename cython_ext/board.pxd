@@ -15,9 +15,9 @@ places: ``touched`` (desks whose page must be written anew from ``board_face``) 
 caller that steps at ``board_deadline`` gives every GO on time.
 
 A turn is due when its ``start_ns`` has come (any time, with ``early``; a little before, behind predecessors), its
-predecessors are done and its vGPU's own older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by g − start: a lease keeps its length.
-Predecessors are struck off the turn when they are done, so a step looks at numbers only; its cost is the number of
-waiting turns.
+predecessors are done and its vGPU's own older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by
+g − start: a lease keeps its length. Predecessors are struck off the turn when they are done, so a step looks at numbers
+only; its cost is the number of waiting turns.
 
 A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU, too: nobody else wants or holds, and
 nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
@@ -270,8 +270,9 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
     return deadline
 
 
-cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns) noexcept nogil:
-    """The nearest end of a lease whose drain somebody waits for, perhaps just past; FOREVER_NS if there is none."""
+cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns, int64_t* lasted_ns) noexcept nogil:
+    """The nearest end of a lease whose drain somebody waits for, perhaps just past, and how long that lease has been
+    in force by then; FOREVER_NS if there is none."""
     cdef int64_t nearest = FOREVER_NS
     cdef const Desk* desk
     cdef const Turn* turn
@@ -283,8 +284,11 @@ cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns) noexce
         if i < desk.live:
             for j in range(desk.turns[i].waits):
                 turn = board_find(<Board*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
-                if turn != NULL and turn.went and now_ns - turn.lease.end_ns < AWAKE_AFTER_NS:
-                    nearest = min(nearest, turn.lease.end_ns)
+                if turn == NULL or not turn.went or now_ns - turn.lease.end_ns >= AWAKE_AFTER_NS:
+                    continue
+                if turn.lease.end_ns < nearest:
+                    nearest = turn.lease.end_ns
+                    lasted_ns[0] = turn.lease.end_ns - turn.go_ns
         key = next_key(board.waiting, key + 1)
     return nearest
 

@@ -31,6 +31,12 @@ cdef enum:
     CLOSE_NS = 1_000_000     # the end is near
 
 
-cdef inline bint awake_for(int64_t due_ns, int64_t at_ns) noexcept nogil:
+cdef inline int64_t awake_before_ns(int64_t lasted_ns) noexcept nogil:
+    """How long before the end of a lease of that length to stay awake, for who serves all: a thirtieth of it at most,
+    so that no number of short leases takes more than that of a core."""
+    return min(<int64_t>AWAKE_BEFORE_NS, lasted_ns >> 5)
+
+
+cdef inline bint awake_for(int64_t due_ns, int64_t before_ns, int64_t at_ns) noexcept nogil:
     """Whether ``at_ns`` is so close to the hand-over that is due at ``due_ns``. FOREVER_NS: none is."""
-    return -<int64_t>AWAKE_BEFORE_NS <= at_ns - due_ns < <int64_t>AWAKE_AFTER_NS
+    return -before_ns <= at_ns - due_ns < <int64_t>AWAKE_AFTER_NS

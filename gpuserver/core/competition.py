@@ -24,7 +24,6 @@ from gpuserver.core.leases import (
     Mustered,
     Observed,
     Outlook,
-    Priority,
     Publish,
     Removed,
     Statement,
@@ -34,12 +33,8 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
-from gpuserver.core.membership import Membership
+from gpuserver.core.membership import InvariantError, Membership
 from gpuserver.core.policy import PPM, Policy
-
-
-class InvariantError(AssertionError):
-    """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
 
 
 class Competition(Membership):
@@ -52,8 +47,6 @@ class Competition(Membership):
     def __init__(self, policy: Policy, *, first_epoch: int) -> None:
         super().__init__(policy)
         self._next_epoch = first_epoch
-        self._highest = Priority.NORMAL
-        """Of all classes that vGPUs have now."""
         self._arrivals = 0
         self._commands: list[Command] = []
         self._withdrawn: list[tuple[int, Hold]] = []
@@ -186,22 +179,8 @@ class Competition(Membership):
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
+        super().check()
         for a in self._accounts.values():
-            if a.competing and (a.throttled or a.barred or a.away):
-                raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
-            if a.away and (a.muster is None or a.holds):
-                raise InvariantError(f"vGPU {a.key} is away though nothing binds it, or it holds")
-            if a.wants and not (a.competing or a.throttled or a.barred or a.away):
-                raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
-            if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
-                raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
-            for some, one_of_them in ((self._capped, a.capped), (self._members, a.muster is not None)):
-                if (some.get(a.key) is a) != one_of_them:
-                    raise InvariantError(f"vGPU {a.key} is not where those with a limit, or of a gang, are noted")
-            if a.throttled and not a.capped:
-                raise InvariantError(f"vGPU {a.key} is throttled without a limit")
-            if a.throttled and not a.wants:
-                raise InvariantError(f"vGPU {a.key} is throttled though it wants nothing")
             for epoch, hold in a.holds.items():
                 if epoch != hold.lease.epoch or hold.lease.vgpu != a.key or epoch >= self._next_epoch:
                     raise InvariantError(f"lease {epoch} is in the wrong account: {hold}")
@@ -235,18 +214,6 @@ class Competition(Membership):
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
         self._accounts[event.vgpu] = account
         self._sort_in(account)
-
-    def _sort_in(self, account: Account) -> None:
-        """Note what only some have, so that events cost the others nothing."""
-        for some, one_of_them in ((self._capped, account.capped), (self._members, account.muster is not None)):
-            if one_of_them:
-                some[account.key] = account
-            else:
-                some.pop(account.key, None)
-        self._rank()
-
-    def _rank(self) -> None:
-        self._highest = max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
 
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""

@@ -184,9 +184,10 @@ class Lease:
     with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given; a pair that is not live
     (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have, at the latest at ``go_by_ns`` (no
     wait is unbounded), and not before ``start_ns`` unless ``early``, or a millisecond before it once all of a not empty
-    ``after`` have drained: who held took no more work then, and nobody else is let in for so little. A lease is usable from GO on and keeps its length:
-    GO at g, before or after ``start_ns``, moves ``end_ns`` by g − start_ns. ``window_ns``: the most predicted GPU time
-    the vGPU may have in flight while others wait.
+    ``after`` have drained: who held took no more work then, and nobody else is let in for so little.
+
+    A lease is usable from GO on and keeps its length: GO at g, before or after ``start_ns``, moves ``end_ns`` by
+    g − start_ns. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
 
     A ``standing`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
     token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as

@@ -22,8 +22,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.leases import VgpuKey
+from gpuserver.core.leases import Priority, VgpuKey
 from gpuserver.core.policy import PPM, Policy
+
+
+class InvariantError(AssertionError):
+    """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
 
 
 class Membership(ABC):
@@ -35,9 +39,30 @@ class Membership(ABC):
         self._capped: dict[VgpuKey, Account] = {}
         self._members: dict[VgpuKey, Account] = {}
         """Those that a gang binds, or did."""
+        self._highest = Priority.NORMAL
+        """Of all classes that vGPUs have now."""
         self._now_ns = 0
         self._clock = 0
         """V when last read over a competition that was not empty."""
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` where the books contradict each other."""
+        for a in self._accounts.values():
+            if a.competing and (a.throttled or a.barred or a.away):
+                raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
+            if a.away and (a.muster is None or a.holds):
+                raise InvariantError(f"vGPU {a.key} is away though nothing binds it, or it holds")
+            if a.wants and not (a.competing or a.throttled or a.barred or a.away):
+                raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
+            if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
+                raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
+            for some, one_of_them in ((self._capped, a.capped), (self._members, a.muster is not None)):
+                if (some.get(a.key) is a) != one_of_them:
+                    raise InvariantError(f"vGPU {a.key} is not where those with a limit, or of a gang, are noted")
+            if a.throttled and not a.capped:
+                raise InvariantError(f"vGPU {a.key} is throttled without a limit")
+            if a.throttled and not a.wants:
+                raise InvariantError(f"vGPU {a.key} is throttled though it wants nothing")
 
     # --- clock and weight
 
@@ -81,6 +106,18 @@ class Membership(ABC):
         return real(clock - time, account.guarantee)
 
     # --- membership
+
+    def _sort_in(self, account: Account) -> None:
+        """Note what only some have, so that events cost the others nothing."""
+        for some, one_of_them in ((self._capped, account.capped), (self._members, account.muster is not None)):
+            if one_of_them:
+                some[account.key] = account
+            else:
+                some.pop(account.key, None)
+        self._rank()
+
+    def _rank(self) -> None:
+        self._highest = max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
 
     def _fill_line(self, account: Account) -> int:
         """L, nanoseconds: a bucket below it throttles."""

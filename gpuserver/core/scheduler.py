@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, Statement, VgpuKey
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler

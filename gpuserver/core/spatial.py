@@ -27,9 +27,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
-from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.competition import Competition
 from gpuserver.core.knapsack import best_set
 from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 CARD_MPERCENT = 100_000

@@ -30,8 +30,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.competition import Competition
 from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import Account, Hold
-from gpuserver.core.competition import Competition, InvariantError
+from gpuserver.core.competition import Competition
 from gpuserver.core.leases import (
     Added,
     Book,
@@ -22,6 +22,7 @@ from gpuserver.core.leases import (
     Wants,
     Went,
 )
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.spatial import SpatialScheduler

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, virtual
-from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Lease, Priority, Share
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import Account, Hold, virtual
-from gpuserver.core.competition import InvariantError
 from gpuserver.core.leases import Added, Book, Drained, Lease, Priority, Share
+from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
