@@ -29,14 +29,14 @@ from cython_ext.logic.gate cimport (
     lease_usable, plan_due_ns,
 )
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS
+from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
     backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, pause, store32, store64, storei64,
+    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
 )
 
 cdef enum:
@@ -116,11 +116,12 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
-    cdef int64_t due
+    cdef int64_t due, asked
     cdef GateState view
     vgpu_look(gate, now, &view)
     due = plan_due_ns(plan, &view, 1)
     vgpu_want(gate, now)
+    asked = loadi64(&gate.slot.want_since_ns)
     if gate.began_epoch != 0:
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
@@ -134,6 +135,10 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
             # GO is due at the start, not at go_by: be awake then
             until = min(until, due + AWAKE_AFTER_NS)
             spin_from = due - AWAKE_BEFORE_NS
+        if due <= now < asked + AWAKE_ASKED_NS:
+            # a standing lease: on a free GPU it begins as soon as the dispatcher has heard of us
+            until = min(until, asked + AWAKE_ASKED_NS)
+            spin_from = now
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     wait(gate, change, until, spin_from)
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))

@@ -27,6 +27,7 @@ from libc.stdint cimport int64_t
 cdef enum:
     AWAKE_BEFORE_NS = 400_000
     AWAKE_AFTER_NS = 2_000_000
+    AWAKE_ASKED_NS = 200_000 # after asking for what may be had at once
     TAIL_NS = 150_000        # what three threads need to pass the word on; the more, the more often a slice ends in it
     CLOSE_NS = 1_000_000     # the end is near
 
