@@ -258,7 +258,7 @@ def test_alone_with_a_hard_limit_a_gang_gets_its_limit() -> None:
 def test_a_ring_of_gangs_fills_its_gpus() -> None:
     """Each two meet on a GPU, so one runs at a time."""
     jobs = [Job(i, gpus, (HALF, HALF)) for i, gpus in enumerate([(0, 1), (1, 2), (0, 2)])]
-    cluster = Cluster(jobs, count=3).run(4 * S)
+    cluster = Cluster(jobs).run(4 * S)
     assert sum(part(cluster, key) for key in range(3)) > 0.9
     assert min(part(cluster, key) for key in range(3)) > 0.2
 
@@ -282,7 +282,7 @@ def test_members_hold_at_the_same_time() -> None:
 
 def test_while_a_leaders_server_is_stopped_others_go_on() -> None:
     jobs = [Job(0, (0, 1), (HARD, HARD)), Job(1, (1, 2), (HARD, HARD)), Job(2, (1,), (HALF,), gang=False, ranks=False)]
-    cluster = Cluster(jobs, count=3)
+    cluster = Cluster(jobs)
     cluster.run(S)
     cluster.stop(0)
     cluster.run(2 * S)
@@ -327,7 +327,6 @@ def clusters(draw: st.DrawFn) -> Cluster:
     jobs += [Job(len(jobs), (gpu,), (Share(each),), gang=False, ranks=False) for gpu in aside]
     return Cluster(
         jobs,
-        count=count,
         seed=draw(st.integers(0, 2**16)),
         delay_ns=draw(st.sampled_from([100 * US, MS, 5 * MS, 50 * MS])),
         lost_ratio=draw(st.sampled_from([0, 0.1, 0.5, 1.0])),
