@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.leases import VgpuKey
+from gpuserver.core.leases import Outlook, VgpuKey
 from gpuserver.core.policy import PPM, Policy
 
 
@@ -202,6 +202,8 @@ class Membership(ABC):
             if a.muster is not None and (a.wants or a.holds):
                 due += [a.muster.start_ns, a.muster.end_ns]
                 due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
+                turn_ns = self._turn_ends(a, now_ns) if a.away else None
+                due += [] if turn_ns is None else [turn_ns]
                 due += [
                     h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
                 ]
@@ -226,14 +228,42 @@ class Membership(ABC):
             return True
         return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
 
+    def outlook(self, vgpu: VgpuKey) -> Outlook:
+        """What the other members of its gang have to know of ``vgpu``, as of the last event."""
+        account = self._accounts[vgpu]
+        ready = bool(account.holds) or not (
+            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
+        )
+        oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
+        if oldest is None:
+            return Outlook(bound=account.wants, ready=ready)
+        lease = oldest.lease
+        if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
+            return Outlook(ready=ready)
+        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
+        return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
+
     def _outdone(self, account: Account) -> bool:
         """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
         would call for the same time again and again, and one gang would find its GPUs taken every time."""
-        return account.muster is not None and any(
-            a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
+        return self._turn_ends(account, self._now_ns) is not None
+
+    def _turn_ends(self, account: Account, now_ns: int) -> int | None:
+        """When whoever outdoes ``account`` has had its turn, if it goes on: two tokens of ``account`` further than that
+        is. Its leader, where nobody else wants that one's GPU, may hold as long as its limit lets it."""
+        if account.muster is None:
+            return None
+        end = account.time + virtual(2 * self._quantum(account), account.guarantee)
+        left = [
+            real(end - self._time_at(a, now_ns), a.guarantee)
             for a in self._members.values()
-            if a is not account and self._called(a, self._now_ns)
-        )
+            if a is not account
+            and a.holds
+            and a.muster is not None
+            and a.muster.leader not in (account.muster.leader, -1)
+            and self._called(a, now_ns)
+        ]
+        return max((now_ns + left_ns for left_ns in left if left_ns > 0), default=None)
 
     def _overserved(self, account: Account) -> bool:
         """Whether it has had so much more than its share that it does not go even if it is called."""
