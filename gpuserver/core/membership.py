@@ -202,8 +202,8 @@ class Membership(ABC):
             if a.muster is not None and (a.wants or a.holds):
                 due += [a.muster.start_ns, a.muster.end_ns]
                 due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
-                turn_ns = self._turn_ends(a, now_ns) if a.away else None
-                due += [] if turn_ns is None else [turn_ns]
+                late = (self._turn_ends(a, now_ns) if a.away else None, self._overdue_ns(a))
+                due += [at for at in late if at is not None]
                 due += [
                     h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
                 ]
@@ -218,7 +218,19 @@ class Membership(ABC):
     def _urgent(self, account: Account) -> bool:
         """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
         than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
-        return account.muster is not None and account.muster.urgent and account.wants and not account.undrained
+        if account.muster is None or not account.wants or account.undrained:
+            return False
+        overdue_ns = self._overdue_ns(account)
+        return account.muster.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
+
+    def _overdue_ns(self, account: Account) -> int | None:
+        """When limit or debt have kept it out for so long, without a word of others, that one of them may be waiting.
+        What that one holds meanwhile keeps it out in turn, several times as long: without this, each would wait longer
+        for the other than the time before."""
+        kept_out = account.throttled or account.barred
+        if account.muster is None or account.waiting_since_ns is None or not kept_out:
+            return None
+        return max(account.waiting_since_ns + self.policy.muster_lapse_ns, account.muster.lapses_ns)
 
     def _admitted(self, account: Account, at_ns: int) -> bool:
         """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,

@@ -217,6 +217,23 @@ def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
     assert after.bucket_ns == bucket_ns - 2 * MS + MS
 
 
+def test_whose_debt_keeps_it_out_goes_uncalled_once_no_word_arrives_any_more() -> None:
+    """While words arrive they say whether another member is late; long kernels of its own give it no more than that."""
+    desk = Desk(HARD, other=False)
+    desk.say(Wants(0), 0)
+    desk.say(Went(0, 1, 0), 0)
+    desk.say(Mustered(0, Muster(lapses_ns=3 * S)), S)
+    desk.say(Drained(0, 1, 2 * S, idle_ns=0, wants=True), 2 * S)
+    desk.published.clear()
+    assert desk.scheduler.next_deadline_ns() == 3 * S, "it is in debt until after that"
+    desk.say(Mustered(0, Muster(lapses_ns=3 * S + MS)), 2 * S)
+    desk.say(Tick(), 3 * S)
+    assert desk.goers == []
+    desk.say(Tick(), 3 * S + MS)
+    assert desk.goers == [0]
+    assert desk.scheduler.outlook(0).end_ns == 3 * S + MS + DEFAULT_POLICY.muster_urgent_ns
+
+
 # --- several servers
 
 
@@ -279,6 +296,18 @@ def meeting(limit_ppm: int, beside: int) -> list[Job]:
     third = Share(PPM // 3, limit_ppm)
     jobs = [Job(i, (i, 2), (third, third), Work(300 * US)) for i in (0, 1)]
     return [*jobs, Job(2, (beside,), (Share(PPM // 3),), gang=False, ranks=False)]
+
+
+def test_without_a_word_from_anybody_no_wait_grows() -> None:
+    """A rank spins while the other is throttled, is throttled for what it has spun, and the other spins for longer."""
+    quarter = Share(PPM // 4, PPM // 4)
+    jobs = [Job(i, gpus, (quarter, quarter), Work(3 * MS)) for i, gpus in enumerate([(0, 1), (0, 1), (0, 2)])]
+    jobs.append(Job(3, (2,), (Share(PPM // 4),), gang=False, ranks=False))
+    cluster = Cluster(jobs, seed=1, lost_ratio=1.0).run(S)
+    for second in range(2, 12):
+        before = {key: progress.done for key, progress in cluster.progress.items()}
+        cluster.run(second * S)
+        assert all(progress.done > before[key] for key, progress in cluster.progress.items()), f"in second {second}"
 
 
 def test_different_shares_give_the_least() -> None:
