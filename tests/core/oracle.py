@@ -113,23 +113,26 @@ def waits(run: Run) -> list[str]:
 
     Its own last turn, which it pays for first, was at most a token and a quarter, or an open-ended lease that was cut
     when somebody came: that ends where its queue may. How long a token is depends on who competes (``company``): what
-    was a fair one beside few is paid for beside all.
+    was a fair one beside few is paid for beside all. It may have had that turn in debt, as the only one left while a
+    limit kept the others out: it then pays for the one before as well, which was cut when they came.
     """
     period_ns = longest_period(run)
     found = []
     weight = sum(s.guarantee_ppm for s in run.shares.values())
     quanta = {k: quantum(run, k, weight, period_ns) for k in run.keys}
     longest = max(min(POLICY.quantum_max_ns, period_ns), *quanta.values()) if quanta else 0
+    cut_ns = POLICY.decision_ns + POLICY.window_ns
     for key in run.keys:
         share = run.shares[key]
         if share.limit_ppm < PPM:
             continue
         most = max(period_ns, POLICY.quantum_min_ns * weight // share.guarantee_ppm) + longest + longest_overrun(run)
         most += sum(min(CREDIT, 2 * quanta[j]) for j in run.keys if j != key) + 2 * MS
+        others_capped = any(s.limit_ppm < PPM for k, s in run.shares.items() if k != key)
         for begin, wait in waits_of(run, key):
             token = quantum(run, key, company(run, key, begin) or weight, period_ns)
-            turn = max(token * 5 // 4, POLICY.decision_ns + POLICY.window_ns)
-            bound = most + (turn + longest_overrun(run, key)) * weight // share.guarantee_ppm
+            debt = max(token * 5 // 4, cut_ns) + (cut_ns if others_capped else 0) + longest_overrun(run, key)
+            bound = most + debt * weight // share.guarantee_ppm
             if wait > bound:
                 found.append(f"{key} waited {wait / MS:.1f} ms, {wait / bound:.2f} of its bound")
     return found

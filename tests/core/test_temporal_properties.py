@@ -64,6 +64,21 @@ A_FAIR_TOKEN_BESIDE_FEW = Population(
 )
 """One has a token of 32 ms beside another of 3 %, before a third one comes and a fourth one's limit lets it again."""
 
+TWO_TURNS_AS_THE_ONLY_ONE = Population(
+    shares=(
+        *(Share(22_900), Share(412_213, 412_213), Share(61_068, 61_068), Share(68_702)),
+        Share(435_114, 565_648),
+    ),
+    works=(
+        Work(kernel_ns=2 * MS, jitter=0.0, refill_ns=0, start_ns=125 * MS, tails=True),
+        Work(kernel_ns=2 * MS, jitter=0.0, start_ns=599 * MS),
+        *(Work(kernel_ns=2 * MS, jitter=0.0, refill_ns=0, start_ns=600 * MS),) * 2,
+        Work(kernel_ns=5 * MS, jitter=0.0, start_ns=76 * MS),
+    ),
+    seed=3697,
+)
+"""The first one's last two turns began while the last one's bucket was empty, and ended because others came."""
+
 TAIL_AFTER_TAIL = Population(
     shares=(
         *(Share(30_000, 30_000), Share(30_000), Share(30_000), Share(30_000)),
@@ -84,6 +99,7 @@ TAIL_AFTER_TAIL = Population(
 @given(temporal_populations())
 @example(BESIDE_ONES_THAT_DO_NOT_DRAIN)
 @example(A_FAIR_TOKEN_BESIDE_FEW)
+@example(TWO_TURNS_AS_THE_ONLY_ONE)
 @example(TAIL_AFTER_TAIL)
 def test_promises_hold_for_any_population(population: Population) -> None:
     run, watch = simulate(population)
