@@ -82,8 +82,9 @@ def always_wants_from(run: Run, key: int) -> int | None:
 
 
 def longest_period(run: Run) -> int:
-    """P as the policy sets it for what the hand-overs of this run cost."""
-    cost = sum(app.work.refill_ns for app in run.apps.values())
+    """P as the policy sets it for what the hand-overs of this run cost, each clamped as the policy does."""
+    refills = [app.work.refill_ns for app in run.apps.values() if app.work.refill_ns]
+    cost = sum(min(max(refill_ns, POLICY.handover_min_ns), POLICY.handover_max_ns) for refill_ns in refills)
     return min(max(cost * PPM // POLICY.handover_loss_ppm, POLICY.period_ns), POLICY.period_max_ns)
 
 

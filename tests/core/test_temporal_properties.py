@@ -24,6 +24,19 @@ SMALL_ONES_WITH_CREDIT = Population(
 )
 """Who is far ahead, in virtual time, of one with 3 % and idle credit owes nobody anything: it is not to be barred."""
 
+SHORT_HAND_OVERS = Population(
+    shares=(
+        Share(333_333, priority=Priority.LOW),
+        *(Share(333_333),) * 2,
+    ),
+    works=(
+        *(Work(kernel_ns=2 * MS, jitter=0.3, start_ns=425 * MS, tails=True),) * 2,
+        Work(kernel_ns=2 * MS, jitter=0.3, start_ns=425 * MS),
+    ),
+    seed=340,
+)
+"""What costs 0.1 ms counts as 0.2: the period, and with it each token, is twice as long."""
+
 
 def simulate(population: Population, seconds: int = 3) -> tuple[Run, oracle.Watch]:
     scheduler = TemporalScheduler()
@@ -110,6 +123,7 @@ def test_promises_hold_for_any_population(population: Population) -> None:
 
 @given(temporal_populations(priorities=True))
 @example(SMALL_ONES_WITH_CREDIT)
+@example(SHORT_HAND_OVERS)
 def test_priority_takes_nobodys_guarantee(population: Population) -> None:
     run, watch = simulate(population)
     assert not watch.found
