@@ -5,7 +5,7 @@ and what one desk says by itself. What moves the turns, and the theory of it all
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, MAX_VGPUS, Lease, Plan
-from cython_ext.logic.handover cimport CLOSE_NS
+from cython_ext.logic.handover cimport EARLY_NS
 
 cdef enum:
     TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
@@ -126,7 +126,7 @@ cdef inline int64_t turn_opens_ns(const Turn* turn) noexcept nogil:
     if turn.early:
         return 0
     if turn.lease.flags & LEASE_ON_GO and not turn.on_want:
-        return turn.lease.start_ns - CLOSE_NS
+        return turn.lease.start_ns - EARLY_NS
     return turn.lease.start_ns
 
 

@@ -18,8 +18,9 @@ drained, its successor from then on; a long overlap they share.
 Closed
 ------
 A lease takes no more work once a launch no longer fits into it and its end is near. To fill the last of it one launch
-at a time would leave gaps between them; what is given up is not paid for. Who comes next has it instead: a lease that
-waits for others may begin so much before its time once they have drained.
+at a time would leave gaps between them; what is given up is not paid for. Who comes next has a part of it instead: a
+lease that waits for others may begin a little before its time once they have drained, in that last stretch in which the
+scheduler lets nobody else in (``Policy.guard_ns``, less the time that its word takes).
 """
 
 from libc.stdint cimport int64_t
@@ -27,9 +28,10 @@ from libc.stdint cimport int64_t
 cdef enum:
     AWAKE_BEFORE_NS = 400_000
     AWAKE_AFTER_NS = 2_000_000
-    AWAKE_ASKED_NS = 200_000 # after asking for what may be had at once
-    TAIL_NS = 150_000        # what three threads need to pass the word on; the more, the more often a slice ends in it
-    CLOSE_NS = 1_000_000     # the end is near
+    AWAKE_ASKED_NS = 200_000  # after asking for what may be had at once
+    TAIL_NS = 150_000         # what three threads need to pass the word on; the more, the more often a slice ends in it
+    CLOSE_NS = 1_000_000      # the end is near
+    EARLY_NS = 400_000        # before its time
 
 
 cdef inline int64_t awake_before_ns(int64_t lasted_ns) noexcept nogil:

@@ -99,7 +99,12 @@ class Hold:
         return max(0, now_ns - max(self.lease.end_ns, self.usable_from(now_ns)))
 
     def busy(self, now_ns: int) -> int:
-        return max(0, self.held(now_ns) - self.idle_ns)
+        """What it computed, as far as is known. Beside a predecessor that everybody had waited for long enough it does
+        so from GO on, whoever pays for the overlap; at a tail, which ends before a time slice does, it waits."""
+        if self.went_ns is None:
+            return 0
+        begin_ns = self.usable_from(now_ns) if self.shares_overlap else self.went_ns
+        return max(0, now_ns - begin_ns - self.idle_ns)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ from gpuserver.core.leases import (
     Lease,
     Mustered,
     Observed,
-    Outlook,
     Publish,
     Removed,
     Statement,
@@ -161,21 +160,6 @@ class Competition(Membership):
             )
             for a in self._accounts.values()
         ]
-
-    def outlook(self, vgpu: VgpuKey) -> Outlook:
-        """What the other members of its gang have to know of ``vgpu``, as of the last event."""
-        account = self._accounts[vgpu]
-        ready = bool(account.holds) or not (
-            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
-        )
-        oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
-        if oldest is None:
-            return Outlook(bound=account.wants, ready=ready)
-        lease = oldest.lease
-        if lease.end_ns is None:
-            return Outlook(True, lease.start_ns, FAR_NS, late=False, ready=ready)
-        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
-        return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""

@@ -21,8 +21,13 @@ leader stays out of the competition on its own GPU until it can: a gang gets the
     GPU 0   |  X  |  Y  |  X  |      leads both
     GPU 1   |  X  |  Y  |  X  |      X and Y follow; Y may lead another gang's member on GPU 2 by what it got here
 
+Gangs of different leaders may meet where both follow. Whoever is at work there outdoes the other, whose leader stays
+out meanwhile, but only for a turn by the books of that GPU: a leader that has its own GPU to itself may hold for ever.
+From then on the other leader calls, and its call, being the later one, goes first.
+
 A leader that has not drained ``muster_late_ns`` after its lease may wait for a follower whose lease ended first: its
-followers are called again, for the shortest of leases, until it has drained.
+followers are called again, for the shortest of leases, until it has drained. Where no word arrives, a member that its
+limit or its debt has kept out for ``muster_lapse_ns`` takes such a lease uncalled: another one may be late.
 
 Every muster lapses ``muster_lapse_ns`` after it was heard. A server that died, was stopped, or cannot be reached binds
 nobody for longer; its members go by their own accounts, and follow again when it is back. A member that follows stays

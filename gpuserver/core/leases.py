@@ -183,8 +183,8 @@ class Lease:
     ``epoch`` grows by one per lease of a GPU. ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch
     with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given; a pair that is not live
     (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have, at the latest at ``go_by_ns`` (no
-    wait is unbounded), and not before ``start_ns`` unless ``early``, or a millisecond before it once all of a not empty
-    ``after`` have drained: who held took no more work then, and nobody else is let in for so little.
+    wait is unbounded), and not before ``start_ns`` unless ``early``, or 0.4 ms before it once all of a not empty
+    ``after`` have drained: who held took no more work then, and nobody else is let in so late.
 
     A lease is usable from GO on and keeps its length: GO at g, before or after ``start_ns``, moves ``end_ns`` by
     g − start_ns. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.leases import Outlook, Priority, VgpuKey
 from gpuserver.core.policy import PPM, Policy
 
 
@@ -239,6 +239,8 @@ class Membership(ABC):
             if a.muster is not None and (a.wants or a.holds):
                 due += [a.muster.start_ns, a.muster.end_ns]
                 due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
+                late = (self._turn_ends(a, now_ns) if a.away else None, self._overdue_ns(a))
+                due += [at for at in late if at is not None]
                 due += [
                     h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
                 ]
@@ -253,7 +255,19 @@ class Membership(ABC):
     def _urgent(self, account: Account) -> bool:
         """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
         than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
-        return account.muster is not None and account.muster.urgent and account.wants and not account.undrained
+        if account.muster is None or not account.wants or account.undrained:
+            return False
+        overdue_ns = self._overdue_ns(account)
+        return account.muster.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
+
+    def _overdue_ns(self, account: Account) -> int | None:
+        """When limit or debt have kept it out for so long, without a word of others, that one of them may be waiting.
+        What that one holds meanwhile keeps it out in turn, several times as long: without this, each would wait longer
+        for the other than the time before."""
+        kept_out = account.throttled or account.barred
+        if account.muster is None or account.waiting_since_ns is None or not kept_out:
+            return None
+        return max(account.waiting_since_ns + self.policy.muster_lapse_ns, account.muster.lapses_ns)
 
     def _admitted(self, account: Account, at_ns: int) -> bool:
         """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,
@@ -263,14 +277,42 @@ class Membership(ABC):
             return True
         return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
 
+    def outlook(self, vgpu: VgpuKey) -> Outlook:
+        """What the other members of its gang have to know of ``vgpu``, as of the last event."""
+        account = self._accounts[vgpu]
+        ready = bool(account.holds) or not (
+            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
+        )
+        oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
+        if oldest is None:
+            return Outlook(bound=account.wants, ready=ready)
+        lease = oldest.lease
+        if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
+            return Outlook(ready=ready)
+        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
+        return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
+
     def _outdone(self, account: Account) -> bool:
         """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
         would call for the same time again and again, and one gang would find its GPUs taken every time."""
-        return account.muster is not None and any(
-            a.holds and a.muster is not None and a.muster.leader != account.muster.leader and a.muster.leader >= 0
+        return self._turn_ends(account, self._now_ns) is not None
+
+    def _turn_ends(self, account: Account, now_ns: int) -> int | None:
+        """When whoever outdoes ``account`` has had its turn, if it goes on: two tokens of ``account`` further than that
+        is. Its leader, where nobody else wants that one's GPU, may hold as long as its limit lets it."""
+        if account.muster is None:
+            return None
+        end = account.time + virtual(2 * self._quantum(account), account.guarantee)
+        left = [
+            real(end - self._time_at(a, now_ns), a.guarantee)
             for a in self._members.values()
-            if a is not account and self._called(a, self._now_ns)
-        )
+            if a is not account
+            and a.holds
+            and a.muster is not None
+            and a.muster.leader not in (account.muster.leader, -1)
+            and self._called(a, now_ns)
+        ]
+        return max((now_ns + left_ns for left_ns in left if left_ns > 0), default=None)
 
     def _overserved(self, account: Account) -> bool:
         """Whether it has had so much more than its share that it does not go even if it is called."""

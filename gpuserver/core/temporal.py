@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
+from gpuserver.core.leases import Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -237,7 +237,7 @@ class TemporalScheduler(Competition):
             at_once = now_ns + self.policy.decision_ns
             end = at_once if end is None else min(end, at_once)
         call = self._next_call(now_ns, holder)
-        if call is not None and not self._called(holder, call):
+        if call is not None:
             end = max(nearest, call) if end is None else min(end, max(nearest, call))
         if end is not None and end != current.lease.end_ns:
             self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
@@ -252,17 +252,21 @@ class TemporalScheduler(Competition):
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
         holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
         muster, nearest = holder.muster, now_ns + self.policy.decision_ns
-        if muster is None or end is None or current.went_ns is None or end < nearest or muster.end_ns == FAR_NS:
+        if muster is None or end is None or current.went_ns is None or end < nearest:
             return
         if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._members.values()):
             return
         if self._next is not None and now_ns >= self._next.lease.start_ns - self.policy.guard_ns:
             return
         longest = self._within_bucket(holder, self.policy.quantum_max_ns, current.went_ns)
-        self._revise(current, now_ns, end_ns=max(nearest, min(muster.end_ns, current.went_ns + longest)))
+        step = max(nearest, min(muster.end_ns, current.went_ns + longest))
+        if self._next_call(now_ns, holder) is not None:
+            step = min(step, end)
+        self._revise(current, now_ns, end_ns=step)
 
     def _next_call(self, after_ns: int, but: Account) -> int | None:
-        """When the next gang is called that goes before ``but``, at ``after_ns`` or later."""
+        """When the next gang is called that goes before ``but``, at ``after_ns`` or later. Of two that are called at
+        once, the one that was called last goes: the other has had its turn (``_turn_ends``)."""
         starts = [
             max(a.muster.start_ns, after_ns)
             for a in self._members.values()
@@ -272,8 +276,13 @@ class TemporalScheduler(Competition):
             and a.share.priority >= but.share.priority
             and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
             and not self._overserved(a)
+            and not (self._called(but, max(a.muster.start_ns, after_ns)) and self._called_ns(a) <= self._called_ns(but))
         ]
         return min(starts, default=None)
+
+    def _called_ns(self, account: Account) -> int:
+        assert account.muster is not None
+        return account.muster.start_ns
 
     def _outranks(self, account: Account, holder: Account, now_ns: int) -> bool:
         if account.share.priority <= holder.share.priority:
@@ -379,7 +388,10 @@ class TemporalScheduler(Competition):
         eligible = [a for a in candidates if entitled(a)] or candidates
         highest = max([a.share.priority for a in eligible])
         eligible = [a for a in eligible if a.share.priority == highest]
-        eligible = [a for a in eligible if a.key in called and entitled(a)] or eligible
+        first = [a for a in eligible if a.key in called and entitled(a)]
+        if first:
+            last_ns = max([self._called_ns(a) for a in first])
+            eligible = [a for a in first if self._called_ns(a) == last_ns]
         deadlines = {a.key: self._deadline_after(a, times[a.key], quanta[a.key]) for a in eligible}
         latest = min(deadlines.values()) + virtual(self.policy.tie_ns, max(weight, 1))
         tied = [a for a in eligible if deadlines[a.key] <= latest]
@@ -399,8 +411,6 @@ class TemporalScheduler(Competition):
         """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""
         muster = account.muster
         if muster is not None and self._called(account, at_ns):
-            if muster.end_ns == FAR_NS:
-                return length_ns
             return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
         call = self._next_call(at_ns, account)
         return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)

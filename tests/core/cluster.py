@@ -94,13 +94,14 @@ class Cluster:
         self,
         jobs: Sequence[Job],
         *,
-        count: int = 2,
         seed: int = 0,
         delay_ns: int = MS // 2,
         lost_ratio: float = 0.0,
         kind: type[TemporalScheduler] = TemporalScheduler,
         gangs: type[Gangs] = Gangs,
     ) -> None:
+        self.jobs, self.seed = jobs, seed
+        count = 1 + max(gpu for job in jobs for gpu in job.gpus)
         self.random = random.Random(seed)
         self.delay_ns, self.lost_ratio = delay_ns, lost_ratio
         self.now_ns = 0
@@ -122,6 +123,11 @@ class Cluster:
             for event in self.gangs[gpu.index].enroll(members, 0):
                 gpu._deliver(event)
             self.beat(gpu)
+
+    def __repr__(self) -> str:
+        """What makes it again."""
+        rest = f"seed={self.seed}, delay_ns={self.delay_ns}, lost_ratio={self.lost_ratio}"
+        return f"Cluster({list(self.jobs)}, {rest})"
 
     def at(self, when_ns: int, do: Callable[[], None]) -> None:
         self.sequence += 1

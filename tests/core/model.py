@@ -34,7 +34,7 @@ from gpuserver.core.policy import DEFAULT_POLICY
 
 US = 1_000
 TAIL_NS = 150_000
-CLOSE_NS = 1_000_000
+EARLY_NS = 400_000
 MS = 1_000_000
 S = 1_000_000_000
 
@@ -106,7 +106,7 @@ def opens_ns(lease: Lease) -> int:
     """From when on it may have GO, if nobody is in its way."""
     if lease.early:
         return 0
-    return lease.start_ns - (CLOSE_NS if lease.after else 0)
+    return lease.start_ns - (EARLY_NS if lease.after else 0)
 
 
 def command_key(command: Command) -> int:

@@ -6,6 +6,7 @@ K = q̂ + ô + C: the longest token, the longest overrun, the idle credit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
 from gpuserver.core.leases import Command, Event, Publish, Went, Withdraw
@@ -81,8 +82,9 @@ def always_wants_from(run: Run, key: int) -> int | None:
 
 
 def longest_period(run: Run) -> int:
-    """P as the policy sets it for what the hand-overs of this run cost."""
-    cost = sum(app.work.refill_ns for app in run.apps.values())
+    """P as the policy sets it for what the hand-overs of this run cost, each clamped as the policy does."""
+    refills = [app.work.refill_ns for app in run.apps.values() if app.work.refill_ns]
+    cost = sum(min(max(refill_ns, POLICY.handover_min_ns), POLICY.handover_max_ns) for refill_ns in refills)
     return min(max(cost * PPM // POLICY.handover_loss_ppm, POLICY.period_ns), POLICY.period_max_ns)
 
 
@@ -111,30 +113,51 @@ def waits(run: Run) -> list[str]:
     """4: how long an uncapped vGPU waits for its GO.
 
     Its own last turn, which it pays for first, was at most a token and a quarter, or an open-ended lease that was cut
-    when somebody came: that ends where its queue may.
+    when somebody came: that ends where its queue may. How long a token is depends on who competes (``company``): what
+    was a fair one beside few is paid for beside all. It may have had that turn in debt, as the only one left while a
+    limit kept the others out: it then pays for the one before as well, which was cut when they came.
     """
     period_ns = longest_period(run)
     found = []
     weight = sum(s.guarantee_ppm for s in run.shares.values())
     quanta = {k: quantum(run, k, weight, period_ns) for k in run.keys}
     longest = max(min(POLICY.quantum_max_ns, period_ns), *quanta.values()) if quanta else 0
+    cut_ns = POLICY.decision_ns + POLICY.window_ns
     for key in run.keys:
         share = run.shares[key]
         if share.limit_ppm < PPM:
             continue
-        bound = max(period_ns, POLICY.quantum_min_ns * weight // share.guarantee_ppm) + longest + longest_overrun(run)
-        bound += sum(min(CREDIT, 2 * quanta[j]) for j in run.keys if j != key) + 2 * MS
-        turn = max(quanta[key] * 5 // 4, POLICY.decision_ns + POLICY.window_ns)
-        bound += (turn + longest_overrun(run, key)) * weight // share.guarantee_ppm
-        found += [
-            f"{key} waited {wait / MS:.1f} ms, {wait / bound:.2f} of its bound"
-            for wait in waits_of(run, key)
-            if wait > bound
-        ]
+        most = max(period_ns, POLICY.quantum_min_ns * weight // share.guarantee_ppm) + longest + longest_overrun(run)
+        most += sum(min(CREDIT, 2 * quanta[j]) for j in run.keys if j != key) + 2 * MS
+        others_capped = any(s.limit_ppm < PPM for k, s in run.shares.items() if k != key)
+        for begin, wait in waits_of(run, key):
+            token = quantum(run, key, company(run, key, begin) or weight, period_ns)
+            debt = max(token * 5 // 4, cut_ns) + (cut_ns if others_capped else 0) + longest_overrun(run, key)
+            bound = most + debt * weight // share.guarantee_ppm
+            if wait > bound:
+                found.append(f"{key} waited {wait / MS:.1f} ms, {wait / bound:.2f} of its bound")
     return found
 
 
-def waits_of(run: Run, key: int) -> list[int]:
+def company(run: Run, key: int, at_ns: int) -> int:
+    """The least weight that the competition had in the last turn of ``key`` before ``at_ns``: its own, and that of who
+    wanted all the while and has no limit that may have kept it out. 0: it may have been alone, or had no turn."""
+    turn = max((r for r in run.records if r.key == key and r.go_ns < at_ns), key=lambda r: r.go_ns, default=None)
+    if turn is None:
+        return 0
+    until_ns = turn.drained_ns or at_ns
+    others = [
+        share.guarantee_ppm
+        for k, share in run.shares.items()
+        if k != key
+        and share.limit_ppm == PPM
+        and any(a <= turn.go_ns and (b is None or b >= until_ns) for a, b in run.wanting[k])
+    ]
+    return run.shares[key].guarantee_ppm + sum(others) if others else 0
+
+
+def waits_of(run: Run, key: int) -> list[tuple[int, int]]:
+    """When each began, and how long it was."""
     goes = [r.go_ns for r in run.records if r.key == key]
     drains = [r.drained_ns for r in run.records if r.key == key and r.drained_ns is not None]
     found = []
@@ -143,7 +166,7 @@ def waits_of(run: Run, key: int) -> list[int]:
         for begin in [since, *(d for d in drains if since < d < stop)]:
             holding = any(r.key == key and r.go_ns <= begin < (r.drained_ns or run.now_ns) for r in run.records)
             if not holding:
-                found.append(min((g for g in goes if g >= begin), default=stop) - begin)
+                found.append((begin, min((g for g in goes if g >= begin), default=stop) - begin))
     return found
 
 
@@ -151,9 +174,26 @@ def fill_line(limit_ppm: int) -> int:
     return max(POLICY.quantum_min_ns, POLICY.period_ns * limit_ppm // PPM)
 
 
+def computed(run: Run, key: int) -> list[tuple[int, int]]:
+    """When it computed. At a tail two leases have kernels on the GPU: the model runs both at full speed, which no GPU
+    does, so what is computed there counts once, for whom it is charged to. Who went beside one that others had waited
+    for long enough computes, though it does not pay for that as held."""
+    leases = [
+        (r.go_ns, begin if r.shares_overlap else r.go_ns, end)
+        for r, (k, begin, end) in zip(run.records, run.usable_spans(), strict=True)
+        if k == key
+    ]
+    starts = [go for go, _, _ in leases]
+    kernels = []
+    for a, b in run.apps[key].finished:
+        _, begin, end = leases[bisect_right(starts, a) - 1]
+        kernels.append((max(a, begin), min(b, end)))
+    return kernels
+
+
 def busy_against_limit(run: Run, key: int) -> tuple[float, float]:
     limit = run.shares[key].limit_ppm / PPM
-    corners = curve(run.apps[key].finished, 0, run.now_ns)
+    corners = curve(computed(run, key), 0, run.now_ns)
     return rises([total - limit * at for at, total in corners])
 
 
@@ -336,7 +376,7 @@ def round_waits(run: Run) -> list[str]:
     found = []
     for key, share in run.shares.items():
         if share.limit_ppm == PPM:
-            longest = max(waits_of(run, key), default=0)
+            longest = max((wait for _, wait in waits_of(run, key)), default=0)
             if longest * share.guarantee_ppm > bound * PPM:
                 found.append(
                     f"{key} waited {longest / MS:.1f} ms, {longest * share.guarantee_ppm / bound / PPM:.2f} of it"

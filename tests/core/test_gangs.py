@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuserver.core.account import Account
 from gpuserver.core.gangs import GangName, Gangs
 from gpuserver.core.leases import (
     Added,
@@ -33,6 +35,7 @@ from tests.core.model import MS, US, S, Work
 
 HALF = Share(PPM // 2)
 HARD = Share(PPM // 2, PPM // 2)
+NEARLY_ALL = Share(990_000, 990_000)
 LAPSE = DEFAULT_POLICY.muster_lapse_ns
 BOUND = Outlook(bound=True)
 LEASE = Outlook(bound=True, start_ns=20 * MS, end_ns=40 * MS)
@@ -214,6 +217,23 @@ def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
     assert after.bucket_ns == bucket_ns - 2 * MS + MS
 
 
+def test_whose_debt_keeps_it_out_goes_uncalled_once_no_word_arrives_any_more() -> None:
+    """While words arrive they say whether another member is late; long kernels of its own give it no more than that."""
+    desk = Desk(HARD, other=False)
+    desk.say(Wants(0), 0)
+    desk.say(Went(0, 1, 0), 0)
+    desk.say(Mustered(0, Muster(lapses_ns=3 * S)), S)
+    desk.say(Drained(0, 1, 2 * S, idle_ns=0, wants=True), 2 * S)
+    desk.published.clear()
+    assert desk.scheduler.next_deadline_ns() == 3 * S, "it is in debt until after that"
+    desk.say(Mustered(0, Muster(lapses_ns=3 * S + MS)), 2 * S)
+    desk.say(Tick(), 3 * S)
+    assert desk.goers == []
+    desk.say(Tick(), 3 * S + MS)
+    assert desk.goers == [0]
+    assert desk.scheduler.outlook(0).end_ns == 3 * S + MS + DEFAULT_POLICY.muster_urgent_ns
+
+
 # --- several servers
 
 
@@ -258,9 +278,36 @@ def test_alone_with_a_hard_limit_a_gang_gets_its_limit() -> None:
 def test_a_ring_of_gangs_fills_its_gpus() -> None:
     """Each two meet on a GPU, so one runs at a time."""
     jobs = [Job(i, gpus, (HALF, HALF)) for i, gpus in enumerate([(0, 1), (1, 2), (0, 2)])]
-    cluster = Cluster(jobs, count=3).run(4 * S)
+    cluster = Cluster(jobs).run(4 * S)
     assert sum(part(cluster, key) for key in range(3)) > 0.9
     assert min(part(cluster, key) for key in range(3)) > 0.2
+
+
+@pytest.mark.parametrize("limit_ppm", [PPM, 990_000], ids=["no limit", "limit"])
+@pytest.mark.parametrize("beside", [0, 1], ids=["the other leads from below", "the other leads from above"])
+def test_a_leader_that_is_alone_on_its_gpu_leaves_others_their_turns(beside: int, limit_ppm: int) -> None:
+    """Two gangs meet where both follow. One leader has a GPU to itself and holds for ever, the other has not."""
+    cluster = Cluster(meeting(limit_ppm, beside), delay_ns=100 * US).run(4 * S)
+    assert cluster.violations() == []
+    assert min(part(cluster, key) for key in (0, 1)) > 0.2
+
+
+def meeting(limit_ppm: int, beside: int) -> list[Job]:
+    third = Share(PPM // 3, limit_ppm)
+    jobs = [Job(i, (i, 2), (third, third), Work(300 * US)) for i in (0, 1)]
+    return [*jobs, Job(2, (beside,), (Share(PPM // 3),), gang=False, ranks=False)]
+
+
+def test_without_a_word_from_anybody_no_wait_grows() -> None:
+    """A rank spins while the other is throttled, is throttled for what it has spun, and the other spins for longer."""
+    quarter = Share(PPM // 4, PPM // 4)
+    jobs = [Job(i, gpus, (quarter, quarter), Work(3 * MS)) for i, gpus in enumerate([(0, 1), (0, 1), (0, 2)])]
+    jobs.append(Job(3, (2,), (Share(PPM // 4),), gang=False, ranks=False))
+    cluster = Cluster(jobs, seed=1, lost_ratio=1.0).run(S)
+    for second in range(2, 12):
+        before = {key: progress.done for key, progress in cluster.progress.items()}
+        cluster.run(second * S)
+        assert all(progress.done > before[key] for key, progress in cluster.progress.items()), f"in second {second}"
 
 
 def test_different_shares_give_the_least() -> None:
@@ -282,7 +329,7 @@ def test_members_hold_at_the_same_time() -> None:
 
 def test_while_a_leaders_server_is_stopped_others_go_on() -> None:
     jobs = [Job(0, (0, 1), (HARD, HARD)), Job(1, (1, 2), (HARD, HARD)), Job(2, (1,), (HALF,), gang=False, ranks=False)]
-    cluster = Cluster(jobs, count=3)
+    cluster = Cluster(jobs)
     cluster.run(S)
     cluster.stop(0)
     cluster.run(2 * S)
@@ -321,13 +368,13 @@ def clusters(draw: st.DrawFn) -> Cluster:
     gangs = draw(st.lists(places, min_size=1, max_size=3))
     aside = draw(st.lists(st.integers(0, count - 1), max_size=1))
     each = PPM // (len(gangs) + len(aside))
-    limit = each if draw(st.booleans()) else PPM
+    # Short of all: a lease that has an end, and yet goes on and on where nobody else wants.
+    limit = draw(st.sampled_from([each, max(each, PPM * 99 // 100), PPM]))
     kernel_ns = draw(st.sampled_from([300 * US, MS, 3 * MS]))
     jobs = [Job(i, gpus, (Share(each, limit),) * len(gpus), Work(kernel_ns)) for i, gpus in enumerate(gangs)]
     jobs += [Job(len(jobs), (gpu,), (Share(each),), gang=False, ranks=False) for gpu in aside]
     return Cluster(
         jobs,
-        count=count,
         seed=draw(st.integers(0, 2**16)),
         delay_ns=draw(st.sampled_from([100 * US, MS, 5 * MS, 50 * MS])),
         lost_ratio=draw(st.sampled_from([0, 0.1, 0.5, 1.0])),
@@ -353,8 +400,9 @@ def test_gangs_never_lock_up_nor_take_what_is_others(cluster: Cluster, stopped: 
 @settings(max_examples=8)
 @given(st.integers(0, 2**16), st.sampled_from([200_000, 500_000, 800_000]), st.booleans())
 def test_a_gang_takes_nothing_from_who_is_in_none(seed: int, gang_ppm: int, hard: bool) -> None:
-    """Its leader gives it more, on a GPU of its own, than it may have on the GPU where it follows."""
-    gang = Job(0, (0, 1), (Share(PPM), Share(gang_ppm, gang_ppm if hard else PPM)))
+    """Its leader gives it more, on a GPU of its own, than it may have on the GPU where it follows. Without a limit it
+    would lead nobody."""
+    gang = Job(0, (0, 1), (NEARLY_ALL, Share(gang_ppm, gang_ppm if hard else PPM)))
     other = Job(1, (1,), (Share(PPM - gang_ppm),), gang=False, ranks=False)
     cluster = Cluster([gang, other], seed=seed).run(4 * S)
     assert cluster.violations() == []
@@ -386,6 +434,15 @@ class CalledWhateverItHad(TemporalScheduler):
         return max(super()._lag_after(account, time, clock), -MS)  # type: ignore[arg-type]
 
 
+class AtWorkForEver(TemporalScheduler):
+    """A gang that is at work outdoes others for as long as its leader holds."""
+
+    def _turn_ends(self, account: Account, now_ns: int) -> int | None:
+        late = copy(account)
+        late.time += 1 << 80
+        return super()._turn_ends(late, now_ns)
+
+
 def starved(cluster: Cluster) -> list[str]:
     cluster.run(4 * S)
     return [f"job {key} got {part(cluster, key):.2f}" for key in cluster.progress if part(cluster, key) < 0.4]
@@ -405,6 +462,11 @@ def robbed(cluster: Cluster) -> list[str]:
     return bystanders(cluster.run(4 * S))
 
 
+def kept_away(cluster: Cluster) -> list[str]:
+    cluster.run(4 * S)
+    return [f"job {key} got {part(cluster, key):.2f}" for key in cluster.progress if part(cluster, key) < 0.1]
+
+
 @dataclass(frozen=True)
 class Case:
     jobs: list[Job]
@@ -417,10 +479,11 @@ CASES = {
     "NobodyIsLate": Case(crossing(HARD, HARD, kernel_ns=300 * US), starved, gangs=NobodyIsLate),
     "NothingLapses": Case([Job(0, (0, 1), (HARD, HARD), ranks=False)], stuck, gangs=NothingLapses),
     "CalledWhateverItHad": Case(
-        [Job(0, (0, 1), (Share(PPM), Share(200_000))), Job(1, (1,), (Share(800_000),), gang=False, ranks=False)],
+        [Job(0, (0, 1), (NEARLY_ALL, Share(200_000))), Job(1, (1,), (Share(800_000),), gang=False, ranks=False)],
         robbed,
         kind=CalledWhateverItHad,
     ),
+    "AtWorkForEver": Case(meeting(990_000, 0), kept_away, kind=AtWorkForEver),
 }
 
 

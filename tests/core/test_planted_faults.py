@@ -13,7 +13,7 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Share, VgpuKey
+from gpuserver.core.leases import Drained, Share, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -39,6 +39,17 @@ class OverlapPaidTwice(TemporalScheduler):
 
     def _undrained(self, key: VgpuKey, epoch: int) -> bool:
         return False
+
+
+class OverlapNotComputed(TemporalScheduler):
+    """What it computes while others pay for the overlap does not count for its limit."""
+
+    def _on_drained(self, event: Drained, now_ns: int) -> None:
+        account = self._accounts[event.vgpu]
+        hold = account.holds.get(event.epoch)
+        free = 0 if hold is None else max(0, hold.busy(event.at_ns) - hold.held(event.at_ns))
+        super()._on_drained(event, now_ns)
+        account.bucket += free * PPM
 
 
 class DebtForgivenOnWake(TemporalScheduler):
@@ -117,6 +128,12 @@ CASES = [
         temporal(30, 70),
         [Work(60 * MS, teaches=False), Work()],
         lambda run: oracle.books_agree(run.quiet()),
+    ),
+    Case(
+        OverlapNotComputed,
+        [Share(100_000, 100_000), *temporal(90)],
+        [Work(), Work(60 * MS, teaches=False)],
+        oracle.limits,
     ),
     Case(DebtForgivenOnWake, temporal(30, 70), [Work(30 * MS, burst=1, pause_ns=5 * MS), Work()], oracle.fairness, 10),
     Case(UnlimitedCredit, temporal(50, 50), [Work(start_ns=2 * S), Work()], oracle.fairness),

@@ -16,6 +16,7 @@ from cython_ext.readings import EventKind
 KEYS = (0, 64, 255)
 QUIET_NS = 200_000
 CLOSE_NS = 1_000_000
+EARLY_NS = 400_000
 EPOCHS = 2**32
 
 Seen = tuple[EventKind, int, int, int, int | None, bool]
@@ -75,7 +76,7 @@ class Twin:
             return False
         undrained = any(self.find(*pair) for pair in lease.after)
         still_held = older and (older.end_ns is None or now_ns < older.end_ns)
-        opens_ns = lease.start_ns - (CLOSE_NS if lease.on_go and not lease.on_want else 0)
+        opens_ns = lease.start_ns - (EARLY_NS if lease.on_go and not lease.on_want else 0)
         return not undrained and not still_held and (lease.early or now_ns >= opens_ns)
 
     def go(self, lease: Lease, now_ns: int) -> None:

@@ -104,7 +104,7 @@ def test_waiting_for_a_holder_that_does_not_drain_costs_nothing(card: Card) -> N
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_a_pinned_lease_goes_at_its_start_or_a_millisecond_before_behind_another(card: Card, behind: bool) -> None:
+def test_a_pinned_lease_goes_at_its_start_or_a_little_before_behind_another(card: Card, behind: bool) -> None:
     card.want(0, 1)
     now_ns = time.monotonic_ns()
     card.dispatcher.publish(0, 1, now_ns, None)
@@ -113,7 +113,7 @@ def test_a_pinned_lease_goes_at_its_start_or_a_millisecond_before_behind_another
     card.dispatcher.publish(1, 2, start_ns, start_ns + MS, after=after, go_by_ns=start_ns + MS, early=False)
     card.voices[0].say(want=True, drained_epoch=1)
     went = card.listener.wait(EventKind.WENT, 1, 2)
-    assert went.at_ns >= start_ns - MS * behind
+    assert went.at_ns >= start_ns - 0.4 * MS * behind
     assert went.end_ns == went.at_ns + MS
 
 
