@@ -51,7 +51,7 @@ class Pace:
 
     settle_s: float = 0.5
     lead_s: float = 0.7
-    profiler_s: float = 1.5
+    profiler_s: float = 0.4
 
 
 REAL: Final = Pace()
@@ -279,7 +279,7 @@ class Stage:
         return sharer
 
     def ready(self, stamps: bool = False) -> None:
-        """Until all have warmed up. ``stamps``: their profilers too, whose first start takes seconds."""
+        """Until all have warmed up. ``stamps``: their profilers too, whose first start takes longer."""
         deadline = time.monotonic() + READY_S
         fresh, self._unready = self._unready, []
         for sharer in fresh:
@@ -287,7 +287,7 @@ class Stage:
         if stamps:
             for sharer in fresh:
                 sharer.tell(
-                    json.dumps(asdict(Window(time.monotonic() + 2 * self._ground.pace.profiler_s, 0.1, stamps=True)))
+                    json.dumps(asdict(Window(time.monotonic() + 5 * self._ground.pace.profiler_s, 0.1, stamps=True)))
                 )
             for sharer in fresh:
                 sharer.answer("RESULT", ANSWER_S)

@@ -105,7 +105,7 @@ def fit(stage: Stage, work: str, sharers: list[Sharer], split: Sequence[float], 
 
 def windows_s(count: int, seconds: float, stamps: bool = False) -> float:
     """How long ``count`` windows take, with all around them."""
-    return count * (seconds + REAL.settle_s + 2 * REAL.lead_s + (REAL.profiler_s + 2) * stamps + 0.3)
+    return count * (seconds + REAL.settle_s + 2 * REAL.lead_s + (REAL.profiler_s + 1) * stamps + 0.3)
 
 
 Way = TypeVar("Way")

@@ -3,7 +3,8 @@
 *Busy* is the union of a process's kernel intervals (CUPTI) over the wall time of the window; *taken* closes the gaps in
 it that are shorter than a switch to another process, which nobody else could have used; NVML's utilisation of the whole
 GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its share, or what the work takes
-when it has the GPU to itself, whichever is less.
+when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not fit the card together take
+turns, and their quotas are shares of the time: the same is asked of those.
 
 A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have it
 (held, less the idle gaps that were observed: what a limit is about): never above the share, and below it at most for as
@@ -15,10 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.gpu.catalogue import SHARED, WORKS
-from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, TEMPORAL, Bench, Options, Part, fit, windows_s
+from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, SPATIAL, TEMPORAL, Bench, Options, Part, fit, windows_s
 from benchmarks.gpu.records import Measurement
+from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.tables import Bar, Column, Row, compared
 
+TURNS = "gemm4096"
+TURN_SMS, TURN_QUOTAS = 60.0, (30.0, 65.0)
+"""Percent of the SMs of each of two, and of the time: as much as is admitted."""
 ALONE = (10.0, 30.0, 50.0, 70.0, 90.0)
 SPLITS = ((10.0, 90.0), (30.0, 70.0), (50.0, 50.0), (20.0, 30.0, 50.0))
 
@@ -51,6 +56,18 @@ def measure(bench: Bench) -> None:
                         fit(stage, work, sharers, split if len(split) > 1 else (*split, 100 - split[0]), stamps=True)
                         outcome = stage.window(sharers[: len(split)], options.seconds, stamps=True, watch_waits=waits)
                         bench.keep(repeat, work, label(split), TEMPORAL, outcome, split)
+            if work == TURNS and options.shared(SPATIAL) and small:
+                _turns(bench, work)
+
+
+def _turns(bench: Bench, work: str) -> None:
+    with Stage(bench.ground) as stage:
+        quotas = [("--quota-request", f"{quota:g}", "--quota-limit", f"{quota:g}") for quota in TURN_QUOTAS]
+        sharers = [stage.vgpu(SPATIAL, work, TURN_SMS, *quota) for quota in quotas]
+        stage.ready(stamps=True)
+        for repeat in range(bench.options.repeat):
+            outcome = stage.window(sharers, bench.options.seconds, stamps=True)
+            bench.keep(repeat, work, f"{label(TURN_QUOTAS)} of the time", SPATIAL, outcome, TURN_QUOTAS)
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -83,13 +100,17 @@ def token_error(result: dict[str, float], share: float) -> float:
 def estimate(options: Options) -> float:
     splits, works = _splits(options), len(options.some(SHARED))
     begin = BEGIN_S + 8 + (BEGIN_S if any(len(split) > 2 for split in splits) else 0)
-    return works * (begin + windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True))
+    turns = BEGIN_S + windows_s(options.repeat, options.seconds, stamps=True)
+    turning = TURNS in options.some(SHARED) and options.shared(SPATIAL)
+    return (
+        works * (begin + windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True)) + turning * turns
+    )
 
 
 PART = Part(
     "shares",
     "GPU time against what was asked, in percent of the window and points of it",
-    8.0,
+    10.0,
     (
         Column("error_points", "share error, points", "low", 2, (Bar(1.0),)),
         Column("token_error_points", "token error, points", "low", 2, (Bar(1.0),)),
