@@ -34,8 +34,9 @@ def test_shares_and_their_tables(tmp_path: Path) -> None:
         ("exclusive", "exclusive"),
         ("30", "temporal"),
         ("30/70", "temporal"),
+        ("30/65 of the time", "spatial"),
     ]
-    assert all(0 < r["busy_ratio"] <= 1 for m in records.measurements for r in m.results)
+    assert all(0 < r["busy_ratio"] <= r["taken_ratio"] <= 1 for m in records.measurements for r in m.results)
     assert "share error, points" in shown
     assert "| gemm4096 | 30/70 | temporal |" in (tmp_path / "tables.md").read_text()
     merged = suite("--merge", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "both"))
