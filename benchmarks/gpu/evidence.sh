@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What docs/performance.md claims of a GPU, in one go, from a bare machine: about fifteen minutes. The whole suite, in
-# parts: python -m benchmarks.gpu --estimate
+# What docs/performance.md claims of a GPU, from a bare machine, in parts of up to ten minutes. With no PART: all of them,
+# about an hour and a half; the whole suite with all repeats: python -m benchmarks.gpu --estimate
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
-# Parts that measure run alone; tests that only look at what happens run side by side.
+# Parts that measure run alone; tests that only look at what happens run side by side. FOLDER/all.tgz has everything,
+# and is made anew after each part.
 cd "$(dirname "$0")/../.." || exit
 out=${1:-evidence}
 wanted=" ${*:2} "
@@ -20,22 +21,41 @@ part() { # NAME SECONDS COMMAND…
     local code=$?
     echo "=== $name: exit $code after $((SECONDS - began)) s"
     tail -n "${LINES_SHOWN:-12}" "$out/$name.log"
+    tar -C "$out" --exclude all.tgz -czf "$out/all.tgz" .
+}
+
+suite() { # NAME SECONDS OPTIONS…
+    part "$1" "$2" python3 -m benchmarks.gpu "${@:3}" --out "$out/$1"
 }
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
-part shares-resnet 200 python3 -m benchmarks.gpu --part shares pairs --works resnet50-train --splits 30 30/70 --out "$out/resnet"
-part shares-gemm 200 python3 -m benchmarks.gpu --part shares pairs --works gemm4096 --splits 30 30/70 --out "$out/gemm"
-part shares-elementwise 200 python3 -m benchmarks.gpu --part shares pairs --works elementwise --splits 30 30/70 --out "$out/elementwise"
+suite pairs 160 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 6
+part timeline 120 python3 -m benchmarks.gpu.timeline "$out/timeline"
+for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
+    suite "shares-$work" 280 --part shares --works "$work"
+done
+LINES_SHOWN=22
+suite colocation 500 --part colocation --seconds 20 --splits 30/70 20/80
+suite packing 420 --part packing --works graph --seconds 5
+suite mix 170 --part mix --seconds 6
+suite percents 320 --part percents
+suite handover 80 --part handover --seconds 20
+suite native 120 --part native
+suite gate 100 --part gate
+LINES_SHOWN=12
 part stopped 60 python3 -m pytest -q tests/gpu -k "gives_way and SIGSTOP"
 LINES_SHOWN=4
 for tests in native expandable cudaMallocAsync smi second_thread hook_thread spatial; do
     part "test-$tests" 100 python3 -m pytest -q tests/gpu -k "$tests" &
 done
 wait
+part frameworks 400 python3 -m pytest -q tests/gpu/test_frameworks.py
+part mps 120 python3 -m pytest -q tests/gpu/test_mps.py
+part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"
 LINES_SHOWN=12
+part siblings 120 python3 -m benchmarks.siblings --gpu
 part demo 60 python3 -m vgpu.ctl demo --duration 10s -o json
 part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
 part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
 part blocked 60 python3 -m benchmarks.gpu.blocked
-part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"
