@@ -343,7 +343,10 @@ class GpuServer:
 
     def _compare_sms(self, vgpu: Vgpu) -> None:
         """Say so, once for each process, where MPS gave another number of SMs than was planned."""
-        for slot in vgpu.alive:
+        if vgpu.record.partition is None:
+            return
+        alive = vgpu.alive
+        for slot in alive:
             process = Process(slot.pid, slot.start_time)
             if process in vgpu.compared or not slot.sm_count:
                 continue
@@ -351,7 +354,7 @@ class GpuServer:
             if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
                 text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
                 self.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
-        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in vgpu.alive}
+        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
 
     async def _sample(self) -> None:
         refused: dict[str, int] = {}
