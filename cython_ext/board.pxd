@@ -66,6 +66,7 @@ cdef struct Board:
     uint64_t[4] touched
     uint32_t newest          # epoch last published on the GPU
     uint32_t events_count
+    bint pressing            # an event that the scheduler may have to act upon: not only readings
     uint64_t events_lost     # since the scheduler's last visit
     uint64_t lost_total
     BoardEvent* events       # RING of them
@@ -91,12 +92,24 @@ cdef inline BoardEvent* board_emit(
     event.epoch = epoch
     event.at_ns = at_ns
     board.events_total += 1
+    board.pressing = board.pressing or kind != EVENT_OBSERVED or board.events_count >= RING / 2
     if board.events_count < RING - 1:
         board.events_count += 1
     else:
         board.events_lost += 1
         board.lost_total += 1
     return event
+
+
+cdef inline void board_observe(Board* board, uint32_t key, const Turn* turn, int64_t now_ns) noexcept nogil:
+    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better."""
+    cdef BoardEvent* event = NULL
+    if board.events_count > 0:
+        event = &board.events[board.events_count - 1]
+    if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
+        event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
+    event.at_ns = now_ns
+    desk_reading(&board.desks[key], turn, event)
 
 
 cdef inline void board_refile(Board* board, uint32_t key) noexcept nogil:
@@ -388,7 +401,6 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
     """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
     cdef Desk* desk = &board.desks[key]
     cdef Report before = desk.report
-    cdef BoardEvent* event
     cdef Turn* turn
     if not desk.present:
         return
@@ -416,8 +428,7 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
     if has(board.holding, key) and now_ns - desk.observed_ns >= OBSERVE_NS:
         turn = &desk.turns[first_waiting(desk) - 1]
         desk.observed_ns = now_ns
-        event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
-        desk_reading(desk, turn, event)
+        board_observe(board, key, turn, now_ns)
 
 
 cdef inline void board_add(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:

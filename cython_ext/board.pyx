@@ -152,6 +152,7 @@ cdef class PyBoard:
         found = [event_reading(&self.board.events[i]) for i in range(self.board.events_count)]
         lost = self.board.events_lost
         self.board.events_count = 0
+        self.board.pressing = 0
         self.board.events_lost = 0
         return found, lost
 

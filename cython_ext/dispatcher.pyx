@@ -150,7 +150,7 @@ cdef inline void let_go(Engine* engine) noexcept nogil:
     """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
     cdef uint64_t[4] wake
     cdef GrantsAt[256] pages
-    cdef bint signal = engine.board.events_count > 0 and not engine.signalled
+    cdef bint signal = engine.board.pressing and not engine.signalled
     cdef bint thread_oversleeps, spin
     cdef int key, i
     for i in range(4):
@@ -311,7 +311,7 @@ cdef class Dispatcher:
         return key
 
     def fileno(self):
-        """Readable when ``events`` has something. The descriptor is the dispatcher's: do not close it."""
+        """Readable when ``events`` has more than OBSERVED. The descriptor is the dispatcher's: do not close it."""
         return self.running().events_descriptor
 
     def add(self, key, GrantsPage grants_page not None):
@@ -382,6 +382,7 @@ cdef class Dispatcher:
             engine.board.events = engine.spare
             engine.spare = filled
             engine.board.events_count = 0
+            engine.board.pressing = 0
             engine.board.events_lost = 0
             engine.signalled = 0
             pthread_mutex_unlock(&engine.lock)

@@ -267,7 +267,13 @@ def test_a_holder_is_observed_without_ringing(card: Card) -> None:
     card.want(0)
     card.dispatcher.publish(0, 1, time.monotonic_ns(), None)
     assert card.dispatcher.observe(1) is None
+    card.listener.wait(EventKind.WENT, 0, 1)
+    total = card.dispatcher.stats().events
     card.voices[0].say(want=True, busy_ns=0, longest_kernel_ns=123, ring=False)
+    eventually(lambda: card.dispatcher.stats().events > total)
+    woken, _, _ = select.select([card.dispatcher.fileno()], [], [], 0)
+    assert not woken  # nobody is, for a reading
+    card.want(1)
     observed = card.listener.wait(EventKind.OBSERVED, 0, 1)
     assert observed.longest_kernel_ns == 123
     asked = card.dispatcher.observe(0)
