@@ -38,6 +38,8 @@ class Hold:
     lease: Lease
     sm_mpercent: int
     """The partition it was granted with; a change of the share counts from the next lease on."""
+    bursts: bool = False
+    """Granted to one that runs on all SMs anyway, or it does so since."""
     revised_ns: int | None = None
     """When it was last published with other times."""
     went_ns: int | None = None
@@ -162,6 +164,8 @@ class Account:
         self.share = share
         self.guarantee = max(1, share.guarantee_ppm)
         self.capped = share.limit_ppm < PPM
+        for hold in self.holds.values():
+            hold.bursts = hold.bursts or share.bursts
 
     @property
     def throttled(self) -> bool:
@@ -181,6 +185,10 @@ class Account:
     def waiting(self) -> bool:
         """Wants, may be granted at once, and holds nothing."""
         return self.competing and self.wants and not self.holds
+
+    def hold(self, lease: Lease) -> Hold:
+        """A lease as it is granted under the present share."""
+        return Hold(lease, self.share.sm_mpercent, self.share.bursts)
 
     def time_at(self, now_ns: int) -> int:
         """v̂: virtual time with everything that is held charged up to now."""

@@ -291,7 +291,7 @@ class Competition(Membership):
     def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
         """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
         known = (h for _, h in self._withdrawn if h.lease.epoch == epoch)
-        hold = next(known, Hold(Lease(account.key, epoch, at_ns, at_ns), account.share.sm_mpercent))
+        hold = next(known, account.hold(Lease(account.key, epoch, at_ns, at_ns)))
         hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns, standing=False)
         self._go(hold, at_ns)
         account.holds[epoch] = hold
@@ -395,7 +395,7 @@ class Competition(Membership):
         return hold
 
     def _issue(self, account: Account, lease: Lease) -> Hold:
-        hold = Hold(replace(lease, epoch=self._next_epoch), account.share.sm_mpercent)
+        hold = account.hold(replace(lease, epoch=self._next_epoch))
         self._next_epoch += 1
         self._commands.append(Publish(hold.lease))
         return hold

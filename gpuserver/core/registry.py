@@ -123,7 +123,13 @@ class Registry:
         return removed
 
     def set_mode(self, mode: Mode) -> None:
-        """Re-derive every vGPU for ``mode``; ``VgpuError`` (no-room, mode) if they cannot all be kept there."""
+        """Re-derive every vGPU for ``mode``; ``VgpuError`` (no-room, mode), and no change, if they cannot all be kept
+        there."""
+        self._records = self.in_mode(mode)
+        self.mode = mode
+
+    def in_mode(self, mode: Mode) -> dict[str, VgpuRecord]:
+        """What ``set_mode`` would make of every vGPU, or refuse."""
         grouped = [record.vgpu_id for record in self if record.spec.group is not None]
         if mode is Mode.SPATIAL and grouped:
             raise VgpuError(
@@ -151,7 +157,7 @@ class Registry:
                 f"in {mode.value} mode the guarantees of these vGPUs need {ratio:.2f} s of every second",
                 "make room first: vgpuctl set ID, or vgpuctl rm ID",
             )
-        self.mode, self._records = mode, settled(mode, changed)
+        return settled(mode, changed)
 
     def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that

@@ -68,8 +68,8 @@ class SpatialScheduler(Competition):
         super().check()
         now_ns = self._now_ns
         in_force = self._in_force(now_ns)
-        if sum(h.sm_mpercent for _, h in in_force) > CARD_MPERCENT and not all(a.share.bursts for a, _ in in_force):
-            raise InvariantError(f"leases of more than all SMs are in force: {[h for _, h in in_force]}")
+        if sum(h.sm_mpercent for h in in_force) > CARD_MPERCENT and not all(h.bursts for h in in_force):
+            raise InvariantError(f"leases of more than all SMs are in force: {in_force}")
         for a in self._accounts.values():
             for hold in a.holds.values():
                 if hold.lease.end_ns is None and (a.capped or self._boundary_ns is not None):
@@ -157,9 +157,9 @@ class SpatialScheduler(Competition):
             if not a.barred and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
-    def _in_force(self, at_ns: int) -> list[tuple[Account, Hold]]:
+    def _in_force(self, at_ns: int) -> list[Hold]:
         return [
-            (a, h)
+            h
             for a in self._accounts.values()
             for h in a.holds.values()
             if h.went_ns is not None and (h.lease.end_ns is None or h.lease.end_ns > at_ns)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpuserver.device import simulated_mps
+from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive, start_time
@@ -24,6 +25,12 @@ PID_FILE: Final = f"{CONTROL}.pid"
 _COMMAND_S: Final = 10.0
 MOST_PROCESSES: Final = 48
 """Of one MPS server. NVIDIA documents 48 for Volta and later, and 60 since; with 48 no driver refuses in our stead."""
+
+
+def client_priority(priority: PriorityName) -> str:
+    """CUDA_MPS_CLIENT_PRIORITY. MPS knows two levels, 0 and 1 (below normal), and where processes share SMs blocks of
+    the upper one go first."""
+    return "1" if priority is PriorityName.LOW else "0"
 
 
 @dataclass(frozen=True, slots=True)

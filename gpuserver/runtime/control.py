@@ -32,6 +32,7 @@ from vgpu.protocol.messages import (
     Inspect,
     List,
     Look,
+    ModeChoice,
     Notice,
     Processes,
     ProcessList,
@@ -189,32 +190,32 @@ class Control:
                 f"only root or the node's own user may change a GPU, and you are uid {uid}",
                 "sudo vgpuctl gpu set",
             )
+        if change.mode is not None:  # the one that may be refused: first
+            await self._set_mode(change.mode)
         if change.period_ns is not None:
             server.set_period(change.period_ns)
         if change.window_ns is not None:
             server.set_window(change.window_ns)
         server.tokens.set_policy(server.policy)
-        if change.mode is not None:
-            await self._set_mode(change)
         await server.remember()
         return self._gpu(self._readings())
 
-    async def _set_mode(self, change: SetGpu) -> None:
+    async def _set_mode(self, choice: ModeChoice) -> None:
+        """All or nothing: what can be refused is asked before MPS is touched, and again after."""
         server = self._server
-        assert change.mode is not None
-        attached = server.attached_count
-        wanted = Mode.TEMPORAL if change.mode == "temporal" else Mode.SPATIAL
+        wanted = Mode.TEMPORAL if choice == "temporal" else Mode.SPATIAL
         if wanted is server.mode:
             server.mode_reason = "asked for"
             return
-        if attached:
-            raise VgpuError(
-                ErrorCode.IN_USE,
-                f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
-                "end them first: vgpuctl ps",
-            )
         async with server.mps.turn:
-            mode, reason = await trio.to_thread.run_sync(server.enter_mode, change.mode)
+            self._check_mode(wanted)
+            mode, reason = await trio.to_thread.run_sync(server.enter_mode, choice)
+            try:
+                self._check_mode(mode)  # somebody may have come meanwhile
+            except VgpuError:
+                back: ModeChoice = "spatial" if server.mode is Mode.SPATIAL else "temporal"
+                await trio.to_thread.run_sync(server.enter_mode, back)
+                raise
             server.registry.set_mode(mode)
             server.mode, server.mode_reason = mode, reason
         shares = {record.key: record.share for record in server.registry}
@@ -223,10 +224,22 @@ class Control:
         scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
         server.tokens.replace_scheduler(scheduler, shares)
         server.gather()
-        for vgpu in list(server.vgpus.values()):
+        for vgpu in server.vgpus.values():
             vgpu.show(server.registry[vgpu.record.vgpu_id])
+        for vgpu in list(server.vgpus.values()):
             await server.brokers.changed(vgpu)
         server.happened("mode", None, f"GPU {server.facts.index} is in {mode.value} mode: {reason}")
+
+    def _check_mode(self, mode: Mode) -> None:
+        server = self._server
+        attached = server.attached_count
+        if attached:
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
+                "end them first: vgpuctl ps",
+            )
+        server.registry.in_mode(mode)
 
     # --- readings
 

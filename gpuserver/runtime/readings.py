@@ -9,8 +9,10 @@ from typing import Final, Literal
 
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.core.leases import Mode, Statement, VgpuKey
+from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
+from gpuserver.device.mps import client_priority
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.choices import PriorityName
 from vgpu.protocol.messages import ProcessReading, VgpuReading
@@ -181,6 +183,9 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
     )
 
 
+_LEVELS: Final = {"0": "normal", "1": "low"}
+
+
 def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> tuple[str, ...]:
     """What does not hold for this vGPU just now, though it was asked for. Spatial mode only.
 
@@ -191,10 +196,16 @@ def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> t
         return ()
     warnings = []
     granted = record.partition.granted_sms
-    for sms, count in sorted(Counter(planned.sms for planned in vgpu.planned.values()).items()):
-        if sms not in {0, granted}:
+    fresh = record.partition.sm_count if record.spec.burst else granted
+    for sms, count in sorted(Counter(vgpu.sms_of(slot) for slot in vgpu.alive).items()):
+        if sms and abs(sms - fresh) >= SM_STEP:
             text = f"{counted(count, 'process')} started with {sms} SMs and will keep them for life (MPS)"
-            warnings.append(f"{text}; new ones get {granted}. Time shares, limits and priority hold for all at once.")
+            warnings.append(f"{text}; new ones get {fresh}. Time shares, limits and priority hold for all at once.")
+    level = client_priority(record.spec.priority)
+    for was, count in sorted(Counter(planned.client_priority for planned in vgpu.planned.values()).items()):
+        if was not in {"", level}:
+            text = f"{counted(count, 'process')} started as MPS clients of {_LEVELS[was]} priority, for life"
+            warnings.append(f"{text}; new ones are of {_LEVELS[level]} priority. Who has leases first holds for all.")
     smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
     for size, count in sorted(smaller.items()):
         if 0 < size < record.memory_limit_bytes:

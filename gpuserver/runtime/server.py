@@ -27,7 +27,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
-from gpuserver.device.mps import MpsDaemon
+from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.gangs import GangLinks
@@ -37,7 +37,6 @@ from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
-from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
@@ -281,7 +280,9 @@ class GpuServer:
 
     def attached(self, vgpu: Vgpu, message: Attached) -> None:
         process = Process(message.pid, message.start_time)
-        vgpu.planned[message.slot] = Planned(message.sm_planned, message.memory_planned_bytes)
+        vgpu.planned[message.slot] = Planned(
+            message.sm_planned, message.memory_planned_bytes, message.mps_client_priority
+        )
         self.apply_shares()
         known = vgpu.seen.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
@@ -414,12 +415,6 @@ def sms_planned(record: VgpuRecord) -> int:
     if granted is None or record.spec.burst or granted.granted_sms == granted.sm_count:
         return 0
     return granted.granted_sms
-
-
-def client_priority(priority: PriorityName) -> str:
-    """CUDA_MPS_CLIENT_PRIORITY. MPS knows two levels, 0 and 1 (below normal), and where processes share SMs blocks of
-    the upper one go first."""
-    return "1" if priority is PriorityName.LOW else "0"
 
 
 def first_epoch(remembered: int) -> int:

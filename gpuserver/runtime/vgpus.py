@@ -35,10 +35,12 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a process was started with, for its life; 0: MPS holds it to nothing."""
+    """What a process was started with, for its life; 0: MPS holds it to nothing, or nobody knows any more.
+    ``client_priority``: CUDA_MPS_CLIENT_PRIORITY, "" if it is not known."""
 
     sms: int
     memory_bytes: int
+    client_priority: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +96,21 @@ class Vgpu:
 
     @property
     def share(self) -> Share:
-        """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start."""
-        record, widest = self.record, max((planned.sms for planned in self.planned.values()), default=0)
-        if record.partition is None or widest <= record.partition.granted_sms:
+        """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start. Of
+        one that bursts no width is taken from anybody."""
+        record = self.record
+        if record.partition is None or record.spec.burst:
+            return record.share
+        widest = max((self.sms_of(slot) for slot in self.alive), default=0)
+        if widest <= record.partition.granted_sms:
             return record.share
         return replace(record.share, sm_mpercent=widest * 100_000 // record.partition.sm_count)
+
+    def sms_of(self, slot: SlotReading) -> int:
+        """What a process has for its life: what MPS was told, or, where that was nothing, what the driver told it; 0 if
+        it has not asked yet."""
+        planned = self.planned.get(slot.index)
+        return planned.sms if planned is not None and planned.sms else slot.sm_count
 
     def count_past(self, slot: int) -> None:
         """The process in ``slot`` has ended: keep what it had counted."""

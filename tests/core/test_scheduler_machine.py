@@ -20,13 +20,14 @@ from tests.core.model import MS, Run, Work
 from tests.core.populations import works
 
 shares = st.builds(
-    lambda guarantee, extra, sms, priority: Share(
-        guarantee * 10_000, min(PPM, (guarantee + extra) * 10_000), sms * 1000, priority
+    lambda guarantee, extra, sms, priority, bursts: Share(
+        guarantee * 10_000, PPM if bursts else min(PPM, (guarantee + extra) * 10_000), sms * 1000, priority, bursts
     ),
     st.integers(1, 40),
     st.sampled_from([0, 10, 100, 100]),
     st.integers(5, 100),
     st.sampled_from(list(Priority)),
+    st.booleans(),
 )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -299,6 +300,33 @@ def as_nobody(act: Callable[[], list[str]]) -> list[str]:
     os.waitpid(child, 0)
     assert isinstance(said, list)
     return said
+
+
+@pytest.mark.parametrize("why", ["a group", "no room", "a process"])
+def test_a_mode_that_is_refused_changes_nothing(node: SimulatedNode, why: str) -> None:
+    fields: dict[str, Any] = {"memory_bytes": "1G", "sm_percent": 30}
+    if why == "a group":
+        fields["group"] = "ranks"
+    # In turns they fit to the last percent; of the SMs no two of them fit at once, and rounds need some room.
+    wide = {"sm_percent": 51, "quota_request_percent": 65, "quota_limit_percent": 65}
+    several = [fields | wide] * 3 if why == "no room" else [fields]
+    made = [node.create(gpu="1", **each) for each in several]
+    child = node.attach(made[0].vgpu_id) if why == "a process" else None
+    with node.link() as link:
+        before = link.gpus()[1]
+        with pytest.raises(VgpuError) as refused:
+            link.set_gpu("1", mode="spatial", period_ns=80_000_000, window_ns=6_000_000)
+        after = link.gpus()[1]
+        assert refused.value.code in {ErrorCode.MODE, ErrorCode.NO_ROOM, ErrorCode.IN_USE}
+        assert (after.mode, after.mode_reason, after.mps_pid) == (before.mode, before.mode_reason, None)
+        assert (after.period_ns, after.window_ns) == (before.period_ns, before.window_ns)
+    assert not simulated_daemons(node)
+    if child is not None:
+        child.kill()
+
+
+def simulated_daemons(node: SimulatedNode) -> list[Path]:
+    return list(Path(node.environment["VGPU_RUNTIME_DIR"]).rglob("simulated-mps"))
 
 
 def test_the_mode_changes_while_nobody_is_attached(node: SimulatedNode) -> None:

@@ -234,6 +234,41 @@ def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: Vg
     assert f"fewer than its {GRANTED_SMS}" in told
 
 
+def test_who_started_bursting_keeps_all_sms_and_counts_for_them(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    other = node.create(sm_percent=60, memory_bytes="1G", burst=True)
+    bursting = Worker(node, other.vgpu_id)
+    hard = Worker(node, vgpu.vgpu_id)
+    try:
+        assert bursting.started()["sm_count"] == 132
+        hard.started()
+        with node.link() as link:
+            changed = link.set(other.vgpu_id, VgpuChanges.parse(burst=False, priority="low"))
+            kept, level = changed.warnings
+            before = {reading.vgpu_id: reading.tokens for reading in link.list()}
+        assert kept.startswith("1 process started with 132 SMs and will keep them for life (MPS); new ones get 80.")
+        assert level.startswith("1 process started as MPS clients of normal priority, for life; new ones are of low")
+        used = Gpu(node).watch(3)
+        assert used[hard.pid] > 5  # alone on its SMs, in turns with the one that fills the card
+        with node.link() as link:
+            after = {reading.vgpu_id: reading.tokens for reading in link.list()}
+        assert all(after[key] > before[key] + 5 for key in after)  # rounds: nobody's lease is open-ended
+    finally:
+        bursting.end()
+        hard.end()
+
+
+def test_programs_of_low_priority_are_clients_of_the_lower_one(node: SimulatedNode) -> None:
+    low = node.create(sm_percent=30, memory_bytes="1G", priority="low")
+    child = node.attach(low.vgpu_id)
+    try:
+        assert child.replies[0]["mps_client_priority"] == "1"
+        with node.link() as link:
+            (told,) = link.set(low.vgpu_id, VgpuChanges.parse(priority="high")).warnings
+        assert "of low priority, for life; new ones are of normal" in told
+    finally:
+        child.kill()
+
+
 def test_the_window_of_a_gpu_is_changed_live_and_remembered(node: SimulatedNode) -> None:
     assert spatial_gpu(node).window_ns == 12_000_000
     with node.link() as link:

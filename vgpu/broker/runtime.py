@@ -288,6 +288,7 @@ class Broker:
             vgpus=self._companies.get(slot, ()),
             sm_planned=planned.sm_planned if planned else 0,
             memory_planned_bytes=planned.memory_planned_bytes if planned else 0,
+            mps_client_priority=planned.mps_client_priority if planned else "",
         )
 
     def _turn_away(self, slot: int, process: Process) -> None:

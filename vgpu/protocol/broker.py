@@ -82,7 +82,7 @@ class Listening(Message):
 class Attached(Message):
     """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
     ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
-    knows any more."""
+    knows any more. So with ``mps_client_priority``: "" is not known."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -92,6 +92,7 @@ class Attached(Message):
     vgpus: tuple[str, ...] = ()
     sm_planned: int = 0
     memory_planned_bytes: int = 0
+    mps_client_priority: str = ""
 
 
 class Died(Message):
