@@ -410,8 +410,9 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
         if board_finish(board, key, report.returned_epoch, report.drained_ns, now_ns, 0) and desk.want:
             board_wants(board, key, 0, now_ns)
     if report.drained_epoch != before.drained_epoch:
-        if board_finish(board, key, report.drained_epoch, report.drained_ns, now_ns, report.want) and not report.want:
-            board_wants(board, key, 0, now_ns)
+        if board_finish(board, key, report.drained_epoch, report.drained_ns, now_ns, report.want):
+            if desk.want and not report.want:
+                board_wants(board, key, 0, now_ns)
     if report.tail_epoch != before.tail_epoch:
         board_tail(board, key, report.tail_epoch, now_ns)
     if report.stranded_epoch != before.stranded_epoch:

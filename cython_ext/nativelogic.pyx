@@ -15,7 +15,8 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, plan as planning, trace, transfers, window,
+    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, handover, plan as planning, trace, transfers,
+    window,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
@@ -27,6 +28,7 @@ LEASE_OPEN, LEASE_ON_GO = _LEASE_OPEN, _LEASE_ON_GO
 UNKNOWN_NS = gate.UNKNOWN_NS
 GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE = gate.GATE_SUBMIT, gate.GATE_WAIT_BACKLOG, gate.GATE_WAIT_LEASE
 GATE_LOOK_NS = gate.GATE_LOOK_NS
+EARLY_NS = handover.EARLY_NS
 TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, baton_logic.PATIENCE_NS
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 MARKERS = window.MARKERS

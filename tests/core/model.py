@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import (
     Added,
     Changed,
@@ -34,7 +35,6 @@ from gpuserver.core.policy import DEFAULT_POLICY
 
 US = 1_000
 TAIL_NS = 150_000
-EARLY_NS = 400_000
 MS = 1_000_000
 S = 1_000_000_000
 

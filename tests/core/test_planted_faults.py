@@ -6,8 +6,8 @@ with the real scheduler, which has to pass, so that no check can be satisfied by
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -111,6 +111,17 @@ def shortfall(bound_rounds: float) -> Callable[[Run], list[str]]:
     return check
 
 
+class BurstsBesideAHardOne(SpatialScheduler):
+    """Bursting vGPUs run together although somebody who wants does not burst."""
+
+    def _fit_together(self, accounts: Iterable[Account]) -> bool:
+        accounts = list(accounts)
+        return super()._fit_together(accounts) or any(a.share.bursts for a in accounts)
+
+    def check(self) -> None:
+        """Its books would find it at once; what an observer sees is asked for."""
+
+
 @dataclass(frozen=True)
 class Case:
     fault: type[Competition]
@@ -155,6 +166,12 @@ CASES = [
         spatial((0.2, 60), (0.3, 40), (0.45, 100)),
         [Work(30 * MS), Work(), Work()],
         lambda run: oracle.left_out(run, 4 * MS, 1 * S),
+    ),
+    Case(
+        BurstsBesideAHardOne,
+        [replace(share, bursts=i < 2) for i, share in enumerate(spatial((0.3, 60), (0.3, 60), (0.3, 60)))],
+        [Work()] * 3,
+        oracle.packed,
     ),
     Case(ChargedByWidth, spatial((0.45, 80), *[(0.45, 30)] * 3), [Work()] * 4, shortfall(4)),
 ]

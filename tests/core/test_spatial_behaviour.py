@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import Added, Book, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -508,3 +509,9 @@ def test_what_was_taken_back_is_not_planned_with() -> None:
     three.wants(2, 16)  # within the look-ahead: the round after is planned at once
     assert three.statement(1, 16).holds
     assert not [x for x in leases(three.tick(17)) if x.vgpu == 1 and x.epoch == 2]
+
+
+def test_nobody_is_let_in_while_a_lease_may_begin_early() -> None:
+    """The dispatcher may begin the next round's leases so much before the boundary: the guard covers that, and a word
+    on its way."""
+    assert DEFAULT_POLICY.guard_ns >= EARLY_NS + 100_000

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cython_ext.board import PyBoard
+from cython_ext.nativelogic import EARLY_NS
 from cython_ext.readings import EventKind
 
 KEYS = (0, 64, 255)
 QUIET_NS = 200_000
 CLOSE_NS = 1_000_000
-EARLY_NS = 400_000
 EPOCHS = 2**32
 
 Seen = tuple[EventKind, int, int, int, int | None, bool]

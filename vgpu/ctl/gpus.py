@@ -41,7 +41,11 @@ def set_(
         Mode | None, typer.Option(help="How vGPUs share it; only while no program is attached.", show_default=False)
     ] = None,
     quantum: Annotated[
-        str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms: long for throughput.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="One round of turns (in turns of the whole GPU: the least), as in 40ms: long for throughput.",
+        ),
     ] = None,
     window: Annotated[
         str | None,
