@@ -1,19 +1,61 @@
-"""``python -m benchmarks``: what can be measured on a machine without a GPU. Prints tables, asserts nothing."""
+"""``python -m benchmarks [--out FOLDER] [SUITE …]``: what can be measured on a machine without a GPU.
+
+Prints tables and keeps them, with the machine and the revision they belong to, in FOLDER/SUITE.txt; asserts nothing.
+"""
 
 from __future__ import annotations
 
-import runpy
+import argparse
+import datetime
+import os
+import platform
+import subprocess
 import sys
+from pathlib import Path
 
-SUITES = ("benchmarks.native", "benchmarks.contention", "benchmarks.launch")
+SUITES = ("native", "contention", "launch", "siblings")
 
 
-def main() -> None:
-    for suite in sys.argv[1:] or SUITES:
-        print(f"== {suite}", flush=True)
-        sys.argv = [suite]  # its own options are for python -m SUITE
-        runpy.run_module(suite, run_name="__main__")
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
+    parser.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="default: bench")
+    options = parser.parse_args()
+    unknown = set(options.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    return max(run(suite, options.out / f"{suite}.txt") for suite in options.suites or SUITES)
+
+
+def run(suite: str, kept: Path) -> int:
+    """Its exit code. What it prints is shown as it comes, and kept."""
+    command = [sys.executable, "-u", "-m", f"benchmarks.{suite}"]
+    with kept.open("w") as copy:
+
+        def tell(line: str) -> None:
+            print(line, end="", flush=True)
+            copy.write(line)
+
+        tell(f"== {suite}, {machine()}\n")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                tell(line)
+    return running.returncode
+
+
+def machine() -> str:
+    """What the figures belong to."""
+    revision = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    cores, load = os.cpu_count(), os.getloadavg()[0]
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y-%m-%d %H:%M} UTC, {cores} cores, load {load:.1f}, Python {platform.python_version()}, " + (
+        revision.stdout.strip() or "no git"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

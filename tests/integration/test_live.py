@@ -1,0 +1,89 @@
+"""Every setting of a vGPU and of a GPU, changed while programs work: what they get follows, nobody is started anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.node import SimulatedNode, eventually
+from vgpu.protocol.messages import VgpuReading
+from vgpu.spec import VgpuChanges
+
+ROOT = Path(__file__).parents[2]
+CLOSE = 0.06
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    with SimulatedNode() as running:
+        yield running
+
+
+@pytest.fixture
+def pair(node: SimulatedNode) -> Iterator[tuple[str, str]]:
+    """Two vGPUs of 30 and 60 % with a program each that wants all it can get."""
+    with ExitStack() as owned:
+        made = [node.create(sm_percent=percent, memory_bytes="1G").vgpu_id for percent in (30, 60)]
+        for vgpu_id in made:
+            command = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu_id, "--"]
+            command += [sys.executable, "-m", "vgpu.workload", "--seconds", "600", "-o", "json"]
+            program = subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+            owned.callback(program.wait)
+            owned.callback(program.kill)
+        first, second = made
+        yield first, second
+
+
+def reading(node: SimulatedNode, vgpu_id: str) -> VgpuReading:
+    found = node.reading(vgpu_id)
+    assert found is not None
+    return found
+
+
+def comes_to(node: SimulatedNode, parts: dict[str, float]) -> None:
+    """Each of these vGPUs is seen to have that part of the GPU's time."""
+
+    def seen() -> bool:
+        return all(abs(reading(node, vgpu_id).busy_ratio - part) < CLOSE for vgpu_id, part in parts.items())
+
+    eventually(seen, f"time as in {parts}")
+
+
+def change(node: SimulatedNode, vgpu_id: str, **fields: object) -> VgpuReading:
+    with node.link() as link:
+        return link.set(vgpu_id, VgpuChanges.parse(**fields))  # type: ignore[arg-type]
+
+
+def test_every_setting_holds_from_the_next_token_on(node: SimulatedNode, pair: tuple[str, str]) -> None:
+    first, second = pair
+    comes_to(node, {first: 0.3, second: 0.6})
+    change(node, first, sm_percent=15)
+    comes_to(node, {first: 0.15, second: 0.6})
+    change(node, first, sm_percent=40, quota_limit_percent=50)  # half of the time of 40 %
+    comes_to(node, {first: 0.2, second: 0.6})
+    change(node, first, burst=True)
+    comes_to(node, {first: 0.4, second: 0.6})  # the rest, but nothing that is somebody else's
+    change(node, first, burst=False, quota_limit_percent=100)
+    change(node, second, sm_percent=20)
+    comes_to(node, {first: 0.4, second: 0.2})
+
+
+def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pair: tuple[str, str]) -> None:
+    first, second = pair
+    comes_to(node, {first: 0.3, second: 0.6})
+    with node.link() as link:
+        link.set_gpu("0", period_ns=200_000_000)
+    eventually(lambda: reading(node, second).tokens_per_second < 9, "rounds of 200 ms")
+    with node.link() as link:
+        link.set_gpu("0", period_ns=40_000_000)
+    eventually(lambda: reading(node, second).tokens_per_second > 12, "rounds of 40 ms")
+    assert change(node, first, priority="high").spec.priority == "high"
+    comes_to(node, {first: 0.3, second: 0.6})  # it goes first among the entitled, and gets no more
+    with node.link() as link:
+        assert link.set_gpu("0", window_ns=2_000_000).window_ns == 2_000_000
+    comes_to(node, {first: 0.3, second: 0.6})
