@@ -190,6 +190,8 @@ cdef public struct Context:
     uint32_t slot
     uint32_t flags
     bint is_primary
+    bint is_green           # has streams of its own; its memory is the primary one's
+    uint32_t attached       # by cuCtxAttach, and not detached yet
     SimGpu* gpu
     Stream* legacy
     uint64_t small_bytes    # sum of allocations below 1 MiB; the driver carves those from 2 MiB blocks
@@ -275,6 +277,8 @@ cdef extern uint32_t drv_next_id() noexcept nogil
 cdef extern Context* drv_current() noexcept nogil
 cdef extern CUresult drv_current_context(Context** context) noexcept nogil
 cdef extern bint drv_is_context(Context* context) noexcept nogil
+cdef extern CUresult drv_open_context(int index, unsigned int flags, bint primary, Context** out) noexcept nogil
+cdef extern void drv_close_context(Context* context) noexcept nogil
 
 # streams.pyx
 cdef extern CUresult drv_open_stream(Context* context, uint32_t flags, int priority, Stream** stream) noexcept nogil
