@@ -259,7 +259,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_update("cuGraphExecChildGraphNodeSetParams", "void* executable, void* node, void* graph", 11010),
     *_update("cuGraphExecNodeSetParams", "void* executable, void* node, void* params", 12020),
     *_update("cuGraphNodeSetEnabled", "void* executable, void* node, unsigned enabled", 11060),
-    # --- captures, and handles that die (wrappers.pyx)
+    # --- captures, and handles that die (wrappers.pyx, contexts.pyx)
     *_cuda("cuStreamBeginCapture", "void* stream", 10000, twin=10000),
     *_cuda("cuStreamBeginCapture_v2", "void* stream, int mode", 10010, base="cuStreamBeginCapture", twin=10010),
     *_cuda(
@@ -276,6 +276,8 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuLibraryUnload", "void* library", 12000),
     *_cuda("cuCtxDestroy", "void* context", 2000),
     *_cuda("cuCtxDestroy_v2", "void* context", 4000, base="cuCtxDestroy"),
+    *_cuda("cuCtxDetach", "void* context", 2000),
+    *_cuda("cuGreenCtxDestroy", "void* green", 12040),
     *_cuda("cuDevicePrimaryCtxRelease", "int device", 7000),
     *_cuda("cuDevicePrimaryCtxRelease_v2", "int device", 11000, base="cuDevicePrimaryCtxRelease"),
     *_cuda("cuDevicePrimaryCtxReset", "int device", 7000),
@@ -363,6 +365,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000, intercepted=False),
     *_cuda("cuCtxGetCurrent", "void** context", 4000, intercepted=False),
     *_cuda("cuCtxGetDevice", "int* device", 2000, intercepted=False),
+    *_cuda("cuCtxFromGreenCtx", "void** context, void* green", 12040, intercepted=False),
     *_cuda("cuDeviceGet", "int* device, int ordinal", 2000, intercepted=False),
     *_cuda("cuDeviceGetAttribute", "int* value, int attribute, int device", 2000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxRetain", "void** context, int device", 7000, intercepted=False),

@@ -8,7 +8,8 @@ from libc.string cimport memset
 from cython_ext.hook.generated.driver cimport real_cuEventDestroy_v2, real_cuStreamIsCapturing
 from cython_ext.hook.hook cimport (
     CAPTURES, CUDA_SUCCESS, EVENTS, WORD_NEW, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
-    vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead, vgpu_memory_of_context_died,
+    vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead, vgpu_memory_inherited,
+    vgpu_memory_of_context_died,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport durations_forget
@@ -139,12 +140,9 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
         lock_release(&gate.lock)
 
 
-cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
-    """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
+cdef void bury(void* context, bint dead) noexcept nogil:
     cdef Gate* gate
     cdef uint32_t g, i
-    if not attached():
-        return
     for g in range(state().gate_count):
         gate = &state().gates[g]
         lock_acquire(&gate.lock)
@@ -158,8 +156,24 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
             store32(&gate.round, gate.round + 1)         # its handles, too, may be given again
         lock_release(&gate.lock)
     add32(&state().dying, <uint32_t>-1)
+
+
+cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
+    """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
+    if not attached():
+        return
+    bury(context, dead)
     if dead:
         vgpu_memory_of_context_died(context)
+
+
+cdef public void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil:
+    """The same of a green one: what was allocated in it is the primary one's."""
+    if not attached():
+        return
+    bury(context, dead)
+    if dead and primary != NULL:
+        vgpu_memory_inherited(context, primary)
 
 
 cdef public void vgpu_graph_updated(void* graph) noexcept nogil:

@@ -342,8 +342,10 @@ cdef extern:
     void vgpu_stream_dies(void* stream) noexcept nogil
     void vgpu_context_dies(void* context) noexcept nogil
     void vgpu_context_died(void* context, bint dead) noexcept nogil
+    void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil
     # memory.pyx
     void vgpu_memory_of_context_died(void* context) noexcept nogil
+    void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
     bint vgpu_memory_reading(

@@ -150,6 +150,17 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     lock_release(&state().memory_lock)
 
 
+cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil:
+    """What was allocated in one context belongs to another from here on."""
+    cdef AllocTable* table = &state().allocations
+    cdef uint64_t i
+    lock_acquire(&state().memory_lock)
+    for i in range(table.capacity):
+        if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
+            table.blocks[i].aux = <uint64_t>heir
+    lock_release(&state().memory_lock)
+
+
 cdef public void vgpu_memory_after_fork() noexcept nogil:
     """The child's thread is another one for the kernel, and the ledger's lock names threads."""
     robust_forget()

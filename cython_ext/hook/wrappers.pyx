@@ -1,4 +1,5 @@
-"""The wrappers of start-up, launches, captures, and handles that die. Each does its little and calls the real one.
+"""The wrappers of start-up, launches, captures, and handles that die (contexts: contexts.pyx). Each does its little and
+calls the real one.
 
 A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the
 real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream
@@ -9,21 +10,18 @@ from libc.stdint cimport uint64_t
 
 from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuCtxGetCurrent, real_cuCtxSetCurrent,
-    real_cuDevicePrimaryCtxGetState, real_cuDevicePrimaryCtxRelease, real_cuDevicePrimaryCtxRelease_v2,
-    real_cuDevicePrimaryCtxReset, real_cuDevicePrimaryCtxReset_v2, real_cuDevicePrimaryCtxRetain,
-    real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel,
-    real_cuLaunchCooperativeKernel_ptsz, real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel,
-    real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx, real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload,
-    real_cuModuleUnload, real_cuStreamBeginCapture, real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2,
-    real_cuStreamBeginCapture_v2_ptsz, real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz,
-    real_cuStreamDestroy, real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz,
-    real_cuStreamGetCtx,
+    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz,
+    real_cuInit, real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz,
+    real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
+    real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
+    real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
+    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamDestroy,
+    real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, vgpu_attach,
-    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_context_died,
-    vgpu_context_dies, vgpu_enter, vgpu_forget, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter, vgpu_forget,
+    vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
@@ -389,62 +387,3 @@ cdef public int cuModuleUnload(void* module) noexcept nogil:
 cdef public int cuLibraryUnload(void* library) noexcept nogil:
     vgpu_forget(0)
     return real_cuLibraryUnload(library)
-
-
-cdef public int cuCtxDestroy(void* context) noexcept nogil:
-    cdef int result
-    vgpu_context_dies(context)
-    result = real_cuCtxDestroy(context)
-    vgpu_context_died(context, result == CUDA_SUCCESS)
-    return result
-
-
-cdef public int cuCtxDestroy_v2(void* context) noexcept nogil:
-    cdef int result
-    vgpu_context_dies(context)
-    result = real_cuCtxDestroy_v2(context)
-    vgpu_context_died(context, result == CUDA_SUCCESS)
-    return result
-
-
-cdef inline bint is_active(int device) noexcept nogil:
-    cdef unsigned int flags
-    cdef int active = 0
-    return real_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS and active
-
-
-cdef inline void* primary_dies(int device) noexcept nogil:
-    """The device's primary context, which may be about to end; NULL: there is none. cudart gets it by a private table,
-    so it is asked for here, not remembered from a retain."""
-    cdef void* context = NULL
-    if not attached() or not is_active(device) or real_cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS:
-        return NULL
-    real_cuDevicePrimaryCtxRelease_v2(device)
-    vgpu_context_dies(context)
-    return context
-
-
-cdef inline int primary_died(int result, int device, void* context) noexcept nogil:
-    if context != NULL:
-        vgpu_context_died(context, result == CUDA_SUCCESS and not is_active(device))
-    return result
-
-
-cdef public int cuDevicePrimaryCtxRelease(int device) noexcept nogil:
-    cdef void* context = primary_dies(device)
-    return primary_died(real_cuDevicePrimaryCtxRelease(device), device, context)
-
-
-cdef public int cuDevicePrimaryCtxRelease_v2(int device) noexcept nogil:
-    cdef void* context = primary_dies(device)
-    return primary_died(real_cuDevicePrimaryCtxRelease_v2(device), device, context)
-
-
-cdef public int cuDevicePrimaryCtxReset(int device) noexcept nogil:
-    cdef void* context = primary_dies(device)
-    return primary_died(real_cuDevicePrimaryCtxReset(device), device, context)
-
-
-cdef public int cuDevicePrimaryCtxReset_v2(int device) noexcept nogil:
-    cdef void* context = primary_dies(device)
-    return primary_died(real_cuDevicePrimaryCtxReset_v2(device), device, context)

@@ -34,6 +34,16 @@ class App(Gpu):
         self.call("cuStreamCreate", byref(stream), flags)
         return stream
 
+    def green_context(self) -> tuple[c_void_p, c_void_p]:
+        """(CUgreenCtx, its CUcontext) with all SMs of the device."""
+        resource, description = ctypes.create_string_buffer(144), c_void_p()
+        self.call("cuDeviceGetDevResource", self.device, resource, 1)
+        self.call("cuDevResourceGenerateDesc", byref(description), resource, 1)
+        green, context = c_void_p(), c_void_p()
+        self.call("cuGreenCtxCreate", byref(green), description, self.device, 1)
+        self.call("cuCtxFromGreenCtx", byref(context), green)
+        return green, context
+
     def result(self, name: str, *arguments: Any) -> int:
         """Call the driver; the CUresult."""
         code: int = getattr(self.library, name)(*arguments)

@@ -21,6 +21,23 @@ class FillParams(ctypes.Structure):
     _fields_ = [("target", c_uint64), ("pitch", c_size_t), ("value", c_uint), ("element", c_uint),
                 ("width", c_size_t), ("height", c_size_t)]
 
+class Side3D(ctypes.Structure):
+    _fields_ = [("x", c_size_t), ("y", c_size_t), ("z", c_size_t), ("level", c_size_t), ("kind", c_int),
+                ("host", c_void_p), ("device", c_uint64), ("array", c_void_p), ("reserved", c_void_p),
+                ("pitch", c_size_t), ("height", c_size_t)]
+
+class CopyParams(ctypes.Structure):
+    _fields_ = [("source", Side3D), ("target", Side3D), ("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
+
+class CopyNodeParams(ctypes.Structure):
+    _fields_ = [("flags", c_int), ("reserved", c_int), ("context", c_void_p), ("copy", CopyParams)]
+
+class NodeParams(ctypes.Structure):
+    class Union(ctypes.Union):
+        _fields_ = [("padding", c_uint64 * 29), ("kernel", KernelParams), ("copy", CopyNodeParams),
+                    ("fill", FillParams), ("graph", c_void_p)]
+    _fields_ = [("type", c_int), ("reserved", c_int * 3), ("of", Union), ("reserved_too", c_uint64)]
+
 kept = []
 
 def kernel_params(ms):
@@ -52,10 +69,46 @@ def launch(count):
 def filling(ms, memory):
     return FillParams(memory, 0, 0, 1, int(ms * FILLED), 1)
 
-how = HOW
+def copying(ms, memory):
+    "Onto itself: it reads and writes."
+    at = Side3D(kind=2, device=memory)
+    return CopyParams(at, at, int(ms * FILLED / 2), 1, 1)
+
+def with_child(ms):
+    graph, node = c_void_p(), c_void_p()
+    app.call("cuGraphCreate", byref(graph), 0)
+    app.call("cuGraphAddChildGraphNode", byref(node), graph, None, c_size_t(0), with_kernels(ms)[0])
+    return graph, node
+
+def with_copy(ms, memory):
+    graph, node = c_void_p(), c_void_p()
+    app.call("cuGraphCreate", byref(graph), 0)
+    app.call("cuGraphAddMemcpyNode", byref(node), graph, None, c_size_t(0), byref(copying(ms, memory)), context)
+    return graph, node
+
+how, _, what = HOW.partition(" ")
 context = c_void_p()
 app.call("cuCtxGetCurrent", byref(context))
-if how.startswith("cuGraphExecKernelNode"):
+if how == "cuGraphExecMemcpyNodeSetParams":
+    memory = app.allocate(FILLED)
+    graph, node = with_copy(SHORT, memory)
+    update = lambda: app.call(how, executable, node, byref(copying(LONG, memory)), context)
+elif how == "cuGraphExecChildGraphNodeSetParams":
+    graph, node = with_child(SHORT)
+    update = lambda: app.call(how, executable, node, with_kernels(LONG)[0])
+elif how == "cuGraphExecNodeSetParams":
+    memory, params = app.allocate(FILLED), NodeParams()
+    if what == "kernel":
+        graph, (node,) = with_kernels(SHORT)
+        params.type, params.of.kernel = 0, kernel_params(LONG)
+    elif what == "copy":
+        graph, node = with_copy(SHORT, memory)
+        params.type, params.of.copy.copy = 1, copying(LONG, memory)
+    else:
+        graph, node = with_child(SHORT)
+        params.type, params.of.graph = 4, with_kernels(LONG)[0].value
+    update = lambda: app.call(how, executable, node, byref(params))
+elif how.startswith("cuGraphExecKernelNode"):
     graph, (node,) = with_kernels(SHORT)
     update = lambda: app.call(how, executable, node, byref(kernel_params(LONG)))
 elif how == "cuGraphExecMemsetNodeSetParams":
@@ -86,8 +139,14 @@ for _ in range(20):
 @pytest.mark.parametrize(
     "how",
     [
+        "cuGraphExecKernelNodeSetParams",
         "cuGraphExecKernelNodeSetParams_v2",
+        "cuGraphExecMemcpyNodeSetParams",
         "cuGraphExecMemsetNodeSetParams",
+        "cuGraphExecChildGraphNodeSetParams",
+        "cuGraphExecNodeSetParams kernel",
+        "cuGraphExecNodeSetParams copy",
+        "cuGraphExecNodeSetParams graph",
         "cuGraphNodeSetEnabled",
         "cuGraphExecUpdate",
         "cuGraphExecUpdate_v2",

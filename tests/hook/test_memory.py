@@ -8,6 +8,8 @@ from typing import Any
 from cython_ext.readings import SlotReading
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 
+INVALID_CONTEXT = 201
+
 PROLOGUE = """
 import ctypes, json, sys
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
@@ -194,6 +196,47 @@ say()
     assert charged == [107 << 20, 7 << 20, 7 << 20, 0]
 
 
+def test_a_context_takes_its_memory_along_when_its_last_user_detaches(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+own, attached = c_void_p(), c_void_p()
+app.call("cuCtxCreate_v2", byref(own), c_uint(0), app.device)
+app.allocate(5 << 20)
+app.call("cuCtxAttach", byref(attached), c_uint(0))
+say(attached.value == own.value, app.result("cuCtxDetach", own))
+app.call("cuCtxPushCurrent_v2", own)                            # twice in the thread's stack
+say(True, app.result("cuCtxDetach", own))
+say(True, app.result("cuCtxDetach", own))                       # it is no more
+""",
+    )
+    answers = [talk.next() for _ in range(3)]
+    assert [said for said, _ in answers] == [[True, 0], [True, 0], [True, INVALID_CONTEXT]]
+    assert [slot.charged_bytes for _, slot in answers] == [5 << 20, 0, 0]
+
+
+def test_a_green_contexts_memory_is_the_primary_ones(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+green, context = app.green_context()
+app.call("cuCtxPushCurrent_v2", context)
+memory = app.allocate(5 << 20)
+app.allocate(1 << 20)
+app.call("cuCtxPopCurrent_v2", byref(context))
+app.call("cuGreenCtxDestroy", green)
+say()
+app.free(memory)
+say()
+app.call("cuDevicePrimaryCtxReset_v2", app.device)
+say()
+""",
+    )
+    assert [talk.next()[1].charged_bytes for _ in range(3)] == [6 << 20, 1 << 20, 0]
+
+
 THREADS = """
 import threading
 def work():
@@ -235,3 +278,21 @@ def test_killed_in_the_middle_of_allocating(stage: Stage) -> None:
     stage.tell(other)
     free, total = json.loads(stage.heard(other))[0]
     assert total - free == 2 << 20
+
+
+def test_the_primary_context_dies_with_the_last_green_one_that_holds_it(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+green, context = app.green_context()
+app.allocate(5 << 20)
+app.call("cuCtxPushCurrent_v2", context)
+app.allocate(1 << 20)
+app.call("cuDevicePrimaryCtxRelease_v2", app.device)
+say()
+app.call("cuGreenCtxDestroy", green)
+say()
+""",
+    )
+    assert [talk.next()[1].charged_bytes for _ in range(2)] == [6 << 20, 0]

@@ -40,7 +40,7 @@ cdef public CUresult drv_current_context(Context** context) noexcept nogil:
     return SUCCESS if context[0].mark == MARK_CONTEXT else CONTEXT_IS_DESTROYED
 
 
-cdef CUresult open_context(int index, unsigned int flags, bint primary, Context** out) noexcept nogil:
+cdef public CUresult drv_open_context(int index, unsigned int flags, bint primary, Context** out) noexcept nogil:
     global contexts, unused
     cdef Device* device = drv_device(index)
     cdef SimGpu* gpu
@@ -96,13 +96,13 @@ cdef CUresult open_context(int index, unsigned int flags, bint primary, Context*
     drv_unlock()
     result = drv_open_stream(context, STREAM_LEGACY, 0, &context.legacy)
     if result != SUCCESS:
-        close_context(context)
+        drv_close_context(context)
         return result
     out[0] = context
     return SUCCESS
 
 
-cdef void close_context(Context* context) noexcept nogil:
+cdef public void drv_close_context(Context* context) noexcept nogil:
     global contexts, unused
     cdef Context** link
     drv_forget_context(context)
@@ -126,7 +126,7 @@ cdef void close_context(Context* context) noexcept nogil:
 cdef public CUresult cuCtxCreate_v2(Context** out, unsigned int flags, int device) noexcept nogil:
     cdef CUresult result = drv_ready()
     if result == SUCCESS:
-        result = open_context(device, flags, False, out)
+        result = drv_open_context(device, flags, False, out)
     if result == SUCCESS:
         result = cuCtxPushCurrent_v2(out[0])
     return result
@@ -142,13 +142,34 @@ cdef public CUresult cuCtxCreate_v4(Context** out, void* params, unsigned int fl
 
 
 cdef public CUresult cuCtxDestroy_v2(Context* context) noexcept nogil:
-    if not drv_is_context(context) or context.is_primary:
+    if not drv_is_context(context) or context.is_primary or context.is_green:
         return INVALID_CONTEXT
     drv_synchronize_context(context)
     if sim_thread.depth and sim_thread.stack[sim_thread.depth - 1] == context:
         sim_thread.depth -= 1
-    close_context(context)
+    drv_close_context(context)
     return SUCCESS
+
+
+cdef public CUresult cuCtxAttach(Context** out, unsigned int flags) noexcept nogil:
+    cdef Context* context
+    cdef CUresult result = drv_current_context(&context)
+    if result == SUCCESS and (out == NULL or flags != 0):
+        result = INVALID_VALUE
+    if result == SUCCESS:
+        context.attached += 1
+        out[0] = context
+    return result
+
+
+cdef public CUresult cuCtxDetach(Context* context) noexcept nogil:
+    """Only of the current context; whoever created it is the last of its users."""
+    if context == NULL or context != drv_current() or not drv_is_context(context):
+        return INVALID_CONTEXT
+    if context.attached:
+        context.attached -= 1
+        return SUCCESS
+    return cuCtxDestroy_v2(context)
 
 
 cdef public CUresult cuCtxPushCurrent_v2(Context* context) noexcept nogil:
@@ -296,7 +317,7 @@ cdef public CUresult cuDevicePrimaryCtxRetain(Context** out, int index) noexcept
     if device == NULL:
         return INVALID_DEVICE
     if device.primary == NULL:
-        result = open_context(index, device.primary_flags, True, &device.primary)
+        result = drv_open_context(index, device.primary_flags, True, &device.primary)
         if result != SUCCESS:
             return result
     device.retained += 1
@@ -324,7 +345,7 @@ cdef public CUresult cuDevicePrimaryCtxReset_v2(int index) noexcept nogil:
     device.retained = 0
     if context != NULL:
         drv_synchronize_context(context)
-        close_context(context)
+        drv_close_context(context)
     return SUCCESS
 
 

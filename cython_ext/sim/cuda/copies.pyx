@@ -298,6 +298,35 @@ cdef uint64_t origin(const Side3D* side, size_t width, size_t height, size_t sli
     return base + ((side.z + slice_index) * (side.height if side.height else height) + side.y) * pitch + side.x
 
 
+cdef void take_slice(const Copy3D* c, size_t z, Work* work) noexcept nogil:
+    memset(work, 0, sizeof(Work))
+    work.data = DATA_COPY
+    work.source = origin(&c.source, c.width, c.height, z)
+    work.target = origin(&c.target, c.width, c.height, z)
+    work.source_pitch = c.source.pitch if c.source.pitch else c.width
+    work.target_pitch = c.target.pitch if c.target.pitch else c.width
+    work.width = c.width
+    work.height = c.height
+
+
+cdef bint has_gaps(const Side3D* side, const Copy3D* c) noexcept nogil:
+    return c.depth > 1 and side.height not in (0, c.height)
+
+
+cdef public CUresult drv_copy_3d(const void* params, Work* work) noexcept nogil:
+    """CUDA_MEMCPY3D in one piece."""
+    cdef const Copy3D* c = <const Copy3D*>params
+    if c == NULL or c.width * c.height * c.depth == 0:
+        return INVALID_VALUE
+    if c.source.type == MEMORY_ARRAY or c.target.type == MEMORY_ARRAY:
+        return NOT_SUPPORTED
+    if has_gaps(&c.source, c) or has_gaps(&c.target, c):
+        return NOT_SUPPORTED
+    take_slice(c, 0, work)
+    work.height *= c.depth
+    return SUCCESS
+
+
 cdef CUresult copy_3d(const Copy3D* c, void* stream, bint synchronous) noexcept nogil:
     """Slice by slice."""
     cdef Work work
@@ -308,14 +337,7 @@ cdef CUresult copy_3d(const Copy3D* c, void* stream, bint synchronous) noexcept 
     if c.source.type == MEMORY_ARRAY or c.target.type == MEMORY_ARRAY:
         return NOT_SUPPORTED
     for z in range(c.depth):
-        memset(&work, 0, sizeof(Work))
-        work.data = DATA_COPY
-        work.source = origin(&c.source, c.width, c.height, z)
-        work.target = origin(&c.target, c.width, c.height, z)
-        work.source_pitch = c.source.pitch if c.source.pitch else c.width
-        work.target_pitch = c.target.pitch if c.target.pitch else c.width
-        work.width = c.width
-        work.height = c.height
+        take_slice(c, z, &work)
         result = submit(stream, &work, synchronous)
         if result != SUCCESS:
             break

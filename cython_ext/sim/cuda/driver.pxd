@@ -150,6 +150,7 @@ cdef public struct Node:
     Frontier needs
     uint32_t needed_by      # nodes that depend on it
     uint32_t order          # position in the graph; an exec runs nodes in an order that respects dependencies
+    uint32_t spans          # of a child graph's last node: the child's nodes and the empty one before them; else 0
     Node* next
 
 
@@ -189,6 +190,8 @@ cdef public struct Context:
     uint32_t slot
     uint32_t flags
     bint is_primary
+    bint is_green           # has streams of its own; its memory is the primary one's
+    uint32_t attached       # by cuCtxAttach, and not detached yet
     SimGpu* gpu
     Stream* legacy
     uint64_t small_bytes    # sum of allocations below 1 MiB; the driver carves those from 2 MiB blocks
@@ -274,6 +277,8 @@ cdef extern uint32_t drv_next_id() noexcept nogil
 cdef extern Context* drv_current() noexcept nogil
 cdef extern CUresult drv_current_context(Context** context) noexcept nogil
 cdef extern bint drv_is_context(Context* context) noexcept nogil
+cdef extern CUresult drv_open_context(int index, unsigned int flags, bint primary, Context** out) noexcept nogil
+cdef extern void drv_close_context(Context* context) noexcept nogil
 
 # streams.pyx
 cdef extern CUresult drv_open_stream(Context* context, uint32_t flags, int priority, Stream** stream) noexcept nogil
@@ -298,6 +303,7 @@ cdef extern CUresult drv_price_kernel(
     Function* function, const unsigned int* grid, const unsigned int* block, unsigned int shared_bytes,
     void** parameters, void** extra, Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil
+cdef extern CUresult drv_copy_3d(const void* params, Work* work) noexcept nogil
 
 # graphs.pyx
 cdef extern Graph* drv_new_graph() noexcept nogil
@@ -305,6 +311,7 @@ cdef extern void drv_free_graph(Graph* graph) noexcept nogil
 cdef extern Node* drv_add_node(Graph* graph, Frontier* needs, Work* work, int type) noexcept nogil
 cdef extern CUresult drv_kernel_node(const void* params, Work* work) noexcept nogil
 cdef extern CUresult drv_fill_node(const void* params, Work* work) noexcept nogil
+cdef extern CUresult drv_copy_node(const void* params, Work* work) noexcept nogil
 
 # memory.pyx
 cdef extern void drv_touch(Effect* effect, uint64_t address) noexcept nogil

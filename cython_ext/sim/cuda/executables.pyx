@@ -6,16 +6,19 @@ sum of work and their order are right, their overlap is not modelled.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
     CUresult, Graph, INVALID_VALUE, MARK_EXEC, MARK_GRAPH, MARK_NODE, Node, SUCCESS, Stream, Work, drv_capture_work,
-    drv_enqueue, drv_fill_node, drv_kernel_node, drv_move_data, drv_stream,
+    drv_copy_node, drv_enqueue, drv_fill_node, drv_kernel_node, drv_move_data, drv_stream,
 )
 
 cdef enum:
     NODE_KERNEL = 0
+    NODE_COPY = 1
     NODE_FILL = 2
+    NODE_GRAPH = 4
+    KERNEL_PARAMS_V1_BYTES = 56     # what CUDA 12 appended: another handle of the kernel, a context
 
 cdef public struct Exec:
     uint32_t mark
@@ -166,26 +169,95 @@ cdef CUresult is_node_of(Exec* executable, Node* node, int type) noexcept nogil:
     return SUCCESS if type < 0 or executable.type[node.order] == type else INVALID_VALUE
 
 
-cdef public CUresult cuGraphExecKernelNodeSetParams_v2(Exec* executable, Node* node,
-                                                       const void* params) noexcept nogil:
+ctypedef CUresult (*Maker)(const void* params, Work* work) noexcept nogil
+
+
+cdef CUresult change(Exec* executable, Node* node, int type, Maker make, const void* params) noexcept nogil:
+    """Give a node of that type the work that `make` reads from `params`."""
     cdef Work work
-    cdef CUresult result = is_node_of(executable, node, NODE_KERNEL)
+    cdef CUresult result = is_node_of(executable, node, type)
+    if result == SUCCESS and params == NULL:
+        result = INVALID_VALUE
     if result == SUCCESS:
-        result = drv_kernel_node(params, &work)
+        result = make(params, &work)
     if result == SUCCESS:
         executable.work[node.order] = work
     return result
+
+
+cdef public CUresult cuGraphExecKernelNodeSetParams_v2(Exec* executable, Node* node,
+                                                       const void* params) noexcept nogil:
+    return change(executable, node, NODE_KERNEL, drv_kernel_node, params)
+
+
+cdef public CUresult cuGraphExecKernelNodeSetParams(Exec* executable, Node* node, const void* params) noexcept nogil:
+    cdef char[72] full              # KernelNodeParams
+    if params == NULL:
+        return INVALID_VALUE
+    memset(full, 0, sizeof(full))
+    memcpy(full, params, KERNEL_PARAMS_V1_BYTES)
+    return change(executable, node, NODE_KERNEL, drv_kernel_node, full)
 
 
 cdef public CUresult cuGraphExecMemsetNodeSetParams(Exec* executable, Node* node, const void* params,
                                                     void* context) noexcept nogil:
+    return change(executable, node, NODE_FILL, drv_fill_node, params)
+
+
+cdef public CUresult cuGraphExecMemcpyNodeSetParams(Exec* executable, Node* node, const void* params,
+                                                    void* context) noexcept nogil:
+    """Copies of one dimension, before and after."""
     cdef Work work
-    cdef CUresult result = is_node_of(executable, node, NODE_FILL)
+    cdef CUresult result = is_node_of(executable, node, NODE_COPY)
     if result == SUCCESS:
-        result = drv_fill_node(params, &work)
+        result = drv_copy_node(params, &work)
+    if result == SUCCESS and (work.height != 1 or executable.work[node.order].height != 1):
+        result = INVALID_VALUE
     if result == SUCCESS:
         executable.work[node.order] = work
     return result
+
+
+cdef public CUresult cuGraphExecChildGraphNodeSetParams(Exec* executable, Node* node, Graph* child) noexcept nogil:
+    """Take over the nodes of another child, if it has as many, of the same types."""
+    cdef CUresult result = is_node_of(executable, node, -1)
+    cdef Node* new
+    cdef uint32_t first
+    if result != SUCCESS or is_graph(child) != SUCCESS or node.spans != child.count + 1:
+        return INVALID_VALUE
+    first = node.order + 1 - child.count
+    new = child.first
+    while new != NULL:
+        if new.type != executable.type[first + new.order]:
+            return INVALID_VALUE
+        new = new.next
+    new = child.first
+    while new != NULL:
+        executable.work[first + new.order] = new.work
+        new = new.next
+    return SUCCESS
+
+
+cdef public struct NodeParams:
+    int type
+    int reserved[3]
+    long long values[29]
+    long long reserved_too
+
+
+cdef public CUresult cuGraphExecNodeSetParams(Exec* executable, Node* node, NodeParams* params) noexcept nogil:
+    """The others in one: parameters of whatever type the node has."""
+    if params == NULL:
+        return INVALID_VALUE
+    if params.type == NODE_KERNEL:
+        return cuGraphExecKernelNodeSetParams_v2(executable, node, params.values)
+    if params.type == NODE_COPY:        # behind flags and a context
+        return cuGraphExecMemcpyNodeSetParams(executable, node, &params.values[2], NULL)
+    if params.type == NODE_FILL:
+        return cuGraphExecMemsetNodeSetParams(executable, node, params.values, NULL)
+    if params.type == NODE_GRAPH:
+        return cuGraphExecChildGraphNodeSetParams(executable, node, <Graph*>params.values[0])
+    return INVALID_VALUE
 
 
 cdef public CUresult cuGraphNodeSetEnabled(Exec* executable, Node* node, unsigned int enabled) noexcept nogil:

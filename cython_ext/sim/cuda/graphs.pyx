@@ -7,12 +7,13 @@ from libc.string cimport memcpy, memset
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph, INVALID_HANDLE,
     INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY, SUCCESS, Work, drv_current_context,
-    drv_price_copy, drv_price_kernel, drv_ready,
+    drv_copy_3d, drv_price_copy, drv_price_kernel, drv_ready,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
 
 cdef enum:
     NODE_KERNEL = 0
+    NODE_COPY = 1
     NODE_FILL = 2
     NODE_HOST = 3
     NODE_EMPTY = 5
@@ -196,6 +197,22 @@ cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** depen
     return add(out, graph, dependencies, count, &work, NODE_FILL) if result == SUCCESS else result
 
 
+cdef public CUresult drv_copy_node(const void* params, Work* work) noexcept nogil:
+    """CUDA_MEMCPY3D as a piece of work: one whose slices follow each other without a gap."""
+    cdef Context* current
+    cdef CUresult result = drv_current_context(&current)
+    if result == SUCCESS:
+        result = drv_copy_3d(params, work)
+    return drv_price_copy(current.legacy, work) if result == SUCCESS else result
+
+
+cdef public CUresult cuGraphAddMemcpyNode(Node** out, Graph* graph, Node** dependencies, size_t count,
+                                          const void* params, Context* context) noexcept nogil:
+    cdef Work work
+    cdef CUresult result = drv_copy_node(params, &work)
+    return add(out, graph, dependencies, count, &work, NODE_COPY) if result == SUCCESS else result
+
+
 cdef public CUresult cuGraphAddChildGraphNode(Node** out, Graph* graph, Node** dependencies, size_t count,
                                               Graph* child) noexcept nogil:
     """The child's nodes are put in its place."""
@@ -213,8 +230,10 @@ cdef public CUresult cuGraphAddChildGraphNode(Node** out, Graph* graph, Node** d
         needs.node[0] = drv_add_node(graph, &needs, &node.work, node.type)
         if needs.node[0] == NULL:
             return OUT_OF_MEMORY
+        needs.node[0].spans = node.spans
         node = node.next
     out[0] = needs.node[0]
+    out[0].spans = child.count + 1
     return SUCCESS
 
 
@@ -250,6 +269,7 @@ cdef public CUresult cuGraphClone(Graph** out, Graph* graph) noexcept nogil:
         for i in range(needs.count):
             needs.node[i] = copies[node.needs.node[i].order]
         copies[node.order] = drv_add_node(out[0], &needs, &node.work, node.type)
+        copies[node.order].spans = node.spans
         node = node.next
     free(copies)
     return SUCCESS

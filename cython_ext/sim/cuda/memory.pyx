@@ -11,7 +11,7 @@ from libc.string cimport memmove, memset
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, EFFECT_EVENT, Effect, Event, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED,
     INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Stream, TOUCHES, drv_begin, drv_check_unsafe,
-    drv_current_context, drv_end, drv_lock, drv_next_id, drv_streams, drv_synchronize_context, drv_unlock,
+    drv_current_context, drv_device, drv_end, drv_lock, drv_next_id, drv_streams, drv_synchronize_context, drv_unlock,
     drv_drop_stream,
 )
 from cython_ext.sim.cuda.allocations cimport (
@@ -128,6 +128,8 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexc
     result = drv_check_unsafe()
     if result != SUCCESS:
         return result
+    if context.is_green:
+        context = drv_device(context.device).primary
     result = drv_begin(context)
     charge = charged_bytes(context, size, True)
     if result == SUCCESS and not mem_charge(context, charge):
