@@ -18,6 +18,10 @@ Within its own muster a follower goes before others of its class, but no more th
 guarantees of others on its GPU stand. A follower that cannot go, by its limit or its debt, says so (``ready``), and the
 leader stays out of the competition on its own GPU until it can: a gang gets the least that one of its GPUs can give.
 
+Whoever holds on a follower's GPU takes a window's time to give way. Where others share the leader's GPU, its lease is
+published that much ahead; where it is alone there and throttled, it announces the lease that it will have once its
+bucket is full, as if it had it. That is a forecast: the lease itself replaces it.
+
     GPU 0   |  X  |  Y  |  X  |      leads both
     GPU 1   |  X  |  Y  |  X  |      X and Y follow; Y may lead another gang's member on GPU 2 by what it got here
 

@@ -238,7 +238,8 @@ class Outlook:
     """Of one vGPU, for the other members of its gang.
 
     ``bound``: it wants a token or holds a finite lease, so the others' leases are to be at the time of its own.
-    ``start_ns``, ``end_ns``: of its oldest lease (0, 0: it has none yet). ``late``: that has begun, and has not drained
+    ``start_ns``, ``end_ns``: of its oldest lease, or of the one that it will have as soon as its limit lets it (0, 0:
+    neither is known). ``late``: that has begun, and has not drained
     long after its end. ``ready``: it could go if it were called; False: its limit or its debt keep it for a while.
     """
 

@@ -280,17 +280,27 @@ class Membership(ABC):
     def outlook(self, vgpu: VgpuKey) -> Outlook:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
         account = self._accounts[vgpu]
-        ready = bool(account.holds) or not (
-            account.throttled or account.barred or self._overserved(account) or self._outdone(account)
+        # An urgent turn, for which one that is barred may hold as well, does not make it ready.
+        ready = not account.barred and (
+            bool(account.holds) or not (account.throttled or self._overserved(account) or self._outdone(account))
         )
         oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
         if oldest is None:
-            return Outlook(bound=account.wants, ready=ready)
+            return Outlook(account.wants, *self._announced(account), ready=ready)
         lease = oldest.lease
         if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
             return Outlook(ready=ready)
         late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
         return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
+
+    def _announced(self, account: Account) -> tuple[int, int]:
+        """When a throttled vGPU will hold: once its bucket is full, where nobody competes with it. Its followers are
+        called for that time, since those who hold there need notice. It does not depend on what followers say: they go
+        by it, and the two would chase each other."""
+        if account.muster is None or not account.throttled or any(self._competitors()):
+            return 0, 0
+        start_ns = self._refill_due(account)
+        return start_ns, start_ns + self._fill_line(account)
 
     def _outdone(self, account: Account) -> bool:
         """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they

@@ -2,7 +2,8 @@
 
 Each GPU is a ``model.Run``; all go by one clock. A job has one vGPU on each of its GPUs; each of its ranks runs serial
 kernels, and every ``COLLECTIVE``-th of them ends only once all ranks have begun theirs. Messages between servers take
-``delay_ns``, more or less, may be lost, and none leaves or reaches a server that is stopped.
+``delay_ns``, more or less, may be lost, and none leaves or reaches a server that is stopped. A link is a stream: what
+was said first arrives first, and what changes within ``REST_NS`` is told together; neither holds where ``overtaking``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.core.model import MS, App, Published, Run, Work
 
 COLLECTIVE = 4
 BEAT_NS = 100 * MS
+REST_NS = MS // 2
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,22 @@ class Cluster:
         seed: int = 0,
         delay_ns: int = MS // 2,
         lost_ratio: float = 0.0,
+        overtaking: bool = False,
         kind: type[TemporalScheduler] = TemporalScheduler,
         gangs: type[Gangs] = Gangs,
     ) -> None:
         self.jobs, self.seed = jobs, seed
         count = 1 + max(gpu for job in jobs for gpu in job.gpus)
         self.random = random.Random(seed)
-        self.delay_ns, self.lost_ratio = delay_ns, lost_ratio
+        self.delay_ns, self.lost_ratio, self.overtaking = delay_ns, lost_ratio, overtaking
+        self.arrives: dict[tuple[int, int], int] = {}
+        """By sender and receiver: when the last message does."""
         self.now_ns = 0
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.sequence = 0
         self.told: dict[int, dict[str, Outlook]] = {}
+        self.rests: dict[int, int] = {}
+        """By GPU: until when its server tells nothing more."""
         self.messages = 0
         self.kernel_ns = {job.key: job.work.kernel_ns for job in jobs}
         self.grouped = {job.key for job in jobs if job.gang}
@@ -126,7 +133,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         """What makes it again."""
-        rest = f"seed={self.seed}, delay_ns={self.delay_ns}, lost_ratio={self.lost_ratio}"
+        rest = f"seed={self.seed}, delay_ns={self.delay_ns}, lost_ratio={self.lost_ratio}, overtaking={self.overtaking}"
         return f"Cluster({list(self.jobs)}, {rest})"
 
     def at(self, when_ns: int, do: Callable[[], None]) -> None:
@@ -174,12 +181,20 @@ class Cluster:
     def tell(self, gpu: Gpu) -> None:
         if gpu.stopped:
             return
+        if not self.overtaking:
+            if self.now_ns < self.rests.get(gpu.index, 0):
+                return
+            self.rests[gpu.index] = self.now_ns + REST_NS
+            self.at(self.now_ns + REST_NS, lambda: self.look(gpu))
         outlooks = self.told[gpu.index] = self.outlooks(gpu)
         self.messages += 1
         for other in self.gpus:
             if other is not gpu and self.random.random() >= self.lost_ratio:
-                delay_ns = round(self.delay_ns * self.random.uniform(0.5, 2))
-                self.at(self.now_ns + delay_ns, lambda other=other: self.hear(other, gpu, outlooks))  # type: ignore[misc]
+                at_ns = self.now_ns + round(self.delay_ns * self.random.uniform(0.5, 2))
+                if not self.overtaking:
+                    at_ns = max(at_ns, self.arrives.get((gpu.index, other.index), 0))
+                self.arrives[gpu.index, other.index] = at_ns
+                self.at(at_ns, lambda other=other: self.hear(other, gpu, outlooks))  # type: ignore[misc]
 
     def hear(self, gpu: Gpu, sender: Gpu, outlooks: dict[str, Outlook]) -> None:
         if gpu.stopped:

@@ -1,0 +1,83 @@
+"""Gangs with hard limits beside others who fill their GPUs: they get what their limit promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserver.core.account import Account
+from gpuserver.core.leases import Added, Drained, Muster, Mustered, Outlook, Share, Wants, Went
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core.cluster import Cluster, Job
+from tests.core.desk import GRANTED_ONLY
+from tests.core.model import MS, US, S
+
+LAPSE = DEFAULT_POLICY.muster_lapse_ns
+HARD = Share(PPM // 2, PPM // 2)
+
+
+def beside(ppm: int, gpus: tuple[int, ...], kind: type[TemporalScheduler] = TemporalScheduler) -> Cluster:
+    """A gang with a hard limit on GPUs 0 and 1; on each of ``gpus``, somebody without a limit who always wants."""
+    gang = Job(0, (0, 1), (Share(ppm, ppm),) * 2)
+    rest = Share(PPM - ppm)
+    others = [Job(1 + gpu, (gpu,), (rest,), gang=False, ranks=False) for gpu in gpus]
+    return Cluster([gang, *others], delay_ns=100 * US, kind=kind).run(4 * S)
+
+
+def part(cluster: Cluster) -> float:
+    return cluster.progress[0].done * MS / cluster.now_ns
+
+
+@pytest.mark.parametrize("gpus", [(0,), (1,), (0, 1)], ids=["where it leads", "where it follows", "on both"])
+@pytest.mark.parametrize("ppm", [330_000, 500_000])
+def test_beside_who_fills_the_gpu_it_gets_its_share(ppm: int, gpus: tuple[int, ...]) -> None:
+    cluster = beside(ppm, gpus)
+    assert cluster.violations() == []
+    assert part(cluster) > 0.93 * ppm / PPM
+    for gpu in gpus:
+        assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.97 * (PPM - ppm) / PPM * cluster.now_ns
+
+
+class NothingAnnounced(TemporalScheduler):
+    """Followers hear of the leader's lease when it begins; who holds there gives way a window later."""
+
+    def _announced(self, account: Account) -> tuple[int, int]:
+        return 0, 0
+
+
+def test_planted_fault_nothing_announced() -> None:
+    assert part(beside(330_000, (1,), NothingAnnounced)) < 0.15
+
+
+def test_who_is_throttled_announces_when_it_will_hold_and_does() -> None:
+    scheduler = TemporalScheduler(GRANTED_ONLY)
+    for event in (Added(0, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+        scheduler.handle(event, 0)
+    scheduler.handle(Drained(0, 1, 60 * MS, idle_ns=0, wants=True), 60 * MS)
+    announced = scheduler.outlook(0)
+    # The bucket had 40 ms, 30 ms were added, 60 ms used; it is full enough with 20 ms.
+    assert announced == Outlook(True, 80 * MS, 100 * MS, ready=False)
+    assert scheduler.next_deadline_ns() == 80 * MS
+    scheduler.handle(Mustered(0, Muster(binding=True, lapses_ns=LAPSE)), 61 * MS)
+    assert scheduler.outlook(0) == announced, "what followers say changes nothing: they go by it"
+
+
+def test_where_somebody_competes_nothing_is_announced() -> None:
+    scheduler = TemporalScheduler(GRANTED_ONLY)
+    for event in (Added(0, HARD), Added(1, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+        scheduler.handle(event, 0)
+    scheduler.handle(Wants(1), 59 * MS)
+    scheduler.handle(Drained(0, 1, 60 * MS, idle_ns=0, wants=True), 60 * MS)
+    assert scheduler.outlook(0) == Outlook(True, ready=False)
+
+
+def test_an_urgent_turn_does_not_make_ready_who_is_barred() -> None:
+    """Its leader would begin another lease of its own because of each such turn, and both were ahead for ever."""
+    scheduler = TemporalScheduler(GRANTED_ONLY)
+    for event in (Added(0, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+        scheduler.handle(event, 0)
+    scheduler.handle(Drained(0, 1, 200 * MS, idle_ns=0, wants=True), 200 * MS)
+    scheduler.handle(Mustered(0, Muster(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
+    outlook = scheduler.outlook(0)
+    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
+    assert not outlook.ready
