@@ -1,5 +1,5 @@
-"""Copies and prefetches in batches: checked as a whole, then queued one after the other. With their twins for per-thread
-default streams.
+"""Copies and prefetches in batches: checked as a whole, then queued one after the other. With their twins for
+per-thread default streams.
 """
 
 from libc.stdint cimport uint64_t
