@@ -28,6 +28,7 @@ cdef enum:
     MEMORY_UNIFIED = 4           # the address tells
     POINTER_MEMORY_TYPE = 2      # CU_POINTER_ATTRIBUTE_...
     OPERAND_POINTER = 1          # CU_MEMCPY_OPERAND_TYPE_...
+    LARGEST_ELEMENT_BYTES = 16   # of an array: 4 channels of 32 bits
 
 
 cdef struct Side2D:
@@ -67,7 +68,7 @@ cdef struct Operand:             # CUmemcpy3DOperand
 
 cdef struct CopyOfBatch:         # CUDA_MEMCPY3D_BATCH_OP
     Operand source, target
-    size_t width_bytes, height, depth    # elements where arrays are concerned
+    size_t width, height, depth  # in elements: of the array's where one is concerned, else bytes
     int order
     unsigned int flags
 
@@ -205,9 +206,14 @@ cdef public int vgpu_copy_batch(
     return gated(work, named(stream, own), waits, WORK_COPY, inside_bytes, 0) if inside_bytes else CUDA_SUCCESS
 
 
+cdef bint is_device_operand(const Operand* operand) noexcept nogil:
+    return operand.kind != OPERAND_POINTER or both_on_device(operand.address, operand.address)
+
+
 cdef public int vgpu_copy_3d_batch(
     Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
 ) noexcept nogil:
+    """Of an array only the driver knows how large its elements are: they count as the largest."""
     cdef const CopyOfBatch* c = <const CopyOfBatch*>copies
     cdef uint64_t size_bytes, inside_bytes = 0
     cdef bint inside
@@ -216,10 +222,10 @@ cdef public int vgpu_copy_3d_batch(
     if c == NULL or not attached():
         return CUDA_SUCCESS
     for i in range(count):
-        size_bytes = c[i].width_bytes * c[i].height * c[i].depth
-        inside = (c[i].source.kind != OPERAND_POINTER or both_on_device(c[i].source.address, c[i].source.address)) and (
-            c[i].target.kind != OPERAND_POINTER or both_on_device(c[i].target.address, c[i].target.address)
-        )
+        size_bytes = c[i].width * c[i].height * c[i].depth
+        if c[i].source.kind != OPERAND_POINTER or c[i].target.kind != OPERAND_POINTER:
+            size_bytes *= LARGEST_ELEMENT_BYTES
+        inside = is_device_operand(&c[i].source) and is_device_operand(&c[i].target)
         if inside:
             inside_bytes += size_bytes
         else:

@@ -13,7 +13,7 @@ LAUNCHES = """
 class Config(ctypes.Structure):
     _fields_ = [("shape", c_uint * 7), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint)]
 
-name, ms = NAME, 5.0
+name, ms = NAME, 50.0
 kernel = app.kernel(ms, c_void_p(STREAM))
 function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra = kernel.arguments
 if name.startswith("cuLaunchCooperativeKernel"):
@@ -50,4 +50,4 @@ def test_it_waits_for_a_lease_and_is_paid_for(stage: Stage, name: str, stream: i
     with vgpu.granting(60_000 * MS):
         assert stage.heard(program) == "0"
         eventually(lambda: vgpu.slot().launches == 1 and not vgpu.slot().undrained, "it was counted, and drained")
-        assert vgpu.slot().busy_ns > 4.5 * MS
+        assert vgpu.slot().busy_ns > 25 * MS  # of 50; its thread may have been kept from noting the start

@@ -62,6 +62,41 @@ def batch(target, source):
     one = lambda value: (c_uint64 * 1)(value)
     return one(target), one(source), (c_size_t * 1)(SIZE), c_size_t(1), None, None, c_size_t(0)
 
+class Operand(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("address", c_uint64), ("row", c_size_t), ("layer", c_size_t), ("hint", Location)]
+
+class BatchedCopy(ctypes.Structure):
+    _fields_ = [("source", Operand), ("target", Operand), ("width", c_size_t), ("height", c_size_t),
+                ("depth", c_size_t), ("order", c_int), ("flags", c_uint)]
+
+class ArrayShape(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint)]
+
+def new_array():
+    "Of SIZE bytes, in elements of 16."
+    array, shape = c_void_p(), ArrayShape(SIZE // 16, 0, 3, 4)
+    app.call("cuArrayCreate_v2", byref(array), byref(shape))
+    return array
+
+def place(memory):
+    return Operand(2, memory.value) if isinstance(memory, c_void_p) else Operand(1, memory)
+
+def boxes(*copies, width=SIZE):
+    "(target, source) of each; arrays are c_void_p, and so wide in elements of theirs."
+    each = [BatchedCopy(place(source), place(target), width, 1, 1, 1) for target, source in copies]
+    return c_size_t(len(each)), (BatchedCopy * len(each))(*each)
+
+def ranges(*memory, size=SIZE, kind=1):
+    "One location, at place 0, for all of them."
+    count = len(memory)
+    addresses, sizes = (c_uint64 * count)(*memory), (c_size_t * count)(*[size] * count)
+    return addresses, sizes, c_size_t(count), byref(Location(kind, 0)), byref(c_size_t(0)), c_size_t(1)
+
+managed = c_uint64()
+app.call("cuMemAllocManaged", byref(managed), c_size_t(4 << 20), 1)
+m = managed.value
+array, other_array = new_array(), new_array()
+NONE = c_uint64(0)
 A, B, H, N = c_uint64(a), c_uint64(b), c_uint64(at_host), c_size_t(SIZE)
 P = c_void_p(at_host)
 GATED = {
@@ -78,6 +113,9 @@ GATED = {
     "cuMemcpy2DUnaligned_v2": (plane(UNIFIED, b, DEVICE, a),),
     "cuMemcpy3D_v2": (box(DEVICE, b, UNIFIED, a),),
     "cuMemcpy3DPeer": (box(DEVICE, b, DEVICE, a),),
+    "cuMemcpyDtoA_v2": (array, c_size_t(0), B, N),
+    "cuMemcpyAtoD_v2": (A, array, c_size_t(0), N),
+    "cuMemcpyAtoA_v2": (array, c_size_t(0), other_array, c_size_t(0), N),
     "cuMemsetD8Async": (A, c_ubyte(7), N, stream),
     "cuMemsetD16Async": (A, c_ushort(7), c_size_t(SIZE // 2), stream),
     "cuMemsetD32Async": (A, c_uint(7), c_size_t(SIZE // 4), stream),
@@ -92,6 +130,10 @@ GATED = {
     "cuMemcpy3DPeerAsync": (box(DEVICE, b, DEVICE, a), stream),
     "cuMemcpyBatchAsync": (*batch(a, b), byref(c_size_t()), stream),
     "cuMemcpyBatchAsync_v2": (*batch(a, b), stream),
+    "cuMemcpy3DBatchAsync": (*boxes((a, b)), byref(c_size_t()), NONE, stream),
+    "cuMemcpy3DBatchAsync_v2": (*boxes((array, b), (b, array), (array, other_array), width=SIZE // 16), NONE, stream),
+    "cuMemPrefetchBatchAsync": (*ranges(m, m + SIZE), NONE, stream),
+    "cuMemDiscardAndPrefetchBatchAsync": (*ranges(m, m + SIZE), NONE, stream),
     "cuMemPrefetchAsync": (A, N, c_int(0), stream),
     "cuMemPrefetchAsync_v2": (A, N, Location(1, 0), c_uint(0), stream),
 }
@@ -106,11 +148,24 @@ HOSTS = {
     "cuMemcpy2D_to": ("cuMemcpy2D_v2", plane(HOST, at_host, DEVICE, a)),
     "cuMemcpy2D_unified": ("cuMemcpy2D_v2", plane(UNIFIED, at_host, DEVICE, a)),
     "cuMemcpy3D_from": ("cuMemcpy3D_v2", box(DEVICE, a, HOST, at_host)),
+    "cuMemcpyHtoA_v2": (array, c_size_t(0), P, N),
+    "cuMemcpyAtoH_v2": (P, array, c_size_t(0), N),
+    "cuMemcpyHtoAAsync_v2": (array, c_size_t(0), P, N, stream),
+    "cuMemcpyAtoHAsync_v2": (P, array, c_size_t(0), N, stream),
+    "cuMemcpy3DBatch_to": ("cuMemcpy3DBatchAsync_v2", *boxes((a, at_host)), NONE, stream),
+    "cuMemcpy3DBatch_from": ("cuMemcpy3DBatchAsync", *boxes((at_host, a)), byref(c_size_t()), NONE, stream),
     "cuMemcpyBatch_to": ("cuMemcpyBatchAsync_v2", *batch(a, at_host), stream),
+}
+both = lambda *values: (c_uint64 * 2)(*values)
+MIXED = {        # a copy within the device, and one that crosses
+    "cuMemcpyBatch_mixed": ("cuMemcpyBatchAsync_v2", both(a, b), both(b, at_host), both(SIZE, SIZE), c_size_t(2), None,
+                            None, c_size_t(0), stream),
+    "cuMemcpy3DBatch_mixed": ("cuMemcpy3DBatchAsync_v2", *boxes((a, b), (at_host, a)), NONE, stream),
 }
 
 def do(name):
-    arguments = HOSTS.get(name) or GATED.get(name) or GATED[name.removesuffix("_ptds").removesuffix("_ptsz")]
+    every = HOSTS | MIXED | GATED
+    arguments = every.get(name) or every[name.removesuffix("_ptds").removesuffix("_ptsz")]
     if isinstance(arguments[0], str):
         name, *arguments = arguments
     return app.result(name, *arguments)
@@ -125,16 +180,30 @@ for line in sys.stdin:
 # what the program above calls, by the names of its dictionaries
 FILLS = [f"cuMemset{d}D{bits}" for d in ("", "D2") for bits in (8, 16, 32)]
 COPIES = ["cuMemcpyDtoD", "cuMemcpy2D", "cuMemcpy2DUnaligned", "cuMemcpy3D"]
+COPIES += ["cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyAtoA"]
 SYNCHRONOUS = [f"{name}_v2" for name in (*FILLS, *COPIES)] + ["cuMemcpy", "cuMemcpyPeer", "cuMemcpy3DPeer"]
 ASYNCHRONOUS = [
     *(f"{name}Async" for name in FILLS),
     *("cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3DAsync_v2"),
     *("cuMemcpyAsync", "cuMemcpyPeerAsync", "cuMemcpy3DPeerAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"),
-    *("cuMemPrefetchAsync", "cuMemPrefetchAsync_v2"),
+    *("cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2"),
+    *("cuMemPrefetchAsync", "cuMemPrefetchAsync_v2", "cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"),
 ]
 HOST_COPIES = ["cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"]
 HOST_COPIES += ["cuMemcpy_to", "cuMemcpy_from", "cuMemcpyAsync_to", "cuMemcpy2D_to", "cuMemcpy2D_unified"]
-HOST_COPIES += ["cuMemcpy3D_from", "cuMemcpyBatch_to"]
+HOST_COPIES += ["cuMemcpy3D_from", "cuMemcpyBatch_to", "cuMemcpy3DBatch_to", "cuMemcpy3DBatch_from"]
+HOST_COPIES += ["cuMemcpyHtoA_v2", "cuMemcpyAtoH_v2", "cuMemcpyHtoAAsync_v2", "cuMemcpyAtoHAsync_v2"]
+BATCHES = ["cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2"]
+BATCHES += ["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]
+WAITING = ["cuMemsetD8_v2", "cuMemsetD8Async", "cuMemcpyDtoD_v2_ptds", "cuMemcpyAsync"]
+WAITING += [
+    "cuMemcpyDtoA_v2",
+    "cuMemcpyAtoD_v2",
+    "cuMemcpyAtoA_v2_ptds",
+    *BATCHES,
+    *(f"{name}_ptsz" for name in BATCHES),
+]
+MIXED = ["cuMemcpyBatch_mixed", "cuMemcpy3DBatch_mixed"]
 
 
 @pytest.fixture
@@ -176,15 +245,71 @@ def test_copies_to_and_from_the_host_pass_and_are_counted(stage: Stage, vgpu: St
     assert not vgpu.slot().want
 
 
-@pytest.mark.parametrize("name", ["cuMemsetD8_v2", "cuMemsetD8Async", "cuMemcpyDtoD_v2_ptds", "cuMemcpyAsync"])
+@pytest.mark.parametrize("name", [*WAITING, *MIXED])
 def test_without_a_lease_it_waits(stage: Stage, vgpu: StagedVgpu, name: str) -> None:
     body = f'print("ready", flush=True)\nprint(do("{name}"))'
     program = stage.start(PROLOGUE + CALLS + body, stage.environment(vgpu))
     assert stage.heard(program) == "ready"
     vgpu.await_want()
     assert not vgpu.slot().undrained
+    assert vgpu.slot().launches == 0
     vgpu.open()
     assert stage.heard(program) == "0"
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_of_a_mixed_batch_what_crosses_is_counted_and_the_rest_let_through_as_one(
+    stage: Stage, vgpu: StagedVgpu, name: str
+) -> None:
+    program = stage.start(PROLOGUE + CALLS + ONE_BY_ONE, stage.environment(vgpu))
+    vgpu.open()
+    stage.tell(program, name)
+    assert stage.heard(program) == "0"
+    eventually(lambda: vgpu.slot().launches == 1, "it was let through")
+    assert (vgpu.slot().copies, vgpu.slot().copied_bytes) == (1, SIZE)
+
+
+BIG = """
+four = lambda value: (c_uint64 * 4)(*[value] * 4)
+big, at_once = app.allocate(4_100_000_000), {
+    "cuMemcpyBatchAsync_v2": lambda: (four(big), four(big), four(1_025_000_000), c_size_t(4), None, None, c_size_t(0),
+                                      stream),
+    "cuMemcpy3DBatchAsync_v2": lambda: (*boxes(*[(big, big)] * 4, width=1_025_000_000), NONE, stream),
+}
+many = c_uint64()
+app.call("cuMemAllocManaged", byref(many), c_size_t(1 << 30), 1)
+at_once["cuMemPrefetchBatchAsync"] = lambda: (*ranges(many.value, size=1 << 28, kind=2), NONE, stream)
+def call():
+    return app.result(NAME, *at_once[NAME]())
+print(call(), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("name", ["cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync_v2", "cuMemPrefetchBatchAsync"])
+def test_a_batch_is_paid_for_as_a_whole(stage: Stage, vgpu: StagedVgpu, name: str) -> None:
+    """Four copies of half a millisecond; a prefetch of 5."""
+    program = stage.start(f"NAME = {name!r}\n" + PROLOGUE + CALLS + BIG, stage.environment(vgpu))
+    vgpu.grants.flags = GrantsFlag.CONTENDED
+    with vgpu.granting(60_000 * MS):
+        assert stage.heard(program) == "0"
+        eventually(lambda: not vgpu.slot().undrained and vgpu.slot().launches == 1, "its drain was seen")
+        assert vgpu.slot().busy_ns > MS
+
+
+def test_an_array_copy_is_as_long_as_its_elements_are_wide(stage: Stage, vgpu: StagedVgpu) -> None:
+    """As many elements as would pass for a trifle if they were bytes."""
+    body = """
+for _ in range(40):
+    app.call("cuMemcpy3DBatchAsync_v2", *boxes((array, b), width=SIZE // 16), NONE, stream)
+print("through", flush=True)
+"""
+    program = stage.start(PROLOGUE + CALLS + body, stage.environment(vgpu))
+    vgpu.await_want()
+    assert vgpu.slot().launches == 0
+    vgpu.open()
+    assert stage.heard(program) == "through"
+    eventually(lambda: vgpu.slot().launches == 40, "none was a trifle")
 
 
 SMALL = """

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
+    Context, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED,
     SUCCESS, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
     drv_unlock, drv_check_unsafe,
 )
@@ -358,25 +358,6 @@ cdef public CUresult cuMemcpy3DPeer(const Copy3D* c) noexcept nogil:
 
 cdef public CUresult cuMemcpy3DPeerAsync(const Copy3D* c, void* stream) noexcept nogil:
     return copy_3d(c, stream, False)
-
-
-cdef public CUresult cuMemcpyBatchAsync_v2(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count,
-                                           void* attributes, size_t* indices, size_t kinds,
-                                           void* stream) noexcept nogil:
-    cdef size_t i
-    cdef CUresult result = SUCCESS
-    if <uint64_t>stream <= 1:
-        return INVALID_HANDLE
-    for i in range(count):
-        if result == SUCCESS:
-            result = copy(targets[i], sources[i], sizes[i], stream, False)
-    return result
-
-
-cdef public CUresult cuMemcpyBatchAsync(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count,
-                                        void* attributes, size_t* indices, size_t kinds, size_t* failed,
-                                        void* stream) noexcept nogil:
-    return cuMemcpyBatchAsync_v2(targets, sources, sizes, count, attributes, indices, kinds, stream)
 
 
 # -- fills

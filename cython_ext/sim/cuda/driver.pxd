@@ -76,6 +76,7 @@ cdef enum:
     MARK_EXEC = 0x47524531
     MARK_NODE = 0x4e4f4431
     MARK_POOL = 0x504f4f31
+    MARK_ARRAY = 0x41525231
 
 # What its process has to do about an operation that the GPU has reached or finished.
 cdef enum EffectKind:
@@ -255,6 +256,18 @@ cdef public struct Module:
     Function* functions
     Module* next
 
+
+cdef public struct Array:
+    uint32_t mark
+    uint64_t address
+    uint64_t width          # elements
+    uint64_t rows
+    uint64_t element_bytes
+    Array* next
+
+
+# arrays.pyx
+cdef extern bint drv_is_array(const Array* array) noexcept nogil
 
 # process.pyx
 cdef extern int drv_devices() noexcept nogil

@@ -1,4 +1,5 @@
-"""The twins of all stream functions for programs compiled with per-thread default streams.
+"""The twins of all stream functions for programs compiled with per-thread default streams, but for those of arrays and
+batches, which stand there.
 
 In a twin, NULL means the calling thread's own stream instead of the legacy one. ``_ptsz`` twins take a stream,
 ``_ptds`` twins are synchronous and use the thread's own.
