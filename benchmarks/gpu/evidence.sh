@@ -36,6 +36,8 @@ for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infe
 done
 LINES_SHOWN=22
 suite colocation 500 --part colocation --seconds 20 --splits 30/70 20/80
+suite colocation-graph 300 --part colocation --works resnet50-graph1 --ways spatial --splits 30/70 --seconds 80    # 20,000 requests
+suite colocation-eager 560 --part colocation --works resnet50-infer1 --ways spatial --splits 30/70 --seconds 200
 suite packing 420 --part packing --works graph --seconds 5
 suite mix 170 --part mix --seconds 6
 suite percents 320 --part percents
