@@ -47,6 +47,8 @@ class Membership(ABC):
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
+        if self._highest != self._highest_now():
+            raise InvariantError(f"the highest class is noted as {self._highest}, and is {self._highest_now()}")
         for a in self._accounts.values():
             if a.competing and (a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
@@ -117,7 +119,10 @@ class Membership(ABC):
         self._rank()
 
     def _rank(self) -> None:
-        self._highest = max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
+        self._highest = self._highest_now()
+
+    def _highest_now(self) -> Priority:
+        return max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
 
     def _fill_line(self, account: Account) -> int:
         """L, nanoseconds: a bucket below it throttles."""

@@ -206,9 +206,10 @@ class GpuServer:
                 continue
             if vgpu.record != record:
                 vgpu.show(record)
-            if vgpu.told != vgpu.share:
-                vgpu.told = vgpu.share
-                self.tokens.change(record.key, vgpu.share)
+            share = vgpu.share
+            if vgpu.told != share:
+                vgpu.told = share
+                self.tokens.change(record.key, share)
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
@@ -355,6 +356,8 @@ class GpuServer:
             if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
                 text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
                 self.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
+        if vgpu.told != vgpu.share:  # what a process has may be known only now
+            self.apply_shares()
         vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
 
     async def _sample(self) -> None:

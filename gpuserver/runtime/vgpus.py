@@ -104,11 +104,12 @@ class Vgpu:
         widest = max((self.sms_of(slot) for slot in self.alive), default=0)
         if widest <= record.partition.granted_sms:
             return record.share
-        return replace(record.share, sm_mpercent=widest * 100_000 // record.partition.sm_count)
+        sm_count = record.partition.sm_count
+        return replace(record.share, sm_mpercent=min(widest, sm_count) * 100_000 // sm_count)
 
     def sms_of(self, slot: SlotReading) -> int:
         """What a process has for its life: what MPS was told, or, where that was nothing, what the driver told it; 0 if
-        it has not asked yet."""
+        it has not asked yet. The latter is a tenant's word."""
         planned = self.planned.get(slot.index)
         return planned.sms if planned is not None and planned.sms else slot.sm_count
 

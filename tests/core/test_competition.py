@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
 from gpuserver.core.leases import (
     Added,
     Book,
     Drained,
-    Lease,
     Mode,
-    Muster,
     Priority,
     Share,
     Statement,
@@ -22,7 +19,6 @@ from gpuserver.core.leases import (
     Wants,
     Went,
 )
-from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.spatial import SpatialScheduler
@@ -332,62 +328,6 @@ def test_time_never_runs_backwards(kind: type[Competition]) -> None:
     assert desk.scheduler.books() == books
     desk.tell(Drained(0, 1, 999 * MS, 0, wants=True), 120)  # a drain from the future happened now
     assert desk.statement(0, 120).held_ns == 20 * MS
-
-
-def waiting_account() -> Account:
-    return Account(0, 0, CAPPED, wants=True, competing=True)
-
-
-def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) -> Hold:
-    return Hold(Lease(vgpu, epoch, start, end), 100_000)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"kept_lag_ns": 0}, "competes though"),
-        ({"barred": True}, "competes though"),
-        ({"competing": False}, "nobody counts it"),
-        ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
-        ({"muster": Muster()}, "of a gang"),
-        ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
-        ({"holds": {2: hold(1)}}, "in the wrong account"),
-        ({"holds": {1: hold(1, vgpu=4)}}, "in the wrong account"),
-        ({"holds": {5: hold(5)}}, "in the wrong account"),
-        ({"holds": {1: hold(1, start=11)}}, "ends before it starts"),
-    ],
-)
-@BOTH
-def test_contradictions_in_the_books_are_found(
-    kind: type[Competition], changes: dict[str, object], complaint: str
-) -> None:
-    scheduler = kind(first_epoch=5)
-    account = waiting_account()
-    for name, value in changes.items():
-        if name == "muster":  # behind the books' back
-            scheduler._sort_in(account)
-        setattr(account, name, value)
-    scheduler._accounts[0] = account
-    if "muster" not in changes:
-        scheduler._sort_in(account)
-    with pytest.raises(InvariantError, match=f"(vGPU 0|lease .*) .*{complaint}|{complaint}"):
-        Competition.check(scheduler)
-
-
-@BOTH
-def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> None:
-    scheduler = kind(first_epoch=5)
-    states: list[dict[str, object]] = [
-        {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
-        {"wants": False, "competing": False}, {"holds": {4: hold(4, end=0)}}, {"holds": {4: hold(4, end=None)}},
-    ]  # fmt: skip
-    for changes in states:
-        account = waiting_account()
-        for name, value in changes.items():
-            setattr(account, name, value)
-        scheduler._accounts[0] = account
-        scheduler._sort_in(account)
-        Competition.check(scheduler)
 
 
 @BOTH

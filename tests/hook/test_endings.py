@@ -1,4 +1,5 @@
-"""Contexts that die with work of ours in them: what was known of their streams goes with them, and leases drain."""
+"""Streams and contexts that die, with work of ours in them or before it: what was known of them goes with them, and
+leases drain when the work has."""
 
 from __future__ import annotations
 
@@ -69,7 +70,6 @@ print("done", flush=True)
 
 def test_a_context_lives_on_while_somebody_is_attached(stage: Stage) -> None:
     """Its work still counts, and more may follow."""
-    vgpu = stage.vgpu()
     body = """
 enter("cuCtxDetach")
 context = c_void_p()
@@ -81,11 +81,97 @@ long.launch()
 print(1, flush=True)
 input()
 """
-    program = stage.start(PROLOGUE + DEATHS + body, stage.environment(vgpu))
+    revoked_during_a_long_kernel(stage, DEATHS + body, 300)
+
+
+def revoked_during_a_long_kernel(stage: Stage, program: str, length_ms: int = 150) -> None:
+    """``program`` launches one that lasts so long and says so; its lease is revoked then, and has not drained before
+    that one is through."""
+    vgpu = stage.vgpu()
+    process = stage.start(PROLOGUE + program, stage.environment(vgpu))
     vgpu.await_want()
     start_ns = time.monotonic_ns()
     epoch = vgpu.open()
-    stage.heard(program)
+    stage.heard(process)
     vgpu.end(epoch, time.monotonic_ns() + MS)
     drained(stage, vgpu, epoch)
-    assert time.monotonic_ns() >= start_ns + 299 * MS
+    assert time.monotonic_ns() >= start_ns + (length_ms - 1) * MS
+
+
+def test_work_of_a_destroyed_stream_still_counts(stage: Stage) -> None:
+    revoked_during_a_long_kernel(
+        stage,
+        """
+stream = app.new_stream(1)
+app.kernel(150.0, stream).launch()
+app.call("cuStreamDestroy_v2", stream)
+print(1, flush=True)
+input()
+""",
+    )
+
+
+def test_a_stream_with_a_dead_ones_handle_is_another_stream(stage: Stage) -> None:
+    revoked_during_a_long_kernel(
+        stage,
+        """
+stream = app.new_stream(1)
+app.kernel(0.01, stream).launch()
+app.call("cuStreamSynchronize", stream)
+app.call("cuStreamDestroy_v2", stream)
+others = [app.new_stream(1)]
+while others[-1].value != stream.value and len(others) < 100:
+    others.append(app.new_stream(1))
+app.kernel(150.0, others[-1]).launch()
+assert others[-1].value == stream.value
+print(1, flush=True)
+input()
+""",
+    )
+
+
+@pytest.mark.parametrize("turn", ["cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxCreate_v2"])
+def test_another_contexts_default_stream_is_another_stream(stage: Stage, turn: str) -> None:
+    """Long work in the second context's: the lease has not drained when the first one's has."""
+    revoked_during_a_long_kernel(
+        stage,
+        f"""
+first, second, function = c_void_p(), c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+long = app.kernel(150.0, LEGACY)
+app.call("cuCtxSetCurrent", first)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+app.kernel(0.1, LEGACY).launch()
+if "{turn}" == "cuCtxCreate_v2":
+    app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+    app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+    long = app.kernel(150.0, LEGACY)
+else:
+    app.call("{turn}", second)
+long.launch()
+print(1, flush=True)
+input()
+""",
+    )
+
+
+def test_a_context_may_end_with_work_of_ours_in_it(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+for _ in range(5):
+    kernel = app.kernel(1.0, LEGACY)
+    for _ in range(20):
+        kernel.launch()
+    app.call("cuDevicePrimaryCtxReset_v2", app.device)
+    app = App()
+print("done", flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    with vgpu.granting(20 * MS):
+        assert stage.heard(program) == "done"
+        assert program.wait(PATIENCE_S) == 0

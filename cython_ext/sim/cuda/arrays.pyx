@@ -103,6 +103,14 @@ cdef CUresult locate(const Array* array, size_t at, size_t size, uint64_t* addre
     return mem_check_range(address[0], size)
 
 
+cdef CUresult locate_both(
+    const Array* target, size_t target_at, const Array* source, size_t source_at, size_t size,
+    uint64_t* to, uint64_t* of
+) noexcept nogil:
+    cdef CUresult result = locate(target, target_at, size, to)
+    return locate(source, source_at, size, of) if result == SUCCESS else result
+
+
 cdef CUresult finish(CUresult result) noexcept nogil:
     return cuStreamSynchronize(<void*>PER_THREAD) if result == SUCCESS else result
 
@@ -136,9 +144,7 @@ cdef public CUresult cuMemcpyAtoA_v2(
 ) noexcept nogil:
     cdef uint64_t to = 0
     cdef uint64_t of = 0
-    cdef CUresult result = locate(target, target_at, size, &to)
-    if result == SUCCESS:
-        result = locate(source, source_at, size, &of)
+    cdef CUresult result = locate_both(target, target_at, source, source_at, size, &to, &of)
     return cuMemcpyDtoD_v2(to, of, size) if result == SUCCESS else result
 
 
@@ -147,9 +153,7 @@ cdef public CUresult cuMemcpyAtoA_v2_ptds(
 ) noexcept nogil:
     cdef uint64_t to = 0
     cdef uint64_t of = 0
-    cdef CUresult result = locate(target, target_at, size, &to)
-    if result == SUCCESS:
-        result = locate(source, source_at, size, &of)
+    cdef CUresult result = locate_both(target, target_at, source, source_at, size, &to, &of)
     return finish(cuMemcpyDtoDAsync_v2(to, of, size, <void*>PER_THREAD)) if result == SUCCESS else result
 
 

@@ -7,8 +7,8 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.allocations cimport Allocation, BACKING_MANAGED, mem_check_range, mem_find
 from cython_ext.sim.cuda.driver cimport (
-    Array, CUresult, INVALID_HANDLE, INVALID_VALUE, SUCCESS, Stream, Work, drv_devices, drv_is_array, drv_lock,
-    drv_stream, drv_submit, drv_touch, drv_unlock,
+    Array, Copy3D, CUresult, INVALID_HANDLE, INVALID_VALUE, SUCCESS, Side3D, Stream, Work, drv_devices, drv_is_array,
+    drv_lock, drv_stream, drv_submit, drv_touch, drv_unlock,
 )
 from cython_ext.sim.state cimport OP_COPY_IN, OP_COPY_OUT
 
@@ -70,34 +70,12 @@ cdef public struct BatchedCopy:     # CUDA_MEMCPY3D_BATCH_OP
     unsigned int flags
 
 
-cdef public struct PlainSide:       # of CUDA_MEMCPY3D
-    size_t x
-    size_t y
-    size_t z
-    size_t lod
-    int type
-    void* host
-    uint64_t device
-    void* array
-    void* reserved
-    size_t pitch
-    size_t height
-
-
-cdef public struct PlainCopy:       # CUDA_MEMCPY3D
-    PlainSide source
-    PlainSide target
-    size_t width
-    size_t height
-    size_t depth
-
-
 cdef size_t element_bytes(const Operand* operand) noexcept nogil:
     """0: whatever the other side has."""
     return (<Array*>operand.address).element_bytes if operand.type == OPERAND_ARRAY else 0
 
 
-cdef CUresult take_side(const Operand* o, const BatchedCopy* c, size_t element, PlainSide* side) noexcept nogil:
+cdef CUresult take_side(const Operand* o, const BatchedCopy* c, size_t element, Side3D* side) noexcept nogil:
     cdef Array* array
     side.type = MEMORY_UNIFIED
     if o.type == OPERAND_POINTER:
@@ -120,7 +98,7 @@ cdef bint is_operand(const Operand* o) noexcept nogil:
     return o.type == OPERAND_POINTER or (o.type == OPERAND_ARRAY and drv_is_array(<Array*>o.address))
 
 
-cdef CUresult take_copy(const BatchedCopy* c, PlainCopy* plain) noexcept nogil:
+cdef CUresult take_copy(const BatchedCopy* c, Copy3D* plain) noexcept nogil:
     cdef size_t source, target, element
     cdef CUresult result
     if c.width * c.height * c.depth == 0 or not 1 <= c.order <= ORDER_ANY:
@@ -131,7 +109,7 @@ cdef CUresult take_copy(const BatchedCopy* c, PlainCopy* plain) noexcept nogil:
     if source and target and source != target:
         return INVALID_VALUE
     element = max(source, target, <size_t>1)
-    memset(plain, 0, sizeof(PlainCopy))
+    memset(plain, 0, sizeof(Copy3D))
     plain.width = element * c.width
     plain.height = c.height
     plain.depth = c.depth
@@ -142,7 +120,7 @@ cdef CUresult take_copy(const BatchedCopy* c, PlainCopy* plain) noexcept nogil:
 cdef public CUresult cuMemcpy3DBatchAsync(size_t count, BatchedCopy* copies, size_t* failed, unsigned long long flags,
                                           void* stream) noexcept nogil:
     """`failed`: which one was wrong, or the largest number if it was none of them."""
-    cdef PlainCopy plain
+    cdef Copy3D plain
     cdef CUresult result
     cdef size_t i
     if failed != NULL:

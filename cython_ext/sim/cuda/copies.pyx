@@ -4,8 +4,8 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED,
-    SUCCESS, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
+    Context, Copy3D, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED,
+    SUCCESS, Side3D, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
     drv_unlock, drv_check_unsafe,
 )
 from cython_ext.sim.cuda.allocations cimport Allocation, BACKING_HOST, BACKING_PRIVATE, mem_check_range, mem_find
@@ -269,27 +269,6 @@ cdef public CUresult cuMemcpy2DUnaligned_v2(const Copy2D* c) noexcept nogil:
 
 cdef public CUresult cuMemcpy2DAsync_v2(const Copy2D* c, void* stream) noexcept nogil:
     return copy_2d(c, stream, False)
-
-
-cdef public struct Side3D:
-    size_t x
-    size_t y
-    size_t z
-    size_t lod
-    int type
-    void* host
-    uint64_t device
-    void* array
-    void* context           # reserved in the plain form
-    size_t pitch
-    size_t height
-
-cdef public struct Copy3D:
-    Side3D source
-    Side3D target
-    size_t width
-    size_t height
-    size_t depth
 
 
 cdef uint64_t origin(const Side3D* side, size_t width, size_t height, size_t slice_index) noexcept nogil:

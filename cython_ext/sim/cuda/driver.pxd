@@ -257,6 +257,28 @@ cdef public struct Module:
     Module* next
 
 
+cdef public struct Side3D:        # of CUDA_MEMCPY3D
+    size_t x
+    size_t y
+    size_t z
+    size_t lod
+    int type
+    void* host
+    uint64_t device
+    void* array
+    void* context           # reserved in the plain form
+    size_t pitch
+    size_t height
+
+
+cdef public struct Copy3D:        # CUDA_MEMCPY3D, and _PEER
+    Side3D source
+    Side3D target
+    size_t width
+    size_t height
+    size_t depth
+
+
 cdef public struct Array:
     uint32_t mark
     uint64_t address

@@ -1,0 +1,73 @@
+"""Books that contradict each other are found, and books in order are not complained about."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserver.core.account import Account, Hold
+from gpuserver.core.competition import Competition
+from gpuserver.core.leases import Lease, Muster, Share
+from gpuserver.core.membership import InvariantError
+from gpuserver.core.policy import PPM
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+
+HALF = Share(PPM // 2)
+CAPPED = Share(PPM // 2, PPM // 2)
+BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])
+
+
+def waiting_account() -> Account:
+    return Account(0, 0, CAPPED, wants=True, competing=True)
+
+
+def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) -> Hold:
+    return Hold(Lease(vgpu, epoch, start, end), 100_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kept_lag_ns": 0}, "competes though"),
+        ({"barred": True}, "competes though"),
+        ({"competing": False}, "nobody counts it"),
+        ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
+        ({"muster": Muster()}, "of a gang"),
+        ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
+        ({"holds": {2: hold(1)}}, "in the wrong account"),
+        ({"holds": {1: hold(1, vgpu=4)}}, "in the wrong account"),
+        ({"holds": {5: hold(5)}}, "in the wrong account"),
+        ({"holds": {1: hold(1, start=11)}}, "ends before it starts"),
+    ],
+)
+@BOTH
+def test_contradictions_in_the_books_are_found(
+    kind: type[Competition], changes: dict[str, object], complaint: str
+) -> None:
+    scheduler = kind(first_epoch=5)
+    account = waiting_account()
+    for name, value in changes.items():
+        if name == "muster":  # behind the books' back
+            scheduler._sort_in(account)
+        setattr(account, name, value)
+    scheduler._accounts[0] = account
+    if "muster" not in changes:
+        scheduler._sort_in(account)
+    with pytest.raises(InvariantError, match=f"(vGPU 0|lease .*) .*{complaint}|{complaint}"):
+        Competition.check(scheduler)
+
+
+@BOTH
+def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> None:
+    scheduler = kind(first_epoch=5)
+    states: list[dict[str, object]] = [
+        {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
+        {"wants": False, "competing": False}, {"holds": {4: hold(4, end=0)}}, {"holds": {4: hold(4, end=None)}},
+    ]  # fmt: skip
+    for changes in states:
+        account = waiting_account()
+        for name, value in changes.items():
+            setattr(account, name, value)
+        scheduler._accounts[0] = account
+        scheduler._sort_in(account)
+        Competition.check(scheduler)
