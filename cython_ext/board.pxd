@@ -41,7 +41,8 @@ from libc.string cimport memmove, memset
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
     BoardEvent, Desk, Face, Report, Turn,
-    any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns, turn_opens_ns,
+    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
+    turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
@@ -50,6 +51,7 @@ cdef enum:
     RING = 4096              # events between two visits of the scheduler
     LATENESS_BINS = 40
     OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
+    HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
     RECENT = 1 << 30         # epochs closer than this compare safely
 
     BOARD_OK = 0
@@ -66,7 +68,8 @@ cdef struct Board:
     uint64_t[4] touched
     uint32_t newest          # epoch last published on the GPU
     uint32_t events_count
-    bint pressing            # an event that the scheduler may have to act upon: not only readings
+    bint pressing            # an event that the scheduler may have to act upon now
+    int64_t presses_ns       # from when on the others are such; 0: they are only readings
     uint64_t events_lost     # since the scheduler's last visit
     uint64_t lost_total
     BoardEvent* events       # RING of them
@@ -92,7 +95,7 @@ cdef inline BoardEvent* board_emit(
     event.epoch = epoch
     event.at_ns = at_ns
     board.events_total += 1
-    board.pressing = board.pressing or kind != EVENT_OBSERVED or board.events_count >= RING / 2
+    board.pressing = board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= RING / 2
     if board.events_count < RING - 1:
         board.events_count += 1
     else:
@@ -170,6 +173,16 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
     board_drop(board, key, index, at_ns)
 
 
+cdef inline void board_hush(Board* board, const Turn* turn) noexcept nogil:
+    """GO at the tail of another lease is told of with that one's drain, which follows in a moment; if not, while half
+    of the lease is left to plan what comes after it. Any other is told of now."""
+    cdef int64_t by_ns = turn.go_ns + min(<int64_t>HUSH_NS, (turn.lease.end_ns - turn.go_ns) / 2)
+    if not any_at_tail(board.holding, board.desks):
+        board.pressing = 1
+    elif board.presses_ns == 0 or by_ns < board.presses_ns:
+        board.presses_ns = by_ns
+
+
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
@@ -203,6 +216,7 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         i += 1
     board.lateness[i] += 1
     board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
+    board_hush(board, turn)
     board_refile(board, key)
 
 
@@ -238,6 +252,8 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
     cdef int key
     cdef uint32_t i
     cdef Desk* desk
+    if 0 < board.presses_ns <= now_ns:
+        board.pressing = 1
     while again:
         again = 0
         key = next_key(board.waiting, 0)
@@ -280,6 +296,8 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
             deadline = desk_quiet_ns(&board.desks[key])
             sharp[0] = 0
         key = next_key(board.holding, key + 1)
+    if 0 < board.presses_ns < deadline and not board.pressing:
+        deadline, sharp[0] = board.presses_ns, 0
     return deadline
 
 

@@ -153,8 +153,14 @@ cdef class PyBoard:
         lost = self.board.events_lost
         self.board.events_count = 0
         self.board.pressing = 0
+        self.board.presses_ns = 0
         self.board.events_lost = 0
         return found, lost
+
+    @property
+    def pressing(self):
+        """Whether the scheduler would be woken for the events."""
+        return bool(self.board.pressing)
 
     def outstanding(self, uint32_t key):
         """Live leases of a vGPU, oldest first: (epoch, whether GO was given)."""

@@ -4,7 +4,7 @@ and what one desk says by itself. What moves the turns, and the theory of it all
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, MAX_VGPUS, Lease, Plan
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, MAX_VGPUS, Lease, Plan, epoch_reached
 from cython_ext.logic.handover cimport EARLY_NS
 
 cdef enum:
@@ -172,3 +172,11 @@ cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* ev
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns
     event.predicted_end_ns = desk.report.predicted_end_ns
+
+
+cdef inline bint any_at_tail(const uint64_t* holding, const Desk* desks) noexcept nogil:
+    """Whether the oldest lease of one of those desks takes no more work, by its relay's word."""
+    cdef int key = next_key(holding, 0)
+    while key >= 0 and not epoch_reached(desks[key].report.tail_epoch, desks[key].turns[0].lease.epoch):
+        key = next_key(holding, key + 1)
+    return key >= 0

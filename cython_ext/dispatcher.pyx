@@ -311,7 +311,8 @@ cdef class Dispatcher:
         return key
 
     def fileno(self):
-        """Readable when ``events`` has more than OBSERVED. The descriptor is the dispatcher's: do not close it."""
+        """Readable when ``events`` has something that presses: more than OBSERVED, or than WENT at the tail of another
+        lease, which is told of a little later. The descriptor is the dispatcher's: do not close it."""
         return self.running().events_descriptor
 
     def add(self, key, GrantsPage grants_page not None):
@@ -383,6 +384,7 @@ cdef class Dispatcher:
             engine.spare = filled
             engine.board.events_count = 0
             engine.board.pressing = 0
+            engine.board.presses_ns = 0
             engine.board.events_lost = 0
             engine.signalled = 0
             pthread_mutex_unlock(&engine.lock)

@@ -50,6 +50,9 @@ class Twin:
     wants: dict[int, bool] = field(default_factory=dict)
     changed_ns: dict[int, int] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
+    hushed: int = 0
+    """Of what was seen: GO at the tail of another lease."""
+    tails: dict[int, int] = field(default_factory=dict)
 
     def own(self, key: int) -> list[Lease]:
         return [lease for lease in self.leases if lease.key == key]
@@ -87,7 +90,16 @@ class Twin:
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
         if lease.end_ns is not None:
             lease.end_ns += lease.go_ns - lease.start_ns
+        first = (self.own(key)[0] for key in KEYS if self.own(key))
+        self.hushed += any(
+            x.go_ns is not None and x is not lease and self.tails[x.key] and self.reached(self.tails[x.key], x.epoch)
+            for x in first
+        )
         self.seen.append((EventKind.WENT, lease.key, lease.epoch, lease.go_ns, lease.end_ns, False))
+
+    @staticmethod
+    def reached(epoch: int, wanted: int) -> bool:
+        return (epoch - wanted) % EPOCHS < EPOCHS // 2
 
     def done(self, lease: Lease, at_ns: int, wants: bool) -> None:
         self.leases.remove(lease)
@@ -140,6 +152,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.add(key, self.now_ns)
         self.twin.wants[key] = False
         self.twin.changed_ns[key] = self.now_ns
+        self.twin.tails[key] = 0
         self.words[key] = [0, 0, 0, 0]
         self.newest.pop(key, None)
 
@@ -148,11 +161,13 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         return self.epoch
 
     def compare(self) -> None:
+        assert self.board.pressing == (len(self.twin.seen) > self.twin.hushed)
         events, lost = self.board.events()
         assert lost == 0
         heard = [(e.kind, e.vgpu, e.epoch, e.at_ns, e.end_ns, e.wants) for e in events if e.kind != EventKind.OBSERVED]
         assert sorted(heard, key=str) == sorted(self.twin.seen, key=str)
         self.twin.seen.clear()
+        self.twin.hushed = 0
         for key in KEYS:
             assert self.board.outstanding(key) == [(x.epoch, x.go_ns is not None) for x in self.twin.own(key)]
 
@@ -273,6 +288,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         )  # fmt: skip
         self.twin.step(self.now_ns)
         before, self.words[key] = self.words[key], [returned, drained, tail, stranded]
+        self.twin.tails[key] = tail
         for old, new, wants in ((before[0], returned, False), (before[1], drained, want)):
             finished = self.finish(key, old, new, at_ns, wants)
             if finished and self.twin.wants[key] and not wants:
@@ -297,9 +313,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         if new in (old, 0):
             return False
         reached = [
-            lease
-            for lease in self.twin.own(key)
-            if lease.go_ns is not None and (new - lease.epoch) % EPOCHS < EPOCHS // 2
+            lease for lease in self.twin.own(key) if lease.go_ns is not None and self.twin.reached(new, lease.epoch)
         ]
         for lease in reached:
             assert lease.go_ns is not None
