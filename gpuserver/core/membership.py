@@ -84,11 +84,11 @@ class Membership(ABC):
 
     def _mean_time(self, now_ns: int) -> int:
         """Σ r·v̂ / W over the competition; where it is empty, what it was last."""
-        weight = total = 0
-        for a in self._competitors():
-            weight += a.guarantee
-            total += a.guarantee * self._time_at(a, now_ns)
-        return total // weight if weight else self._clock
+        competing = [a for a in self._accounts.values() if a.competing]
+        if not competing:
+            return self._clock
+        total = sum([a.guarantee * (self._time_at(a, now_ns) if a.holds else a.time) for a in competing])
+        return total // sum([a.guarantee for a in competing])
 
     def _time_at(self, account: Account, now_ns: int) -> int:
         """v̂: virtual time with everything that is held charged up to now."""
@@ -375,4 +375,5 @@ class Membership(ABC):
         return account.deadline + (-(-missing // quantum) * quantum if missing > 0 else 0)
 
     def _quantum_min(self, account: Account) -> int:
-        return max(self.policy.quantum_min_ns, 10 * account.handover_ns)
+        shortest, least = self.policy.quantum_min_ns, 10 * account.handover_ns
+        return least if least > shortest else shortest

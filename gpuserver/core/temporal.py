@@ -26,7 +26,7 @@ token and the tie-break by longest unserved stop a token that ended 50 µs short
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
@@ -108,22 +108,25 @@ class TemporalScheduler(Competition):
         weight = sum([a.guarantee for a in others])
         if not weight:
             return False
-        ahead = account.time_at(now_ns) - sum([a.guarantee * a.time_at(now_ns) for a in others]) // weight
+        total = sum([a.guarantee * (a.time_at(now_ns) if a.holds else a.time) for a in others])
+        ahead = account.time_at(now_ns) - total // weight
         # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
         # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
         return real(ahead, min(account.guarantee, weight)) > self.policy.grace_ns
 
-    def _quantum(self, account: Account, weight: int | None = None) -> int:
-        """q. ``weight``: W where the caller has it already: adding it up for each of n vGPUs would cost n² sums."""
-        if weight is None:
-            weight = self._weight()
-        if not account.competing:
-            weight += account.guarantee
-        quantum, shortest = self._period_ns * account.guarantee // weight, self._quantum_min(account)
-        if quantum < shortest:
-            quantum = shortest
-        longest = self.policy.quantum_max_ns
-        return quantum if quantum < longest else longest
+    def _quantum(self, account: Account) -> int:
+        return self._quanta((account,), self._weight())[account.key]
+
+    def _quanta(self, accounts: Iterable[Account], weight: int) -> dict[VgpuKey, int]:
+        """q of each, beside a competition of ``weight``. In one pass: there may be hundreds, at each decision."""
+        quanta, period, longest = {}, self._period_ns, self.policy.quantum_max_ns
+        for a in accounts:
+            quantum = period * a.guarantee // (weight if a.competing else weight + a.guarantee)
+            shortest = self._quantum_min(a)
+            if quantum < shortest:
+                quantum = shortest
+            quanta[a.key] = quantum if quantum < longest else longest
+        return quanta
 
     def _adapt_period(self, now_ns: int) -> None:
         """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
@@ -134,9 +137,11 @@ class TemporalScheduler(Competition):
         if len(company) < 2:
             return
         period = policy.period_ns
-        sensitive = any(a.share.priority is Priority.HIGH or a.returns_ppm > policy.bursty_ppm for a in company)
+        sensitive = max([a.returns_ppm for a in company]) > policy.bursty_ppm
+        if self._highest is Priority.HIGH:
+            sensitive = sensitive or any(a.share.priority is Priority.HIGH for a in company)
         if not sensitive:
-            cost = sum(a.handover_ns for a in company)
+            cost = sum([a.handover_ns for a in company])
             period = min(max(cost * PPM // policy.handover_loss_ppm, period), max(period, policy.period_max_ns))
         if abs(period - self._period_ns) * PPM > policy.period_step_ppm * self._period_ns:
             self._period_ns = period
@@ -335,6 +340,7 @@ class TemporalScheduler(Competition):
         before = [
             (a.key, epoch)
             for a in self._accounts.values()
+            if a.holds
             for epoch, hold in a.holds.items()
             if not a.barred or hold is self._current
         ]
@@ -377,13 +383,15 @@ class TemporalScheduler(Competition):
         times = {a.key: a.time_at(at_ns) if a.holds else a.time for a in (*company, *coming)}
         weight = sum([a.guarantee for a in company])
         clock = sum([a.guarantee * times[a.key] for a in company]) // weight if weight else self._clock
-        total = weight if company is competing else self._weight()
-        quanta = {a.key: self._quantum(a, total) for a in candidates}
-        called = {a.key for a in candidates if a.muster is not None and self._called(a, at_ns)}
+        quanta = self._quanta(candidates, weight if company is competing else self._weight())
+        called = {a.key for a in self._members.values() if self._called(a, at_ns)}
 
         def entitled(a: Account) -> bool:
+            time = times[a.key]
+            if time <= clock:
+                return True
             slack = quanta[a.key] if a.key in called else quanta[a.key] // 4
-            return self._lag_after(a, times[a.key], clock) >= -slack
+            return self._lag_after(a, time, clock) >= -slack
 
         eligible = [a for a in candidates if entitled(a)] or candidates
         highest = max([a.share.priority for a in eligible])
@@ -423,8 +431,9 @@ class TemporalScheduler(Competition):
 
     def _deadline_after(self, account: Account, time: int, quantum: int) -> int:
         """The deadline at virtual ``time``, no further away than one and a half tokens (the company may have grown)."""
-        deadline = self._grid(account, time) if account.undrained else account.deadline
-        return min(deadline, time + virtual(quantum * 3 // 2, account.guarantee))
+        deadline = self._grid(account, time) if account.holds and account.undrained else account.deadline
+        latest = time + virtual(quantum * 3 // 2, account.guarantee)
+        return deadline if deadline < latest else latest
 
     def _length(self, account: Account, deadline: int, at_ns: int) -> int:
         length = real(deadline - account.time_at(at_ns), account.guarantee)
