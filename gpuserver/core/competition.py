@@ -6,7 +6,7 @@ Who competes is told in ``membership.py``; a mode adds its clock and its decisio
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from gpuserver.core.leases import (
     Observed,
     Publish,
     Removed,
+    Report,
     Statement,
     Tick,
     VgpuKey,
@@ -39,8 +40,8 @@ from gpuserver.core.policy import PPM, Policy
 class Competition(Membership):
     """Dispatch of events, books and commands; a mode adds its clock and its decisions.
 
-    ``handle`` raises ``KeyError`` for a vGPU that was never added and ``ValueError`` for one added twice; it changes
-    nothing then. Reports of leases that are over are ignored: they crossed a decision on the way.
+    ``handle`` and ``handle_all`` raise ``KeyError`` for a vGPU that was never added and ``ValueError`` for one added
+    twice; they change nothing then. Reports of leases that are over are ignored: they crossed a decision on the way.
     """
 
     def __init__(self, policy: Policy, *, first_epoch: int) -> None:
@@ -71,23 +72,43 @@ class Competition(Membership):
                 raise ValueError(f"vGPU {event.vgpu} was added twice")
         elif not isinstance(event, Tick) and event.vgpu not in self._accounts:
             raise KeyError(f"vGPU {event.vgpu} is unknown to the scheduler")
+        return self._take_in((event,), now_ns)
+
+    def handle_all(self, reports: Sequence[Report], now_ns: int) -> list[Command]:
+        """Take in ``reports``, oldest first, and say once what to publish or withdraw: a drain and the GO that it made
+        way for come together."""
+        for report in reports:
+            if report.vgpu not in self._accounts:
+                raise KeyError(f"vGPU {report.vgpu} is unknown to the scheduler")
+        return self._take_in(reports, now_ns)
+
+    def _take_in(self, events: Sequence[Event], now_ns: int) -> list[Command]:
         now_ns = self._now_ns = max(now_ns, self._now_ns)
-        if isinstance(event, Observed) and not self._matters_now(event):
-            self._on_observed(event, now_ns)
+        news = False
+        for event in events:
+            if isinstance(event, Observed) and not self._matters_now(event):
+                self._on_observed(event, now_ns)
+                continue
+            if not news:
+                self._refill(now_ns)
+                news = True
+            if not isinstance(event, Tick):
+                self._apply(event, now_ns)
+        if not news:
             return []
-        self._refill(now_ns)
-        if not isinstance(event, Tick):
-            if event.vgpu in self._accounts:
-                self._refill_one(self._accounts[event.vgpu], now_ns)
-            self._on[type(event)](event, now_ns)
-            if event.vgpu in self._accounts:  # of the others no bucket has changed since
-                self._refill_one(self._accounts[event.vgpu], now_ns)
         self._unbar(now_ns)
         self._muster(now_ns)
         self._decide(now_ns)
         self._stand(now_ns)
         commands, self._commands = self._commands, []
         return commands
+
+    def _apply(self, event: Report | Added | Changed | Removed | Mustered, now_ns: int) -> None:
+        if event.vgpu in self._accounts:
+            self._refill_one(self._accounts[event.vgpu], now_ns)
+        self._on[type(event)](event, now_ns)
+        if event.vgpu in self._accounts:  # of the others no bucket has changed since
+            self._refill_one(self._accounts[event.vgpu], now_ns)
 
     @abstractmethod
     def next_deadline_ns(self) -> int | None:
@@ -268,7 +289,7 @@ class Competition(Membership):
         if crossed:
             # The dispatcher may have moved the old end or the new one: say which end holds.
             self._commands.append(Publish(hold.lease))
-        if not hold.shares_overlap:  # whom it has passed by holds up nobody else
+        if hold.shadows and not hold.shares_overlap:  # whom it has passed by holds up nobody else
             for other in self._accounts.values():
                 if other is not account and not hold.shadows.isdisjoint(other.holds):
                     self._bar(other, now_ns)
@@ -321,6 +342,8 @@ class Competition(Membership):
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
         self._closed(hold)
+        if self._commands:  # of a lease that went and drained before anybody could hear of it
+            self._commands = [c for c in self._commands if not _concerns(c, account.key, event.epoch)]
         if not event.wants:
             self._stop_wanting(account, now_ns)
             return
@@ -330,16 +353,18 @@ class Competition(Membership):
 
     def _fair_end(self, epoch: int, drained_ns: int) -> int:
         """Up to when a lease is charged that drained at ``drained_ns``. Another may have had GO for its tail."""
-        for account in self._accounts.values():
-            for hold in account.holds.values():
-                if hold.shares_overlap and epoch in hold.shadows:
-                    return min(drained_ns, hold.others_until(drained_ns))
+        for hold in self._holds():
+            if hold.shares_overlap and epoch in hold.shadows:
+                return min(drained_ns, hold.others_until(drained_ns))
         return drained_ns
 
     def _unshadow(self, epoch: int, at_ns: int) -> None:
-        for account in self._accounts.values():
-            for hold in account.holds.values():
-                hold.unshadow(epoch, at_ns)
+        for hold in self._holds():
+            hold.unshadow(epoch, at_ns)
+
+    def _holds(self) -> list[Hold]:
+        """Every lease that was granted and is not over."""
+        return [hold for a in self._accounts.values() if a.holds for hold in a.holds.values()]
 
     @abstractmethod
     def _closed(self, hold: Hold) -> None:
@@ -466,3 +491,9 @@ class Competition(Membership):
     @abstractmethod
     def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
         """Whether a lease of ``account`` has to wait for one that was withdrawn from ``withdrawn``."""
+
+
+def _concerns(command: Command, vgpu: VgpuKey, epoch: int) -> bool:
+    """Whether it is about that lease of ``vgpu``, or an older one."""
+    lease = command.lease if isinstance(command, Publish) else command
+    return lease.vgpu == vgpu and lease.epoch <= epoch

@@ -170,7 +170,10 @@ class Mustered:
     muster: Muster | None
 
 
-Event = Added | Changed | Removed | Wants | Idle | Went | Drained | Observed | Mustered | Tick
+Report = Wants | Idle | Went | Drained | Observed
+"""What the dispatcher saw."""
+
+Event = Report | Added | Changed | Removed | Mustered | Tick
 
 
 # --- commands ---------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, Statement, VgpuKey
+from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, Report, Statement, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
@@ -16,8 +17,9 @@ __all__ = ["InvariantError", "Scheduler", "make_scheduler"]
 class Scheduler(Protocol):
     """Events in, commands out; no clock, no I/O. See ``gpuserver.core.leases`` for the contract.
 
-    ``handle`` takes ``now_ns`` on CLOCK_MONOTONIC, never earlier than before. After each call the runtime executes the
-    commands in order and arms a timer for ``next_deadline_ns()``; when it fires, it sends ``Tick``.
+    ``handle`` takes ``now_ns`` on CLOCK_MONOTONIC, never earlier than before; ``handle_all`` takes several reports, in
+    the order in which they came, and decides once. After each call the runtime executes the commands in order and arms
+    a timer for ``next_deadline_ns()``; when it fires, it sends ``Tick``.
     """
 
     policy: Policy
@@ -34,6 +36,8 @@ class Scheduler(Protocol):
     def adopt(self, policy: Policy) -> None: ...
 
     def handle(self, event: Event, now_ns: int) -> list[Command]: ...
+
+    def handle_all(self, reports: Sequence[Report], now_ns: int) -> list[Command]: ...
 
     def next_deadline_ns(self) -> int | None: ...
 

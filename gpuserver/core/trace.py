@@ -1,8 +1,9 @@
 """What a recording says of leases and waits: events and commands of a scheduler in, records out. Pure.
 
-A recorder stands beside a scheduler and hears what that hears (``heard``) and says (``said``). It knows a lease from
-its publication to its drain, and a wait from the moment a vGPU wants without one. What was already so when it began is
-told by ``enter``; what is still so at the end, by ``finish``. Times are CLOCK_MONOTONIC nanoseconds.
+A recorder stands beside a scheduler and hears, decision by decision, what that hears (``heard``), all of it before
+what it says (``said``). It knows a lease from its publication to its drain, and a wait from the moment a vGPU wants
+without one. What was already so when it began is told by ``enter``; what is still so at the end, by ``finish``. Times
+are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Recorder:
             track.waits_since_ns = now_ns
 
     def heard(self, event: Event, now_ns: int, booked: tuple[int, int] | None = None) -> None:
-        """``booked``: as in ``enter``, after a ``Drained``."""
+        """``booked``: as in ``enter``, after the last ``Drained`` of its vGPU before a decision."""
         track = None if not hasattr(event, "vgpu") else self._tracks.get(event.vgpu)
         if track is None:
             return
@@ -160,8 +161,12 @@ class Recorder:
                 track.courses.setdefault(lease.epoch, _Course(lease.epoch, lease.start_ns, lease.end_ns)).publish(lease)
             case Withdraw(vgpu=key, epoch=epoch):
                 track = self._tracks.get(key)
-                if track is not None and epoch in track.courses and track.courses[epoch].go_ns is None:
+                course = None if track is None else track.courses.get(epoch)
+                if track is None or course is None:
+                    return
+                if course.go_ns is None:
                     del track.courses[epoch]
+                course.withdrawn = True  # of one that went, news of that had come with what led to the withdrawal
 
     def stands(self, statement: Statement, now_ns: int) -> None:
         """How a vGPU's account stands."""

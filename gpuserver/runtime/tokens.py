@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -31,6 +31,7 @@ from gpuserver.core.leases import (
     Outlook,
     Publish,
     Removed,
+    Report,
     Share,
     Statement,
     Tick,
@@ -64,7 +65,7 @@ class TokenLoop:
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
         self._recorders: tuple[Recorder, ...] = ()
-        self._waiting: trio.CancelScope | None = None
+        self._alarm: trio.CancelScope | None = None
         self._look: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
@@ -74,6 +75,7 @@ class TokenLoop:
     # --- vGPUs come, change and go
 
     def add(self, key: VgpuKey, grants: GrantsPage, share: Share, book: Book | None = None) -> None:
+        self._hear()  # what happened before, first: here, and at every other change
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
@@ -86,10 +88,12 @@ class TokenLoop:
         self._show_contention()
 
     def change(self, key: VgpuKey, share: Share) -> None:
+        self._hear()
         self._handle(Changed(key, share))
         self._show_contention()
 
     def remove(self, key: VgpuKey) -> None:
+        self._hear()
         self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
@@ -104,6 +108,7 @@ class TokenLoop:
         for key in pages:
             self._dispatcher.remove(key)
         self._scheduler = scheduler
+        self._published.clear()
         self._wanting.clear()
         self._wanted_ns.clear()
         for key, page in pages.items():
@@ -115,6 +120,7 @@ class TokenLoop:
 
     def muster(self, event: Mustered) -> None:
         """Its gang is called, or no more."""
+        self._hear()
         if event.vgpu in self._published:
             self._handle(event)
 
@@ -145,10 +151,13 @@ class TokenLoop:
             for page in self._grants.values():
                 page.flags = page.flags & ~GrantsFlag.TRACED
 
-    def _tell_recorders(self, event: Event, commands: list[Command], now_ns: int) -> None:
-        booked = self._scheduler.booked(event.vgpu) if isinstance(event, Drained) else None
+    def _tell_recorders(self, events: Sequence[Event], commands: list[Command], now_ns: int) -> None:
+        """Of two leases of a vGPU that drained meanwhile the last one shows what both were charged."""
+        last = {event.vgpu: event for event in events if isinstance(event, Drained)}
+        booked: dict[Event, tuple[int, int]] = {event: self._scheduler.booked(key) for key, event in last.items()}
         for recorder in self._recorders:
-            recorder.heard(event, now_ns, booked)
+            for event in events:
+                recorder.heard(event, now_ns, booked.get(event))
             for command in commands:
                 recorder.said(command)
 
@@ -176,50 +185,52 @@ class TokenLoop:
 
     def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
-        for key in self._published:
-            observed = self._dispatcher.observe(key)
-            if observed is not None:
-                self._take(observed)
+        holders = [key for key, epochs in self._published.items() if epochs]
+        self._take([_report(seen) for key in holders if (seen := self._dispatcher.observe(key)) is not None])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     # --- the loop
 
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_time)
+            while True:
+                await trio.lowlevel.wait_readable(self._dispatcher.fileno())
+                self._hear()
+
+    async def _keep_time(self) -> None:
+        """Tick at the scheduler's deadline, wherever it is moved meanwhile."""
         while True:
-            await self._wait()
-            self._pump()
-
-    def _pump(self) -> None:
-        for event in self._dispatcher.events():
-            self._take(event)
-        deadline = self._scheduler.next_deadline_ns()
-        if deadline is not None and deadline <= time.monotonic_ns():
-            self._handle(Tick())
-
-    async def _wait(self) -> None:
-        """Until the dispatcher has news or the scheduler's deadline has come, wherever it is moved meanwhile."""
-        with trio.CancelScope() as self._waiting:
-            self._waiting.deadline = self._deadline_s()
-            await trio.lowlevel.wait_readable(self._dispatcher.fileno())
-        self._waiting = None
+            with trio.CancelScope(deadline=self._deadline_s()) as self._alarm:
+                await trio.sleep_forever()
+            self._hear()  # what happened before, first
+            deadline = self._scheduler.next_deadline_ns()
+            if deadline is not None and deadline <= time.monotonic_ns():
+                self._handle(Tick())
 
     def _deadline_s(self) -> float:
         """The scheduler's deadline, on trio's clock."""
         deadline = self._scheduler.next_deadline_ns()
-        left_s = math.inf if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / SECOND_NS)
-        return trio.current_time() + left_s
+        if deadline is None:
+            return math.inf
+        return trio.current_time() + max(0, deadline - time.monotonic_ns()) / SECOND_NS
 
-    def _take(self, seen: readings.Event) -> None:
-        if seen.kind is EventKind.LOST:
-            log.warning("dispatcher events lost", count=seen.epoch)
+    def _hear(self) -> None:
+        """What the dispatcher has seen since; all of it is one decision."""
+        reports: list[Report] = []
+        lost = 0
+        for seen in self._dispatcher.events():
+            if seen.kind is EventKind.LOST:
+                lost = seen.epoch
+            elif seen.vgpu in self._published:  # else it was removed while the report was on its way
+                self._note(seen)
+                reports.append(_report(seen))
+        self._take(reports)
+        if lost:
+            log.warning("dispatcher events lost", count=lost)
             for recorder in self._recorders:
-                recorder.miss(seen.epoch)
+                recorder.miss(lost)
             self._reconcile()
-            return
-        if seen.vgpu not in self._published:
-            return  # removed while the report was on its way
-        self._note(seen)
-        self._handle(_event(seen))
 
     def _note(self, seen: readings.Event) -> None:
         """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
@@ -266,14 +277,22 @@ class TokenLoop:
                     self._handle(Went(key, epoch, now_ns))
             self._handle(Wants(key) if wants else Idle(key))
 
+    def _take(self, reports: Sequence[Report]) -> None:
+        if reports:
+            now_ns = time.monotonic_ns()
+            self._obey(self._scheduler.handle_all(reports, now_ns), reports, now_ns)
+
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
-        commands = self._scheduler.handle(event, now_ns)
+        self._obey(self._scheduler.handle(event, now_ns), [event], now_ns)
+
+    def _obey(self, commands: list[Command], events: Sequence[Event], now_ns: int) -> None:
+        """Do what the scheduler answered to ``events``."""
         if self._recorders:
-            self._tell_recorders(event, commands, now_ns)
+            self._tell_recorders(events, commands, now_ns)
         self._execute(commands)
-        if self._waiting is not None:  # another task has told the scheduler something
-            self._waiting.deadline = self._deadline_s()
+        if self._alarm is not None:
+            self._alarm.deadline = self._deadline_s()
         self._look()
 
     def _execute(self, commands: Iterable[Command]) -> None:
@@ -297,7 +316,7 @@ class TokenLoop:
                 self._published[command.vgpu].discard(command.epoch)
 
 
-def _event(seen: readings.Event) -> Event:
+def _report(seen: readings.Event) -> Report:
     """The dispatcher's report in the scheduler's words."""
     match seen.kind:
         case EventKind.WANTS:

@@ -64,7 +64,8 @@ class Gpu(Run):
         self.progress = {job.key: cluster.progress[job.key] for job in jobs if job.ranks}
         shares = [job.shares[job.gpus.index(index)] for job in jobs]
         works, keys = [job.work for job in jobs], [job.key for job in jobs]
-        super().__init__(scheduler, shares, works, seed=seed, keys=keys, watch=oracle.Watch(scheduler))
+        watch, together = oracle.Watch(scheduler), cluster.together
+        super().__init__(scheduler, shares, works, seed=seed, keys=keys, watch=watch, together=together)
 
     def _deliver(self, event: Event) -> None:
         if self.stopped:
@@ -72,6 +73,11 @@ class Gpu(Run):
             return
         super()._deliver(event)
         self.cluster.look(self)
+
+    def _deliver_all(self) -> None:
+        if not self.stopped:
+            super()._deliver_all()
+            self.cluster.look(self)
 
     def _launch(self, app: App, held: Published) -> None:
         before = app.running
@@ -100,6 +106,7 @@ class Cluster:
         delay_ns: int = MS // 2,
         lost_ratio: float = 0.0,
         overtaking: bool = False,
+        together: bool = False,
         kind: type[TemporalScheduler] = TemporalScheduler,
         gangs: type[Gangs] = Gangs,
     ) -> None:
@@ -107,6 +114,7 @@ class Cluster:
         count = 1 + max(gpu for job in jobs for gpu in job.gpus)
         self.random = random.Random(seed)
         self.delay_ns, self.lost_ratio, self.overtaking = delay_ns, lost_ratio, overtaking
+        self.together = together
         self.arrives: dict[tuple[int, int], int] = {}
         """By sender and receiver: when the last message does."""
         self.now_ns = 0
@@ -134,7 +142,7 @@ class Cluster:
     def __repr__(self) -> str:
         """What makes it again."""
         rest = f"seed={self.seed}, delay_ns={self.delay_ns}, lost_ratio={self.lost_ratio}, overtaking={self.overtaking}"
-        return f"Cluster({list(self.jobs)}, {rest})"
+        return f"Cluster({list(self.jobs)}, {rest}, together={self.together})"
 
     def at(self, when_ns: int, do: Callable[[], None]) -> None:
         self.sequence += 1
@@ -209,6 +217,7 @@ class Cluster:
     def resume(self, index: int) -> None:
         gpu = self.gpus[index]
         gpu.stopped = False
+        gpu._deliver_all()
         kept, gpu.kept = gpu.kept, []
         for event in kept:
             gpu._deliver(event)

@@ -16,6 +16,7 @@ from gpuserver.core.leases import (
     Observed,
     Publish,
     Removed,
+    Report,
     Share,
     Statement,
     Tick,
@@ -44,6 +45,11 @@ class Desk:
 
     def tell(self, event: Event, at_ms: float) -> list[Command]:
         commands = self.scheduler.handle(event, round(at_ms * MS))
+        self.scheduler.check()
+        return commands
+
+    def tell_all(self, reports: list[Report], at_ms: float) -> list[Command]:
+        commands = self.scheduler.handle_all(reports, round(at_ms * MS))
         self.scheduler.check()
         return commands
 

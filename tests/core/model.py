@@ -7,9 +7,7 @@ or run kernels far longer than their lease. ``Run.records`` is what an outside o
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,9 +30,11 @@ from gpuserver.core.leases import (
     Withdraw,
 )
 from gpuserver.core.policy import DEFAULT_POLICY
+from tests.core.timeline import Timeline, Watch
 
 US = 1_000
 TAIL_NS = 150_000
+HUSH_NS = 5_000_000
 MS = 1_000_000
 S = 1_000_000_000
 
@@ -113,7 +113,7 @@ def command_key(command: Command) -> int:
     return command.lease.vgpu if isinstance(command, Publish) else command.vgpu
 
 
-class Run:
+class Run(Timeline):
     """One simulated GPU. ``scheduler`` decides, ``shares[i]`` and ``works[i]`` describe vGPU i."""
 
     def __init__(
@@ -126,15 +126,11 @@ class Run:
         up_ns: int = 100 * US,
         down_ns: int = 50 * US,
         keys: list[int] | None = None,
-        watch: Callable[[Event, int, list[Command]], None] | None = None,
+        watch: Watch | None = None,
+        together: bool = False,
     ) -> None:
-        self.scheduler = scheduler
+        super().__init__(scheduler, up_ns=up_ns, down_ns=down_ns, watch=watch, together=together)
         self.random = random.Random(seed)
-        self.up_ns, self.down_ns = up_ns, down_ns
-        self.now_ns = 0
-        self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.sequence = 0
-        self.watch = watch
         self.keys = keys if keys is not None else list(range(len(shares)))
         self.published: dict[int, dict[int, Published]] = {k: {} for k in self.keys}
         self.drained: set[tuple[int, int]] = set()
@@ -142,10 +138,8 @@ class Run:
         self.unheard: set[int] = set()
         """Who holds by a standing lease that the scheduler has not published again."""
         self.records: list[Record] = []
-        self.commands: list[tuple[int, Command]] = []
         self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
         self.wanting: dict[int, list[tuple[int, int | None]]] = {k: [] for k in self.keys}
-        self.tick_ns: int | None = None
         self.broken: list[str] = []
         """Where the scheduler broke the contract with its dispatcher."""
         self.shares = dict(zip(self.keys, shares, strict=True))
@@ -191,44 +185,10 @@ class Run:
         if work.resume_ns is not None:
             self.at(work.resume_ns, lambda: self.resume(app.key))
 
-    # --- engine
-
-    def at(self, when_ns: int, do: Callable[[], None]) -> None:
-        self.sequence += 1
-        heapq.heappush(self.heap, (max(when_ns, self.now_ns), self.sequence, do))
-
-    def run(self, until_ns: int) -> Run:
-        while self.heap and self.heap[0][0] <= until_ns:
-            self.now_ns, _, do = heapq.heappop(self.heap)
-            do()
-        self.now_ns = until_ns
-        return self
-
-    def tell(self, event: Event) -> None:
-        """The dispatcher's report, on its way to the scheduler."""
-        self.at(self.now_ns + self.up_ns, lambda: self._deliver(event))
-
-    def _deliver(self, event: Event) -> None:
-        if not isinstance(event, Added | Tick) and event.vgpu not in self.shares:
-            return
-        commands = self.scheduler.handle(event, self.now_ns)
-        self.scheduler.check()
-        if self.watch is not None:
-            self.watch(event, self.now_ns, commands)
-        for command in commands:
-            self.commands.append((self.now_ns, command))
-            self.at(self.now_ns + self.down_ns, lambda c=command: self._execute(c))  # type: ignore[misc]
-        due = self.scheduler.next_deadline_ns()
-        if due is not None and (self.tick_ns is None or due < self.tick_ns or self.tick_ns <= self.now_ns):
-            self.tick_ns = max(due, self.now_ns + 1)
-            self.at(self.tick_ns, self._tick)
-
-    def _tick(self) -> None:
-        if self.tick_ns == self.now_ns:
-            self.tick_ns = None
-            self._deliver(Tick())
-
     # --- dispatcher
+
+    def _knows(self, event: Event) -> bool:
+        return isinstance(event, Added | Tick) or event.vgpu in self.shares
 
     def _execute(self, command: Command) -> None:
         if command_key(command) not in self.shares:
@@ -297,7 +257,9 @@ class Run:
         held.record = Record(key, lease.epoch, self.now_ns, planned_end_ns=end)
         held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
-        self.tell(Went(key, lease.epoch, self.now_ns))
+        at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
+        hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - self.now_ns) // 2)
+        self.tell(Went(key, lease.epoch, self.now_ns), hush_ns if at_tail else 0)
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from gpuserver.core.leases import Priority, Share
 from gpuserver.core.policy import PPM
-from tests.core.model import MS, US, Work
+from tests.core.model import MS, US, Run, Work
+from tests.core.timeline import Watch
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,11 @@ class Population:
     shares: tuple[Share, ...]
     works: tuple[Work, ...]
     seed: int
+    together: bool = False
+
+    def run(self, scheduler: Any, watch: Watch | None = None) -> Run:
+        """At its beginning."""
+        return Run(scheduler, list(self.shares), list(self.works), seed=self.seed, watch=watch, together=self.together)
 
 
 @st.composite
@@ -47,4 +54,4 @@ def temporal_populations(draw: st.DrawFn, *, priorities: bool = False) -> Popula
         shares.append(Share(guarantee, limit, priority=priority))
     tails = st.booleans()
     drawn = [replace(draw(works()), tails=draw(tails)) for _ in parts]
-    return Population(tuple(shares), tuple(drawn), draw(st.integers(0, 2**16)))
+    return Population(tuple(shares), tuple(drawn), draw(st.integers(0, 2**16)), draw(st.booleans()))

@@ -379,6 +379,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         delay_ns=draw(st.sampled_from([100 * US, MS, 5 * MS, 50 * MS])),
         lost_ratio=draw(st.sampled_from([0, 0.1, 0.5, 1.0])),
         overtaking=draw(st.booleans()),
+        together=draw(st.booleans()),
     )
 
 

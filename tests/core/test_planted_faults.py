@@ -73,6 +73,15 @@ class ClampBeforeCharge(TemporalScheduler):
             a.bucket = min(a.bucket, 2 * self._fill_line(a) * PPM)
 
 
+class SpeaksOfTheDrained(TemporalScheduler):
+    """Of a lease that drained before it was heard that it went it says what it would have said before."""
+
+    def _on_drained(self, event: Drained, now_ns: int) -> None:
+        said = list(self._commands)
+        super()._on_drained(event, now_ns)
+        self._commands = said + [command for command in self._commands if command not in said]
+
+
 class FillWithoutKernelTest(SpatialScheduler):
     def _fill(self, now_ns: int, boundary: int) -> None:
         lengths = {a.key: a.longest_kernel_ns for a in self._accounts.values()}
@@ -177,18 +186,29 @@ CASES = [
 ]
 
 
-def run_case(case: Case, kind: type[Competition]) -> list[str]:
+def run_case(case: Case, kind: type[Competition], together: bool) -> list[str]:
     scheduler = kind()
-    run = Run(scheduler, case.shares, case.works, watch=oracle.Watch(scheduler))
+    run = Run(scheduler, case.shares, case.works, watch=oracle.Watch(scheduler), together=together)
     return case.check(run.run(case.seconds * S))
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
-def test_the_fault_is_found(case: Case) -> None:
-    assert run_case(case, case.fault)
+def test_the_fault_is_found(case: Case, together: bool) -> None:
+    assert run_case(case, case.fault, together)
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
-def test_without_the_fault_nothing_is_found(case: Case) -> None:
+def test_without_the_fault_nothing_is_found(case: Case, together: bool) -> None:
     honest = SpatialScheduler if issubclass(case.fault, SpatialScheduler) else TemporalScheduler
-    assert run_case(case, honest) == []
+    assert run_case(case, honest, together) == []
+
+
+@pytest.mark.parametrize("kind", [SpeaksOfTheDrained, TemporalScheduler])
+def test_what_is_said_of_a_lease_that_has_drained_is_found(kind: type[TemporalScheduler]) -> None:
+    scheduler = kind()
+    watch = oracle.Watch(scheduler)
+    work = Work(20 * US, refill_ns=0, burst=1, pause_ns=5 * MS)
+    Run(scheduler, [Share(PPM // 2, PPM // 2)], [work], watch=watch, together=True).run(S)
+    assert bool(watch.found) == (kind is SpeaksOfTheDrained)

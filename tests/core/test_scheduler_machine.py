@@ -34,11 +34,11 @@ shares = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     mode: Mode
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(together=st.booleans())
+    def begin(self, together: bool) -> None:
         scheduler = make_scheduler(self.mode)
         self.watch = oracle.Watch(scheduler)
-        self.run = Run(scheduler, [], [], watch=self.watch)
+        self.run = Run(scheduler, [], [], watch=self.watch, together=together)
         self.next_key = 0
         self.stopped: set[int] = set()
 

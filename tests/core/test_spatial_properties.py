@@ -37,40 +37,40 @@ def packable(seed: int, fill: float) -> list[Share]:
     return [Share(min(PPM, int(g * scale * PPM)), PPM, 1000 * w) for w, g in zip(widths, guarantees, strict=True)]
 
 
-def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int = 0) -> Run:
+def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int = 0, together: bool = False) -> Run:
     scheduler = SpatialScheduler()
     watch = oracle.Watch(scheduler)
-    run = Run(scheduler, shares, works, seed=seed, watch=watch).run(seconds * S)
+    run = Run(scheduler, shares, works, seed=seed, watch=watch, together=together).run(seconds * S)
     assert not watch.found
     return run
 
 
-@given(st.integers(0, 2**16))
-@example(305)  # a narrow one with long kernels that comes late again and again, beside a wide one
-@example(359)
-def test_every_packable_set_of_guarantees_is_served(seed: int) -> None:
+@given(st.integers(0, 2**16), st.booleans())
+@example(305, False)  # a narrow one with long kernels that comes late again and again, beside a wide one
+@example(359, False)
+def test_every_packable_set_of_guarantees_is_served(seed: int, together: bool) -> None:
     """13, 14, 15, 16 with kernels of up to half a round."""
     shares = packable(seed, 0.9)
     rng = random.Random(seed)
     works = [Work(rng.choice([MS, 2 * MS, 5 * MS]), refill_ns=rng.choice([0, 100 * US])) for _ in shares]
-    run = simulate(shares, works, seed=seed)
+    run = simulate(shares, works, seed=seed, together=together)
     assert not oracle.packed(run)
     assert not oracle.guarantees(run, 4 * ROUND + oracle.longest_overrun(run), begin=1 * S)
     assert not oracle.round_waits(run)
 
 
-@given(st.integers(0, 2**16))
-def test_long_kernels_of_one_cost_the_others_little(seed: int) -> None:
+@given(st.integers(0, 2**16), st.booleans())
+def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -> None:
     shares = packable(seed, 0.9)
     works = [Work(30 * MS), *[Work()] * (len(shares) - 1)]
-    run = simulate(shares, works, seed=seed)
+    run = simulate(shares, works, seed=seed, together=together)
     slack = 4 * ROUND + 2 * oracle.longest_overrun(run)
     assert not [found for found in oracle.guarantees(run, slack, begin=1 * S) if not found.startswith("0 ")]
     assert not oracle.packed(run, 1 * S)
 
 
-@given(st.integers(0, 2**16))
-def test_arrivals_pauses_and_limits_break_nothing(seed: int) -> None:
+@given(st.integers(0, 2**16), st.booleans())
+def test_arrivals_pauses_and_limits_break_nothing(seed: int, together: bool) -> None:
     rng = random.Random(seed)
     shares, works = [], []
     for share in packable(seed, 0.9):
@@ -78,7 +78,7 @@ def test_arrivals_pauses_and_limits_break_nothing(seed: int) -> None:
         shares.append(Share(share.guarantee_ppm, limit, share.sm_mpercent))
         bursts = rng.choice([None, 3, 10])
         works.append(Work(MS, burst=bursts, pause_ns=rng.randint(1, 60) * MS, start_ns=rng.randint(0, 500) * MS))
-    run = simulate(shares, works, seed=seed)
+    run = simulate(shares, works, seed=seed, together=together)
     assert not oracle.packed(run)
     assert not oracle.limits(run)
     slack = 4 * ROUND + sum(oracle.CREDIT for work in works if work.burst is not None)
@@ -87,8 +87,8 @@ def test_arrivals_pauses_and_limits_break_nothing(seed: int) -> None:
     ]
 
 
-@given(st.integers(0, 2**16))
-def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int) -> None:
+@given(st.integers(0, 2**16), st.booleans())
+def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int, together: bool) -> None:
     """They run together where no hard one wants, and make room for it where one does."""
     rng = random.Random(seed)
     shares = [replace(share, bursts=rng.random() < 0.6) for share in packable(seed, 0.9)]
@@ -96,7 +96,7 @@ def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int) -> None:
     for share in shares:
         pauses = rng.random() < (0.3 if share.bursts else 0.6)
         works.append(Work(MS, burst=5 if pauses else None, pause_ns=rng.randint(20, 200) * MS if pauses else 0))
-    run = simulate(shares, works, seed=seed)
+    run = simulate(shares, works, seed=seed, together=together)
     assert not oracle.packed(run)
     slack = 4 * ROUND + sum(oracle.CREDIT for work in works if work.burst is not None)
     assert not oracle.guarantees(run, slack, begin=1 * S)

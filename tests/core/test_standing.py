@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuserver.core.leases import Added, Changed, Command, Lease, Muster, Mustered, Publish, Share
+from gpuserver.core.leases import Added, Changed, Command, Drained, Lease, Muster, Mustered, Publish, Share, Wants, Went
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -105,3 +105,11 @@ def test_in_spatial_mode_nobody_has_one() -> None:
     assert lease.epoch == 1
     desk.tell(Added(2, WIDE), 2)
     assert desk.scheduler.crowded
+
+
+def test_of_one_that_is_over_before_it_was_heard_of_nothing_is_said() -> None:
+    desk = Desk(TemporalScheduler(), CAPPED, standing=True)
+    reports = [Wants(0), Went(0, 1, MS), Drained(0, 1, 2 * MS, idle_ns=0, wants=False)]
+    (lease,) = leases(desk.tell_all(reports, 3))
+    assert (lease.epoch, lease.standing) == (2, True)
+    assert desk.statement(0, 3).held_ns == MS

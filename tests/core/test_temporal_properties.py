@@ -41,8 +41,7 @@ SHORT_HAND_OVERS = Population(
 def simulate(population: Population, seconds: int = 3) -> tuple[Run, oracle.Watch]:
     scheduler = TemporalScheduler()
     watch = oracle.Watch(scheduler)
-    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch)
-    return run.run(seconds * S), watch
+    return population.run(scheduler, watch).run(seconds * S), watch
 
 
 BESIDE_ONES_THAT_DO_NOT_DRAIN = Population(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -161,6 +162,26 @@ def test_a_lease_that_was_taken_back_is_none_unless_it_had_begun() -> None:
     assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(2, 99, "revoked")]
 
 
+def test_a_lease_that_went_before_its_withdrawal_was_said_is_a_revoked_one() -> None:
+    made = recorder()
+    made.said(lease(1, 100, 200))
+    made.heard(Went(0, 1, 99), 101)  # with what led to the withdrawal
+    made.said(Withdraw(0, 1))
+    made.heard(drained(1, 105), 106, (6, 6))
+    assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(1, 199, "revoked")]
+
+
+def test_of_two_leases_that_drained_together_the_last_one_shows_what_both_were_charged() -> None:
+    made = recorder()
+    for epoch in (1, 2):
+        made.said(lease(epoch, epoch * 100, epoch * 100 + 50))
+    made.heard(Went(0, 1, 100), 300)
+    made.heard(drained(1, 150), 300)
+    made.heard(Went(0, 2, 200), 300)
+    made.heard(drained(2, 250), 300, (100, 80))
+    assert [(r.epoch, r.charged_ns, r.busy_ns) for r in of(LeaseRecord, told(made))] == [(1, 0, 0), (2, 100, 80)]
+
+
 def test_memory_is_bounded_and_what_does_not_fit_is_counted() -> None:
     made = Recorder(3)
     made.enter(0, "vgpu-0", 0)
@@ -217,15 +238,17 @@ def test_nothing_that_a_tenant_writes_is_an_error_or_outside(reading: TraceReadi
 def record(population: Population, until_ns: int) -> tuple[Run, tuple[TraceRecord, ...]]:
     scheduler, made = TemporalScheduler(), Recorder(ANY)
 
-    def watch(event: Event, now_ns: int, commands: list[Command]) -> None:
-        if isinstance(event, Added):
-            made.enter(event.vgpu, str(event.vgpu), now_ns)
-        booked = scheduler.booked(event.vgpu) if isinstance(event, Drained) else None
-        made.heard(event, now_ns, booked)
+    def watch(events: Sequence[Event], now_ns: int, commands: list[Command]) -> None:
+        last = {event.vgpu: event for event in events if isinstance(event, Drained)}
+        for event in events:
+            if isinstance(event, Added):
+                made.enter(event.vgpu, str(event.vgpu), now_ns)
+            booked = scheduler.booked(event.vgpu) if isinstance(event, Drained) and last[event.vgpu] is event else None
+            made.heard(event, now_ns, booked)
         for command in commands:
             made.said(command)
 
-    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch)
+    run = population.run(scheduler, watch)
     run.run(until_ns)
     made.finish(until_ns)
     return run, told(made)
