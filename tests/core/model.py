@@ -127,9 +127,11 @@ class Run:
         down_ns: int = 50 * US,
         keys: list[int] | None = None,
         watch: Callable[[Event, int, list[Command]], None] | None = None,
+        taking: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.random = random.Random(seed)
+        self.taking = random.Random(seed) if taking else None
         self.up_ns, self.down_ns = up_ns, down_ns
         self.now_ns = 0
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -287,17 +289,23 @@ class Run:
         published = (held for leases in self.published.values() for held in leases.values())
         return all(held.went_ns is None and held.lease.standing for held in published)
 
+    def _taken_ns(self, held: Published) -> int:
+        """A standing lease may have been taken before the dispatcher heard of it, while the GPU was free."""
+        over_ns = max((r.drained_ns for r in self.records if r.drained_ns is not None), default=0)
+        ago_ns = self.taking.choice([0, 100 * US, 1000 * US]) if self.taking is not None else 0
+        return max(self.now_ns - ago_ns, min(over_ns, self.now_ns), held.lease.start_ns)
+
     def _go(self, key: int, held: Published) -> None:
-        lease = held.lease
-        end = None if lease.end_ns is None else lease.end_ns + self.now_ns - lease.start_ns
-        held.lease = replace(lease, start_ns=self.now_ns, end_ns=end)
-        held.went_ns = self.now_ns
+        lease, went_ns = held.lease, self._taken_ns(held) if held.lease.standing else self.now_ns
+        end = None if lease.end_ns is None else lease.end_ns + went_ns - lease.start_ns
+        held.lease = replace(lease, start_ns=went_ns, end_ns=end)
+        held.went_ns = went_ns
         if lease.standing:
             self.unheard.add(key)
-        held.record = Record(key, lease.epoch, self.now_ns, planned_end_ns=end)
+        held.record = Record(key, lease.epoch, went_ns, planned_end_ns=end)
         held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
-        self.tell(Went(key, lease.epoch, self.now_ns))
+        self.tell(Went(key, lease.epoch, went_ns))
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))

@@ -38,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         scheduler = make_scheduler(self.mode)
         self.watch = oracle.Watch(scheduler)
-        self.run = Run(scheduler, [], [], watch=self.watch)
+        self.run = Run(scheduler, [], [], watch=self.watch, taking=True)
         self.next_key = 0
         self.stopped: set[int] = set()
 

@@ -84,7 +84,8 @@ def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None
         if not any(s.holds and not s.wants for s in scheduler.snapshot(now)):
             assert abs(sum(s.lag_ns for s in competing)) <= len(competing) + 1
 
-    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch).run(2 * S)
+    run = Run(scheduler, [*population.shares], [*population.works], seed=population.seed, watch=watch, taking=True)
+    run.run(2 * S)
     weight = min(s.guarantee_ppm for s in run.shares.values())
     quantum = min(max(oracle.quantum(run, key, weight, 40 * MS) for key in run.keys), 100 * MS)
     bound = quantum * 5 // 4 + oracle.longest_overrun(run) + oracle.CREDIT

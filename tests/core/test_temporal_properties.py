@@ -41,7 +41,7 @@ SHORT_HAND_OVERS = Population(
 def simulate(population: Population, seconds: int = 3) -> tuple[Run, oracle.Watch]:
     scheduler = TemporalScheduler()
     watch = oracle.Watch(scheduler)
-    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch)
+    run = Run(scheduler, [*population.shares], [*population.works], seed=population.seed, watch=watch, taking=True)
     return run.run(seconds * S), watch
 
 

@@ -225,7 +225,7 @@ def record(population: Population, until_ns: int) -> tuple[Run, tuple[TraceRecor
         for command in commands:
             made.said(command)
 
-    run = Run(scheduler, list(population.shares), list(population.works), seed=population.seed, watch=watch)
+    run = Run(scheduler, [*population.shares], [*population.works], seed=population.seed, watch=watch, taking=True)
     run.run(until_ns)
     made.finish(until_ns)
     return run, told(made)
