@@ -11,8 +11,8 @@ oldest first. A turn waits, then it *went* (GO was given), then it is done and l
 * ``board_remove``: the vGPU is gone, which counts as drained.
 
 Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in two
-places: ``touched`` (desks whose page must be written anew from ``board_face``) and ``events`` (for the scheduler). A
-caller that steps at ``board_deadline`` gives every GO on time.
+places: ``touched`` (desks whose page must be written anew from ``desk_face``), ``free`` and ``events`` (for the
+scheduler). A caller that steps at ``board_deadline`` gives every GO on time.
 
 A turn is due when its ``start_ns`` has come (any time, with ``early``; a little before, behind predecessors), its
 predecessors are done and its vGPU's own older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by
@@ -22,7 +22,8 @@ only; its cost is the number of waiting turns.
 A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU, too: nobody else wants or holds, and
 nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
 meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
-publishes it again; at their ``go_by_ns`` they go all the same.
+publishes it again; at their ``go_by_ns`` they go all the same. While the GPU is ``free``, hooks need not wait for GO
+(logic/gate.pxd): who has *taken* its lease is charged from its first work on.
 
 A lease's end may be moved away when some of its vGPU's processes have drained it already, and others not. Those that
 have wait for another lease: so the relay says that somebody is *stranded*, and the lease ends at once, for good.
@@ -40,11 +41,12 @@ from libc.string cimport memmove, memset
 
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
-    BoardEvent, Desk, Face, Report, Turn,
+    BoardEvent, Desk, Report, Turn,
     any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
     turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
+from cython_ext.logic.gate cimport TAKE_MOST_NS
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
 
 cdef enum:
@@ -66,6 +68,8 @@ cdef struct Board:
     uint64_t[4] wanting
     uint64_t[4] unheard      # desks with a turn that is
     uint64_t[4] touched
+    bint free                # nobody wants a token, no lease is in force, and only standing ones wait
+    int64_t over_ns          # when a lease was last over
     uint32_t newest          # epoch last published on the GPU
     uint32_t events_count
     bint pressing            # an event that the scheduler may have to act upon now
@@ -156,6 +160,7 @@ cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t 
     cdef uint32_t epoch = desk.turns[index].lease.epoch
     if desk.turns[index].unheard:
         put(board.unheard, key, 0)
+    board.over_ns = max(board.over_ns, at_ns)
     desk.live -= 1
     memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(Turn))
     board_refile(board, key)
@@ -200,6 +205,8 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         turn.waits = 0
     # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
     turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
+    if turn.alone and desk.report.submitted_epoch == turn.lease.epoch:       # taken; charged from then on
+        turn.go_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
     moved = turn.go_ns - turn.lease.start_ns
     turn.lease.start_ns = turn.go_ns
     if not turn.lease.flags & LEASE_OPEN:
@@ -230,20 +237,26 @@ cdef inline int64_t board_due_ns(const Board* board, uint32_t key, uint32_t inde
     return turn_due_ns(&board.desks[key], index)
 
 
-cdef inline int board_alone(const Board* board) noexcept nogil:
-    """Whose alone turn gets GO now; −1: nobody's."""
+cdef inline bint board_rests(const Board* board) noexcept nogil:
+    """No lease is in force, and only standing ones wait."""
     cdef const Desk* desk
-    cdef int alone = next_key(board.wanting, 0), key = next_key(board.waiting, 0)
+    cdef int key = next_key(board.waiting, 0)
     cdef uint32_t i
-    if alone < 0 or any_but(board.wanting, alone) or next_key(board.holding, 0) >= 0 or not has(board.waiting, alone):
-        return -1
     while key >= 0:
         desk = &board.desks[key]
         for i in range(desk.live):
             if not desk.turns[i].on_want:
-                return -1
+                return 0
         key = next_key(board.waiting, key + 1)
-    return alone if board.desks[alone].turns[0].alone else -1
+    return next_key(board.holding, 0) < 0
+
+
+cdef inline int board_alone(const Board* board) noexcept nogil:
+    """Who alone wants on a GPU that rests, and has a turn that waits; −1: nobody."""
+    cdef int alone = next_key(board.wanting, 0)
+    if alone < 0 or any_but(board.wanting, alone) or not has(board.waiting, alone) or not board_rests(board):
+        return -1
+    return alone
 
 
 cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
@@ -265,7 +278,7 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
                 i += 1
             key = next_key(board.waiting, key + 1)
         key = board_alone(board)
-        if key >= 0:
+        if key >= 0 and board.desks[key].turns[0].alone:
             board_go(board, key, 0, now_ns)
             again = 1
         key = next_key(board.holding, 0)
@@ -275,6 +288,7 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
                 board_done(board, key, 0, now_ns, 0)
                 again = 1
             key = next_key(board.holding, key + 1)
+    board.free = next_key(board.wanting, 0) < 0 and board_rests(board)
 
 
 cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nogil:
@@ -475,30 +489,6 @@ cdef inline void board_remove(Board* board, uint32_t key, int64_t now_ns) noexce
     memset(desk, 0, sizeof(Desk))
     put(board.wanting, key, 0)
     put(board.touched, key, 1)
-
-
-cdef inline void board_face(const Board* board, uint32_t key, Face* face) noexcept nogil:
-    """What the vGPU's page must show: the newest lease that went, else the oldest that waits; and the one after it."""
-    cdef const Desk* desk = &board.desks[key]
-    cdef uint32_t current = first_waiting(desk)
-    cdef const Turn* turn
-    memset(face, 0, sizeof(Face))
-    if desk.live == 0:
-        return
-    current = current - 1 if current > 0 else 0
-    turn = &desk.turns[current]
-    face.plan.current = turn.lease
-    face.window_ns = turn.window_ns
-    if turn.went:
-        face.go_epoch = turn.lease.epoch
-        if turn.lease.flags & LEASE_OPEN:
-            face.open_epoch = turn.lease.epoch
-    elif turn.on_want:
-        face.plan.current.go_by_ns = FOREVER_NS
-    if current + 1 < desk.live:
-        face.plan.next = desk.turns[current + 1].lease
-        if desk.turns[current + 1].on_want:
-            face.plan.next.go_by_ns = FOREVER_NS
 
 
 cdef int read_turn(

@@ -4,7 +4,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from cython_ext.desks cimport PREDECESSORS, TURNS, BoardEvent, Desk, Face, Report, Turn
+from cython_ext.desks cimport PREDECESSORS, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_face
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease
 
 from cython_ext.readings import Event, EventKind, LeaseReading, PlanReading
@@ -122,7 +122,8 @@ cdef class PyBoard:
         return bool(result)
 
     def report(self, uint32_t key, int64_t now_ns, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0,
-               uint32_t tail_epoch=0, uint32_t stranded_epoch=0, int64_t drained_ns=0, busy_ns=0, counted_ns=None):
+               uint32_t tail_epoch=0, uint32_t stranded_epoch=0, int64_t drained_ns=0, busy_ns=0, counted_ns=None,
+               uint32_t submitted_epoch=0, int64_t submitted_ns=0):
         """``counted_ns``: up to when ``busy_ns`` is known; None is now."""
         cdef Report report
         memset(&report, 0, sizeof(report))
@@ -134,6 +135,8 @@ cdef class PyBoard:
         report.drained_ns = drained_ns
         report.busy_ns = busy_ns
         report.counted_ns = now_ns if counted_ns is None else counted_ns
+        report.submitted_epoch = submitted_epoch
+        report.submitted_ns = submitted_ns
         board_step(self.board, now_ns)
         board_report(self.board, key, &report, now_ns)
         board_step(self.board, now_ns)
@@ -170,9 +173,9 @@ cdef class PyBoard:
     def plan(self, uint32_t key):
         """What the vGPU's page would show."""
         cdef Face face
-        board_face(self.board, key, &face)
+        desk_face(&self.board.desks[key], self.board.free, &face)
         return PlanReading(
-            reading(&face.plan.current), reading(&face.plan.next), face.open_epoch, face.go_epoch, 0
+            reading(&face.plan.current), reading(&face.plan.next), face.open_epoch, face.go_epoch, face.free_epoch, 0
         )
 
 

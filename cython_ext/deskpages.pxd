@@ -7,7 +7,8 @@ A relay's entry: the relay writes ``want`` and the figures before the two epochs
 return is never paired with a want from before it. A want that is seen gone too early is explained by the next report.
 
 A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
-gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken.
+gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken. ``free_epoch`` may change by
+itself: who could take the lease is not asleep.
 """
 
 from libc.string cimport memcmp
@@ -30,11 +31,15 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.longest_kernel_ns = max(0, loadi64(&entry.longest_kernel_ns))
     report.refill_ns = max(0, loadi64(&entry.refill_ns))
     report.predicted_end_ns = max(0, loadi64(&entry.predicted_end_ns))
+    report.submitted_epoch = load32(&entry.submitted_epoch)
+    report.submitted_ns = loadi64(&entry.submitted_ns)
 
 
 cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
     if page.open_epoch != face.open_epoch and page.open_epoch != 0:
         exchange32(&page.open_epoch, 0)
+    if page.free_epoch != face.free_epoch:
+        store32(&page.free_epoch, 0)
     if page.go_epoch != face.go_epoch and page.go_epoch != 0:
         store32(&page.go_epoch, 0)       # or an epoch from long ago would seem to reach the new lease
     if face.window_ns:
@@ -43,4 +48,5 @@ cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
         publish_plan(page, &face.plan)
     store32(&page.go_epoch, face.go_epoch)
     store32(&page.open_epoch, face.open_epoch)
+    store32(&page.free_epoch, face.free_epoch)
     add32(&page.change, 1)

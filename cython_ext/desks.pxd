@@ -3,8 +3,9 @@ and what one desk says by itself. What moves the turns, and the theory of it all
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, MAX_VGPUS, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
 from cython_ext.logic.handover cimport EARLY_NS
 
 cdef enum:
@@ -52,6 +53,8 @@ cdef struct Report:
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t predicted_end_ns
+    uint32_t submitted_epoch
+    int64_t submitted_ns
 
 
 cdef struct Desk:
@@ -83,6 +86,7 @@ cdef struct Face:
     Plan plan
     uint32_t go_epoch        # of the current lease, once it went
     uint32_t open_epoch
+    uint32_t free_epoch
     int64_t window_ns        # 0: no lease, leave the page's value
 
 
@@ -180,3 +184,33 @@ cdef inline bint any_at_tail(const uint64_t* holding, const Desk* desks) noexcep
     while key >= 0 and not epoch_reached(desks[key].report.tail_epoch, desks[key].turns[0].lease.epoch):
         key = next_key(holding, key + 1)
     return key >= 0
+
+
+cdef inline void desk_face(const Desk* desk, bint free, Face* face) noexcept nogil:
+    """What the vGPU's page must show: the newest lease that went, else the oldest that waits; and the one after it.
+    ``free``: the GPU is."""
+    cdef uint32_t current = first_waiting(desk)
+    cdef const Turn* turn
+    memset(face, 0, sizeof(Face))
+    if desk.live == 0:
+        return
+    current = current - 1 if current > 0 else 0
+    turn = &desk.turns[current]
+    face.plan.current = turn.lease
+    face.window_ns = turn.window_ns
+    if turn.went:
+        face.go_epoch = turn.lease.epoch
+        if turn.lease.flags & LEASE_OPEN:
+            face.open_epoch = turn.lease.epoch
+    elif turn.on_want:
+        face.plan.current.go_by_ns = FOREVER_NS
+        face.free_epoch = desk_free_epoch(desk) if free else 0
+    if current + 1 < desk.live:
+        face.plan.next = desk.turns[current + 1].lease
+        if desk.turns[current + 1].on_want:
+            face.plan.next.go_by_ns = FOREVER_NS
+
+
+cdef inline uint32_t desk_free_epoch(const Desk* desk) noexcept nogil:
+    """The lease that may be taken while the GPU is free; 0: none."""
+    return desk.turns[0].lease.epoch if desk.live > 0 and desk.turns[0].alone and not desk.turns[0].went else 0

@@ -33,18 +33,19 @@ from libc.string cimport memset, strerror
 
 from cython_ext.board cimport (
     BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, RING,
-    Board, board_add, board_deadline, board_face, board_free, board_handover_ns, board_new, board_publish, board_remove,
+    Board, board_add, board_deadline, board_free, board_handover_ns, board_new, board_publish, board_remove,
     board_report, board_step, board_withdraw, event_reading, read_turn,
 )
 from cython_ext.deskpages cimport read_report, write_page
 from cython_ext.desks cimport (
-    EVENT_OBSERVED, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_reading, first_waiting, next_key, put,
+    EVENT_OBSERVED, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_face, desk_free_epoch, desk_reading,
+    first_waiting, next_key, put,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, awake_before_ns, awake_for
-from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, storei64
+from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, store32, storei64
 from cython_ext.pages cimport GrantsPage, RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
@@ -73,6 +74,7 @@ cdef struct Engine:
     GrantsAt[256] pages       # NULL: no such vGPU
     uint64_t[4] wake         # pages whose sleepers must be woken once the lock is free
     bint signalled           # the eventfd says that there are events
+    bint free                # pages say that the GPU is
     bint stopping
     bint spins
     int events_descriptor
@@ -83,19 +85,33 @@ cdef struct Engine:
     pthread_t thread
 
 
+cdef inline void tell_free(Engine* engine, bint is_free) noexcept nogil:
+    """Every page says which lease may be taken without GO, or that none may. Nobody who sleeps is concerned."""
+    cdef int key
+    if is_free == engine.free:
+        return
+    engine.free = is_free
+    for key in range(MAX_VGPUS):
+        if engine.pages[key] != NULL:
+            store32(&engine.pages[key].free_epoch, desk_free_epoch(&engine.board.desks[key]) if is_free else 0)
+
+
 cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
     """Step the board and let the pages follow. Under the lock."""
     cdef Face face
     cdef int key
     board_step(engine.board, at_ns)
+    if not engine.board.free:
+        tell_free(engine, 0)     # before the pages: what is granted now may be begun at once
     key = next_key(engine.board.touched, 0)
     while key >= 0:
         if engine.pages[key] != NULL:
-            board_face(engine.board, key, &face)
+            desk_face(&engine.board.desks[key], engine.board.free, &face)
             write_page(engine.pages[key], &face)
             put(engine.wake, key, 1)
         put(engine.board.touched, key, 0)
         key = next_key(engine.board.touched, key + 1)
+    tell_free(engine, engine.board.free)
 
 
 cdef inline void hear(Engine* engine) noexcept nogil:

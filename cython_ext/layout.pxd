@@ -123,7 +123,8 @@ cdef struct GrantsPage:
     uint64_t total_memory_bytes   # of the physical card
     char[64] vgpu_id         # NUL-terminated
     char[48] gpu_uuid
-    uint8_t[56] reserved1
+    uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
+    uint8_t[52] reserved1
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO
@@ -232,7 +233,9 @@ cdef struct RelayEntry:
     int64_t counted_ns       # busy_ns is known up to here: earliest of the processes with work
     uint32_t tail_epoch      # as in Slot, of a vGPU with one process
     uint32_t stranded_epoch  # in force, and drained by a process that wants: it can go on under another one only
-    uint8_t[40] pad
+    int64_t submitted_ns     # when the first work was submitted under the lease ...
+    uint32_t submitted_epoch     # ... which is the newest that any was submitted under
+    uint8_t[28] pad
 
 
 cdef struct RelayPage:

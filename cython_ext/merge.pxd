@@ -89,6 +89,8 @@ cdef struct Merged:
     int64_t refill_ns
     int64_t predicted_end_ns
     int64_t counted_ns
+    uint32_t submitted_epoch     # the newest lease that somebody submitted work under ...
+    int64_t submitted_ns         # ... the first of them at this time
     uint32_t processes
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
@@ -181,6 +183,18 @@ cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
         watch.gate_waits = load64(&watch.slot.gate_waits)
 
 
+cdef inline void merge_submission(const Slot* slot, Merged* merged) noexcept nogil:
+    cdef uint32_t epoch = load32(&slot.last_epoch)
+    cdef int64_t first_ns = loadi64(&slot.first_submit_ns)
+    if epoch == 0:
+        return
+    if epoch == merged.submitted_epoch:
+        merged.submitted_ns = min(merged.submitted_ns, first_ns)
+    elif merged.submitted_epoch == 0 or epoch_reached(epoch, merged.submitted_epoch):
+        merged.submitted_epoch = epoch
+        merged.submitted_ns = first_ns
+
+
 cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Merged* merged) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef uint32_t drained, undrained
@@ -220,6 +234,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
         if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
             merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
+        merge_submission(slot, merged)
         wire.busy_ns = grown(wire.busy_ns, &wire.watches[index].busy_ns, load64(&slot.busy_ns))
         wire.launches = grown(wire.launches, &wire.watches[index].launches, load64(&slot.launches))
     if merged.want_since_ns == INT64_MAX:
@@ -385,6 +400,8 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         drained = wire.held.epoch
     wire.retell = 0
     # Order matters: see deskpages.pxd.
+    storei64(&entry.submitted_ns, merged.submitted_ns)
+    store32(&entry.submitted_epoch, merged.submitted_epoch)
     if merged.want != wire.want or must_ring:
         wire.want = merged.want
         store32(&wire.activity.want, merged.want)

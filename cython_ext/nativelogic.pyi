@@ -41,6 +41,7 @@ class GateVerdict(NamedTuple):
     epoch: int
     until_ns: int
     closed: int
+    takes: bool = False
 
 class Grants:
     def __init__(self, memory: Buffer) -> None: ...
@@ -63,6 +64,8 @@ def gate_decide(
     drained_epoch: int = 0,
     last_epoch: int = 0,
     contended: bool = False,
+    free_epoch: int = 0,
+    taken_ns: int = 0,
 ) -> GateVerdict: ...
 def plan_opens_ns(record: PlanRecord, *, now_ns: int, returned_epoch: int = 0, drained_epoch: int = 0) -> int: ...
 def plan_due_ns(

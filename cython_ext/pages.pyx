@@ -230,7 +230,7 @@ cdef class GrantsPage(Page):
                 break
         return PlanReading(
             lease_reading(&plan.current), lease_reading(&plan.next), native.load32(&page.open_epoch),
-            native.load32(&page.go_epoch), native.load32(&page.change),
+            native.load32(&page.go_epoch), native.load32(&page.free_epoch), native.load32(&page.change),
         )
 
 
@@ -476,4 +476,6 @@ cdef class RelayPage(Page):
             want_since_ns=at_least_zero(entry.want_since_ns),
             tail_epoch=native.load32(&entry.tail_epoch),
             stranded_epoch=native.load32(&entry.stranded_epoch),
+            submitted_epoch=native.load32(&entry.submitted_epoch),
+            submitted_ns=at_least_zero(entry.submitted_ns),
         )

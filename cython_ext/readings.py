@@ -98,6 +98,7 @@ class PlanReading:
     next: LeaseReading | None
     open_epoch: int
     go_epoch: int
+    free_epoch: int
     change: int
 
 
@@ -165,6 +166,8 @@ class RelayReading:
     want_since_ns: int
     tail_epoch: int
     stranded_epoch: int
+    submitted_epoch: int
+    submitted_ns: int
 
 
 class TraceKind(IntEnum):

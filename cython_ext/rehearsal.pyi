@@ -36,5 +36,7 @@ class Voice:
         drained_ns: int = -1,
         busy_ns: int = 0,
         longest_kernel_ns: int = 0,
+        submitted_epoch: int = 0,
+        submitted_ns: int = 0,
         ring: bool = True,
     ) -> None: ...

@@ -91,6 +91,8 @@ cdef class Process:
 
     def submit(self, uint32_t epoch):
         """Work goes to the GPU under a lease."""
+        if load32(&self.slot.last_epoch) != epoch:
+            storei64(&self.slot.first_submit_ns, now_ns())
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
 
@@ -215,7 +217,7 @@ cdef class Voice:
             self.relay_page.unpin()
 
     def say(self, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0, int64_t drained_ns=-1, busy_ns=0,
-            int64_t longest_kernel_ns=0, bint ring=True):
+            int64_t longest_kernel_ns=0, uint32_t submitted_epoch=0, int64_t submitted_ns=0, bint ring=True):
         """A report, with figures as of now. An epoch of 0 leaves the word as it is; ``drained_ns`` −1 is now."""
         cdef RelayEntry* entry = &self.relays.entries[self.key]
         store32(&entry.want, want)
@@ -223,6 +225,9 @@ cdef class Voice:
         storei64(&entry.counted_ns, now_ns())
         storei64(&entry.longest_kernel_ns, longest_kernel_ns)
         storei64(&entry.drained_ns, now_ns() if drained_ns == -1 else drained_ns)
+        if submitted_epoch:
+            storei64(&entry.submitted_ns, submitted_ns)
+            store32(&entry.submitted_epoch, submitted_epoch)
         if drained_epoch:
             store32(&entry.drained_epoch, drained_epoch)
         if returned_epoch:

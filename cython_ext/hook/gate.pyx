@@ -11,13 +11,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
     PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_baton, vgpu_capturing,
-    vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_gate_here, vgpu_know_stream, vgpu_log,
-    vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_release_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say,
-    vgpu_stream_index, vgpu_wait_for_baton,
+    vgpu_begin, vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
+    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_sample_begin,
+    vgpu_sample_end, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, LEASE_ON_GO, SLOT_ACTIVE, Lease,
-    Plan, Slot, epoch_reached,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound, baton_undated
@@ -26,14 +25,14 @@ from cython_ext.logic.durations cimport (
 )
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
-    lease_usable, plan_due_ns,
+    lease_usable, plan_due_ns, take_ns,
 )
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    backlog_begin, backlog_end_ns, backlog_finish, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
+    backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
@@ -58,11 +57,18 @@ cdef public void vgpu_ring(Gate* gate) noexcept nogil:
     futex_wake(&gate.activity.doorbell, 1)
 
 
+cdef bint note_want(Gate* gate, int64_t now) noexcept nogil:
+    """The slot says that the process wants a lease. Whether that is news."""
+    if load32(&gate.slot.want):
+        return 0
+    storei64(&gate.slot.want_since_ns, now)
+    exchange32(&gate.slot.want, 1)
+    return 1
+
+
 cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
     """Say that the process wants a lease, if the slot does not say so already."""
-    if load32(&gate.slot.want) == 0:
-        storei64(&gate.slot.want_since_ns, now)
-        exchange32(&gate.slot.want, 1)
+    if note_want(gate, now):
         vgpu_ring(gate)
 
 
@@ -126,7 +132,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
         until = min(until, gate.lease_end_ns)    # from then on it may queue ahead
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
         until = now + LOOK_NS            # the relay may yet take its return back
-    if plan.current.end_ns > now and spent_epoch(gate) == plan.current.epoch == view.go_epoch != 0:
+    if plan.current.end_ns > now and vgpu_spent_epoch(gate) == plan.current.epoch == view.go_epoch != 0:
         vgpu_ring(gate)                  # its end was moved away: the relay is to say that we are stranded
     if opens < FOREVER_NS:
         until = min(until, opens)
@@ -166,87 +172,6 @@ cdef int refused(Gate* gate) noexcept nogil:
     return CUDA_SUCCESS
 
 
-# --- leases
-
-cdef uint32_t spent_epoch(const Gate* gate) noexcept nogil:
-    """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
-    another end, or none, since."""
-    cdef uint32_t drained = load32(&gate.slot.drained_epoch)
-    return gate.closed_epoch if drained == 0 or epoch_reached(gate.closed_epoch, drained) else drained
-
-
-cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
-    """The words by which logic/gate.pxd judges a lease, into ``view``."""
-    view.now_ns = now
-    view.go_epoch = load32(&gate.grants.go_epoch)
-    view.returned_epoch = load32(&gate.activity.returned_epoch)
-    view.drained_epoch = spent_epoch(gate)
-
-
-cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
-    cdef GateState view
-    cdef const Lease* lease
-    cdef int i
-    vgpu_look(gate, now, &view)
-    for i in range(2):
-        lease = &plan.current if i == 0 else &plan.next
-        if lease.epoch != 0 and lease.epoch == gate.began_epoch:
-            gate.lease_end_ns = lease.end_ns
-            if gate.ahead.launches and lease_usable(lease, &view):
-                vgpu_release_ahead(gate, lease.epoch, now)       # it was about to be given back before
-        elif lease_usable(lease, &view):
-            if gate.began_epoch:         # the next of ours follows without a gap
-                gate.over_epoch = gate.began_epoch
-                gate.over_end_ns = gate.lease_end_ns
-                gate.over_markers = -1
-            gate.began_epoch = lease.epoch
-            gate.lease_end_ns = lease.end_ns
-            gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
-            backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
-            vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
-            vgpu_release_ahead(gate, lease.epoch, now)
-            if lease.end_ns < FOREVER_NS:
-                vgpu_ring(gate)          # the relay will be awake at its end
-
-
-cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
-    return (
-        now >= gate.lease_end_ns
-        or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
-        or epoch_reached(gate.closed_epoch, gate.began_epoch)
-        or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
-    )
-
-
-cdef public void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Note in the books that the lease is over, if it is."""
-    if gate.began_epoch == 0 or not over(gate, plan, now):
-        return
-    gate.over_epoch = gate.began_epoch
-    gate.over_end_ns = gate.lease_end_ns
-    gate.over_markers = -1
-    gate.length_ns = gate.lease_end_ns - gate.backlog.lease_ns
-    gate.began_epoch = 0
-    backlog_finish(&gate.backlog, now)
-
-
-cdef bint siblings_run(const Gate* gate) noexcept nogil:
-    """Whether another process of the vGPU has work on the device: then timings mean nothing."""
-    cdef uint32_t i
-    if load32(&gate.activity.processes) <= 1:
-        return 0
-    for i in range(64):
-        if (
-            i != gate.slot_index
-            and load32(&gate.activity.slots[i].state) == SLOT_ACTIVE
-            and load32(&gate.activity.slots[i].undrained)
-        ):
-            return 1
-    return 0
-
-
 # --- the three ways through
 
 cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
@@ -280,7 +205,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
-    int64_t assumed_ns, bint programmatic, bint first, int64_t now,
+    int64_t assumed_ns, bint programmatic, uint32_t epoch, bint first, int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due.
     ``assumed_ns``: what it counts for if its length is not known."""
@@ -294,7 +219,7 @@ cdef void tracked(
         gate.over_markers = gate.backlog.count           # the lease before is drained once these are
     if not first and not gate.backlog.busy and gate.backlog.drained_ns:
         gate.gap_ns += (now - gate.backlog.drained_ns - gate.gap_ns) / 4
-    gate.backlog.discard = not gate.lease_sampled or siblings_run(gate)
+    gate.backlog.discard = not gate.lease_sampled or vgpu_siblings_run(gate)
     gate.marked_stream = index
     stream.dirty = 1
     stream.after = key.hash
@@ -313,7 +238,7 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if sample and not first and not gate.backlog.discard and (unknown or (
+    if sample and (not first or gate.found_epoch == epoch) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
@@ -369,7 +294,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     cdef int index, error = CUDA_SUCCESS
     launch.kind = PASS_PLAIN
     launch.sample = -1
-    launch.mark = 0
+    launch.mark = launch.ring = 0
     launch.handle = stream
     launch.thread = NULL
     thread = vgpu_announce_in_context(stream)
@@ -400,7 +325,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
             vgpu_wait_for_baton(gate, now)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
-        if open_epoch != 0 and not epoch_reached(spent_epoch(gate), open_epoch):
+        if open_epoch != 0 and not epoch_reached(vgpu_spent_epoch(gate), open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:
@@ -432,18 +357,28 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         bounded = plan
         baton_bound(&bounded, gate.baton_until_ns)
         gate_decide(&bounded, &view, &verdict)
+        if view.free_epoch != 0 and view.free_epoch == plan.current.epoch:
+            gate.found_epoch = view.free_epoch
         if gate.untracked and verdict.action != GATE_WAIT_LEASE:
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
             # the lease began between the two looks: first what is queued ahead of it
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
         elif verdict.action == GATE_SUBMIT:
+            if verdict.takes:
+                vgpu_end(gate, &plan, now)
+                launch.ring = note_want(gate, now)       # nobody waits for an answer: the launch comes first
             if vgpu_publish_submission(gate, verdict.epoch, now):
+                if verdict.takes:
+                    vgpu_take(gate, verdict.epoch, take_ns(&view))
                 tracked(
                     gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, assumed_ns,
-                    manner & LAUNCH_OVERLAPS != 0, view.last_epoch != verdict.epoch, now,
+                    manner & LAUNCH_OVERLAPS != 0, verdict.epoch, view.last_epoch != verdict.epoch, now,
                 )
                 break
+            if launch.ring:
+                vgpu_ring(gate)
+                launch.ring = 0
         elif verdict.action == GATE_WAIT_BACKLOG:
             vgpu_want(gate, now)
             vgpu_mark(gate)      # else nobody sees the tail of the queue run
@@ -458,7 +393,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
                 gate.closed_epoch = verdict.closed
             vgpu_end(gate, &plan, now)
             if (
-                manner & LAUNCH_WAITS == 0 and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))
+                manner & LAUNCH_WAITS == 0 and not vgpu_go_follows(gate, &plan, &view)
+                and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))
                 and vgpu_queue_ahead(gate, index, learned_ns, manner & LAUNCH_OVERLAPS != 0)
             ):
                 queued(gate, launch, thread, index, key, learned_ns, now)
@@ -474,6 +410,8 @@ cdef public void vgpu_leave(Pass* launch) noexcept nogil:
     if launch.kind == PASS_ANNOUNCED:
         store32(&launch.thread.inside, 0)
     elif launch.kind == PASS_TRACKED:
+        if launch.ring:
+            vgpu_ring(gate)
         if launch.sample >= 0 or launch.mark:
             lock_acquire(&gate.lock)
             if launch.sample >= 0:

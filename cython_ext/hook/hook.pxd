@@ -148,6 +148,9 @@ cdef struct Gate:
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
+    uint32_t found_epoch     # a lease that began, or will, on a free GPU
+    uint32_t taken_epoch     # a lease that we have taken without waiting for GO ...
+    int64_t taken_ns         # ... and the predicted length of what we submitted under it until then
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
     int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
     int64_t over_end_ns
@@ -214,6 +217,7 @@ cdef struct Pass:
     # one launch on its way through the gate, on the launching thread's stack
     int kind                 # PASS_*
     bint mark                # a marker must follow at once
+    bint ring                # the relay is to be rung afterwards
     int32_t sample           # index of Gate.samples to be closed, or -1
     int32_t stream           # index of Gate.streams
     void* handle             # the stream, normalised: 1 legacy, 2 own
@@ -298,11 +302,16 @@ cdef extern:
         Pass* work, void* stream, bint own, bint waits, void* function, unsigned int width, unsigned int height
     ) noexcept nogil
     # ... the caller holds gate.lock
+    void vgpu_want(Gate* gate, int64_t now) noexcept nogil
+    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
+    # leases.pyx; the caller holds gate.lock
+    void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
+    uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil
     void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
-    void vgpu_want(Gate* gate, int64_t now) noexcept nogil
-    void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
-    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
+    void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil
+    bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil
+    bint vgpu_siblings_run(const Gate* gate) noexcept nogil
     # ahead.pyx; the caller holds gate.lock
     bint vgpu_queue_ahead(Gate* gate, int stream, int64_t learned_ns, bint programmatic) noexcept nogil
     void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil

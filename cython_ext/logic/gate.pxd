@@ -13,6 +13,12 @@ it has not ended. Inside a usable lease two rules hold a launch back:
   alone of its kind.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
+
+On a free GPU (nobody holds, nobody wants) a standing lease need not wait for GO, which two sleeping threads would have
+to be woken for: a process may **take** it (``GrantsPage.free_epoch``) for TAKE_MOST_NS of work. A launch of unknown
+length counts for a quarter of that, and only one is in flight: its length is known then. GO follows, and the lease is
+charged from the first of them on. Two vGPUs that take theirs in the same moment run beside each other for no longer
+than that; then one of them has GO, and the other waits for its turn.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -29,6 +35,7 @@ cdef enum:
 
     UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
+    TAKE_MOST_NS = 1_000_000     # work submitted under a lease without GO
 
 
 cdef struct GateState:
@@ -42,6 +49,8 @@ cdef struct GateState:
     uint32_t drained_epoch   # drained or closed: the newest lease that takes no more work of this process; 0: none
     uint32_t last_epoch      # own Slot: the newest submission's; under another epoch this launch is the first
     bint contended           # GRANTS_CONTENDED
+    uint32_t free_epoch      # GrantsPage; 0 too where nothing may be taken for another reason
+    int64_t taken_ns         # work of ours that was submitted under free_epoch already
 
 
 cdef struct Verdict:
@@ -49,6 +58,7 @@ cdef struct Verdict:
     uint32_t epoch           # the lease that GATE_SUBMIT and GATE_WAIT_BACKLOG speak of, else 0
     int64_t until_ns         # when to look again; 0 with GATE_SUBMIT
     uint32_t closed          # a lease that is usable and takes no more work of this process; 0: none
+    bint takes               # GATE_SUBMIT: without GO
 
 
 cdef inline bint lease_alive(const Lease* lease, const GateState* state) noexcept nogil:
@@ -122,6 +132,22 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
     return max(state.window_ns - state.predicted_ns, small_ns)
 
 
+cdef inline int64_t take_ns(const GateState* state) noexcept nogil:
+    """What the launch counts for if it takes a lease."""
+    return <int64_t>TAKE_MOST_NS / 4 if state.predicted_ns < 0 else state.predicted_ns
+
+
+cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nogil:
+    return (
+        state.free_epoch != 0
+        and state.free_epoch == plan.current.epoch
+        and not epoch_reached(state.returned_epoch, state.free_epoch)
+        and not epoch_reached(state.drained_epoch, state.free_epoch)
+        and (state.predicted_ns >= 0 or state.unknown_in_flight == 0)
+        and take_ns(state) <= TAKE_MOST_NS - state.taken_ns
+    )
+
+
 cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* verdict) noexcept nogil:
     cdef int64_t room_ns, wait_ns
     cdef int64_t opens_ns = FOREVER_NS
@@ -129,6 +155,7 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
     cdef int i
     verdict.action = GATE_WAIT_LEASE
     verdict.epoch = verdict.closed = 0
+    verdict.takes = 0
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if not lease_usable(lease, state):
@@ -153,5 +180,10 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
                 wait_ns = max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
                 verdict.until_ns = state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
             return
-    if verdict.action == GATE_WAIT_LEASE:
+    if verdict.action == GATE_WAIT_LEASE and verdict.closed == 0 and may_take(plan, state):
+        verdict.action = GATE_SUBMIT
+        verdict.epoch = state.free_epoch
+        verdict.until_ns = 0
+        verdict.takes = 1
+    elif verdict.action == GATE_WAIT_LEASE:
         verdict.until_ns = opens_ns

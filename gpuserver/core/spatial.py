@@ -185,7 +185,9 @@ class SpatialScheduler(Competition):
         end = hold.lease.end_ns
         if end is not None and planned_end_ns is not None and end > planned_end_ns + self.policy.late_ns:
             # Begun late, it still ends at the boundary, or the rounds would come apart.
-            self._revise(hold, now_ns, end_ns=max(planned_end_ns, now_ns + self.policy.decision_ns))
+            nearest = max(planned_end_ns, now_ns + self.policy.decision_ns)
+            if nearest < end:
+                self._revise(hold, now_ns, end_ns=nearest)
 
     def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
         return withdrawn == account.key

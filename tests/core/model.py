@@ -128,9 +128,11 @@ class Run(Timeline):
         keys: list[int] | None = None,
         watch: Watch | None = None,
         together: bool = False,
+        taking: bool = False,
     ) -> None:
         super().__init__(scheduler, up_ns=up_ns, down_ns=down_ns, watch=watch, together=together)
         self.random = random.Random(seed)
+        self.taking = random.Random(seed) if taking else None
         self.keys = keys if keys is not None else list(range(len(shares)))
         self.published: dict[int, dict[int, Published]] = {k: {} for k in self.keys}
         self.drained: set[tuple[int, int]] = set()
@@ -247,19 +249,25 @@ class Run(Timeline):
         published = (held for leases in self.published.values() for held in leases.values())
         return all(held.went_ns is None and held.lease.standing for held in published)
 
+    def _taken_ns(self, held: Published) -> int:
+        """A standing lease may have been taken before the dispatcher heard of it, while the GPU was free."""
+        over_ns = max((r.drained_ns for r in self.records if r.drained_ns is not None), default=0)
+        ago_ns = self.taking.choice([0, 100 * US, 1000 * US]) if self.taking is not None else 0
+        return max(self.now_ns - ago_ns, min(over_ns, self.now_ns), held.lease.start_ns)
+
     def _go(self, key: int, held: Published) -> None:
-        lease = held.lease
-        end = None if lease.end_ns is None else lease.end_ns + self.now_ns - lease.start_ns
-        held.lease = replace(lease, start_ns=self.now_ns, end_ns=end)
-        held.went_ns = self.now_ns
+        lease, went_ns = held.lease, self._taken_ns(held) if held.lease.standing else self.now_ns
+        end = None if lease.end_ns is None else lease.end_ns + went_ns - lease.start_ns
+        held.lease = replace(lease, start_ns=went_ns, end_ns=end)
+        held.went_ns = went_ns
         if lease.standing:
             self.unheard.add(key)
-        held.record = Record(key, lease.epoch, self.now_ns, planned_end_ns=end)
+        held.record = Record(key, lease.epoch, went_ns, planned_end_ns=end)
         held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
         at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
-        hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - self.now_ns) // 2)
-        self.tell(Went(key, lease.epoch, self.now_ns), hush_ns if at_tail else 0)
+        hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - went_ns) // 2)
+        self.tell(Went(key, lease.epoch, went_ns), hush_ns if at_tail else 0)
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))

@@ -22,7 +22,15 @@ class Population:
 
     def run(self, scheduler: Any, watch: Watch | None = None) -> Run:
         """At its beginning."""
-        return Run(scheduler, list(self.shares), list(self.works), seed=self.seed, watch=watch, together=self.together)
+        return Run(
+            scheduler,
+            list(self.shares),
+            list(self.works),
+            seed=self.seed,
+            watch=watch,
+            together=self.together,
+            taking=True,
+        )
 
 
 @st.composite

@@ -38,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self, together: bool) -> None:
         scheduler = make_scheduler(self.mode)
         self.watch = oracle.Watch(scheduler)
-        self.run = Run(scheduler, [], [], watch=self.watch, together=together)
+        self.run = Run(scheduler, [], [], watch=self.watch, together=together, taking=True)
         self.next_key = 0
         self.stopped: set[int] = set()
 

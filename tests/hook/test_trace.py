@@ -40,10 +40,11 @@ def test_nothing_while_nobody_records(stage: Stage, vgpu: StagedVgpu) -> None:
 def test_what_it_notes_are_its_leases_and_its_books(stage: Stage, vgpu: StagedVgpu) -> None:
     program = Program(stage, vgpu)
     vgpu.grants.flags = RECORDED
-    before = vgpu.slot().busy_ns
+    before, launches = vgpu.slot().busy_ns, vgpu.slot().launches
     program.ask("beside launch 400")
     with vgpu.granting(20 * MS):
-        eventually(lambda: len(drains(vgpu, 0)) >= 3, "three leases are over")
+        eventually(lambda: vgpu.slot().launches == launches + 400, "all of it is launched")
+        assert len(drains(vgpu, 0)) >= 3
         eventually(program.is_done, "all of it has run")
         eventually(lambda: not vgpu.slot().undrained, "the hook has seen that")
     noted, _, lost = vgpu.activity.traced(vgpu.slot().index, 0)

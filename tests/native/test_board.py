@@ -17,6 +17,7 @@ from cython_ext.readings import EventKind
 KEYS = (0, 64, 255)
 QUIET_NS = 200_000
 CLOSE_NS = 1_000_000
+TAKE_MOST_NS = 1_000_000
 EPOCHS = 2**32
 
 Seen = tuple[EventKind, int, int, int, int | None, bool]
@@ -49,6 +50,8 @@ class Twin:
     leases: list[Lease] = field(default_factory=list)
     wants: dict[int, bool] = field(default_factory=dict)
     changed_ns: dict[int, int] = field(default_factory=dict)
+    submitted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    over_ns: int = 0
     seen: list[Seen] = field(default_factory=list)
     hushed: int = 0
     """Of what was seen: GO at the tail of another lease."""
@@ -64,6 +67,15 @@ class Twin:
         own = self.own(lease.key)
         return own[own.index(lease) - 1] if own.index(lease) else None
 
+    @property
+    def rests(self) -> bool:
+        return all(lease.go_ns is None and lease.on_want for lease in self.leases)
+
+    def free_epoch(self, key: int) -> int:
+        """Of the lease that may be taken without GO."""
+        free = self.rests and not any(self.wants.values())
+        return next((lease.epoch for lease in self.own(key)[:1] if free and lease.alone), 0)
+
     def may_go(self, lease: Lease, now_ns: int) -> bool:
         older = self.older(lease)
         if lease.on_want and not self.wants[lease.key]:
@@ -71,8 +83,7 @@ class Twin:
         if older and older.go_ns is None:
             return False
         if lease.alone:
-            free = all(other.go_ns is None and other.on_want for other in self.leases)
-            return free and not older and [key for key in KEYS if self.wants[key]] == [lease.key]
+            return self.rests and not older and [key for key in KEYS if self.wants[key]] == [lease.key]
         if now_ns >= lease.go_by_ns:
             return True
         if not lease.on_want and any(other.unheard and other.key != lease.key for other in self.leases):
@@ -88,6 +99,9 @@ class Twin:
         by_clock_ns = max(lease.start_ns, lease.published_ns, held_ns)
         lease.unheard = lease.alone
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
+        taken_epoch, taken_ns = self.submitted[lease.key]
+        if lease.alone and taken_epoch == lease.epoch:
+            lease.go_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
         if lease.end_ns is not None:
             lease.end_ns += lease.go_ns - lease.start_ns
         first = (self.own(key)[0] for key in KEYS if self.own(key))
@@ -103,6 +117,7 @@ class Twin:
 
     def done(self, lease: Lease, at_ns: int, wants: bool) -> None:
         self.leases.remove(lease)
+        self.over_ns = max(self.over_ns, at_ns)
         self.seen.append((EventKind.DRAINED, lease.key, lease.epoch, at_ns, 0, wants))
 
     def tail(self, key: int, epoch: int, now_ns: int) -> None:
@@ -153,6 +168,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.twin.wants[key] = False
         self.twin.changed_ns[key] = self.now_ns
         self.twin.tails[key] = 0
+        self.twin.submitted[key] = (0, 0)
         self.words[key] = [0, 0, 0, 0]
         self.newest.pop(key, None)
 
@@ -244,6 +260,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         assert self.board.withdraw(key, lease.epoch, self.now_ns) == (lease.go_ns is None)
         if lease.go_ns is None:
             self.twin.leases.remove(lease)
+            self.twin.over_ns = self.now_ns
         else:
             lease.end_ns = self.now_ns if lease.end_ns is None else min(lease.end_ns, self.now_ns)
         self.compare_after_step()
@@ -257,6 +274,13 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         went = [lease.epoch for lease in self.twin.own(key) if lease.go_ns is not None]
         if went:
             self.hear(key, want, self.words[key][0], went[-1], *self.words[key][2:], self.now_ns)
+
+    @rule(key=st.sampled_from(KEYS), ago_ns=st.sampled_from([0, 30_000, 999_999, 5_000_000, -1_000_000]))
+    def takes(self, key: int, ago_ns: int) -> None:
+        """Its lease if it may, or else what it likes: that is a tenant's word."""
+        epoch = self.board.plan(key).free_epoch or self.epoch
+        self.twin.submitted[key] = (epoch, self.now_ns - ago_ns)
+        self.hear(key, True, *self.words[key], self.now_ns)
 
     @rule(key=st.sampled_from(KEYS))
     def comes_to_its_tail(self, key: int) -> None:
@@ -285,6 +309,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.report(
             key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, tail_epoch=tail,
             stranded_epoch=stranded, drained_ns=at_ns,
+            submitted_epoch=self.twin.submitted[key][0], submitted_ns=self.twin.submitted[key][1],
         )  # fmt: skip
         self.twin.step(self.now_ns)
         before, self.words[key] = self.words[key], [returned, drained, tail, stranded]
@@ -325,6 +350,8 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.step(self.now_ns)
         self.compare_after_step()
         self.board.remove(key, self.now_ns)
+        if self.twin.own(key):
+            self.twin.over_ns = self.now_ns
         self.twin.leases = [lease for lease in self.twin.leases if lease.key != key]
         self.add(key)
         self.board.step(self.now_ns)
@@ -362,6 +389,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
                 assert (reading.start_ns, reading.end_ns, reading.on_go) == (start_ns, lease.end_ns, lease.on_go)
                 assert reading.go_by_ns == go_by_ns
             assert plan.go_epoch == (went[-1].epoch if went else 0)
+            assert plan.free_epoch == self.twin.free_epoch(key)
             open_ended = bool(went) and went[-1].end_ns is None
             assert plan.open_epoch == (went[-1].epoch if open_ended else 0)
 
@@ -469,20 +497,3 @@ def test_what_no_lease_can_be_is_refused(asked: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"epoch|start_ns|go_by_ns|ends before"):
         board.publish(0, after=(), early=True, on_want=False, now_ns=0, **lease)
     assert board.outstanding(0) == []
-
-
-def test_who_waits_for_a_lease_goes_at_its_tail_and_it_drains_all_the_same() -> None:
-    board = PyBoard()
-    for key in (0, 1):
-        board.add(key, 0)
-        board.report(key, 0, want=True)
-    board.publish(0, 1, 10, 10_000_000, (), 0, True, False, 10)
-    board.publish(1, 2, 10_000_000, 20_000_000, [(0, 1)], 15_000_000, True, False, 10)
-    board.report(0, 8_999_999, want=True, tail_epoch=1)
-    assert board.outstanding(1) == [(2, False)], "too far from its end to be believed"
-    board.report(0, 9_000_000, want=True)
-    board.report(0, 9_800_000, want=True, tail_epoch=1)
-    assert (board.outstanding(0), board.outstanding(1)) == ([(1, True)], [(2, True)])
-    board.report(0, 9_900_000, want=True, tail_epoch=1, drained_epoch=1, drained_ns=9_890_000)
-    seen = [(e.kind, e.vgpu, e.at_ns) for e in board.events()[0] if e.kind in (EventKind.WENT, EventKind.DRAINED)]
-    assert seen == [(EventKind.WENT, 0, 10), (EventKind.WENT, 1, 9_800_000), (EventKind.DRAINED, 0, 9_890_000)]

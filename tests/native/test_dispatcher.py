@@ -163,6 +163,43 @@ def test_a_standing_lease_for_a_free_gpu_waits_for_whoever_holds_and_is_in_nobod
     assert card.dispatcher.outstanding(0) == [(3, True)]
 
 
+def free_epochs(card: Card) -> list[int]:
+    return [page.plan().free_epoch for page in card.pages]
+
+
+def test_every_page_says_which_lease_may_be_taken_while_the_gpu_is_free(card: Card) -> None:
+    now_ns = time.monotonic_ns()
+    for key in range(3):
+        assert card.dispatcher.publish(key, key + 1, now_ns, None, on_want=True, alone=True)
+    assert card.dispatcher.publish(3, 4, now_ns, None, on_want=True)
+    assert free_epochs(card) == [1, 2, 3, 0]
+    changes = [page.plan().change for page in card.pages]
+    card.want(1)
+    assert free_epochs(card) == [0, 0, 0, 0]
+    card.voices[1].say(want=False, returned_epoch=2)
+    card.listener.wait(EventKind.DRAINED, 1, 2)
+    assert free_epochs(card) == [1, 0, 3, 0]
+    assert [page.plan().change for page in card.pages[::2]] == changes[::2]  # nobody was woken for it
+    card.voices[3].say(want=True)
+    card.listener.wait(EventKind.WENT, 3, 4)
+    assert free_epochs(card) == [0, 0, 0, 0]
+    card.voices[3].say(want=False, returned_epoch=4)
+    card.listener.wait(EventKind.DRAINED, 3, 4)
+    assert card.dispatcher.publish(2, 5, now_ns, None)  # granted, and waits for nobody
+    assert free_epochs(card) == [0, 0, 0, 0]
+
+
+def test_a_lease_that_was_taken_counts_from_the_first_work_on(card: Card) -> None:
+    now_ns = time.monotonic_ns()
+    assert card.dispatcher.publish(0, 1, now_ns, now_ns + MS, on_want=True, alone=True)
+    taken_ns = time.monotonic_ns()
+    card.voices[0].say(want=True, submitted_epoch=1, submitted_ns=taken_ns)
+    went = card.listener.wait(EventKind.WENT, 0, 1)
+    heard_ns = card.listener.wait(EventKind.WANTS, 0).at_ns
+    assert went.at_ns == max(taken_ns, heard_ns - MS)  # a word from long ago is not believed
+    assert went.end_ns == went.at_ns + MS
+
+
 def test_only_a_standing_lease_can_be_for_a_free_gpu(card: Card) -> None:
     with pytest.raises(ValueError, match="alone"):
         card.dispatcher.publish(0, 1, time.monotonic_ns(), None, alone=True)

@@ -28,6 +28,8 @@ class Situation:
     drained_epoch: int = 0
     last_epoch: int = 0
     contended: bool = False
+    free_epoch: int = 0
+    taken_ns: int = 0
 
     def decide(self) -> GateVerdict:
         return native.gate_decide(
@@ -42,6 +44,8 @@ class Situation:
             drained_epoch=self.drained_epoch,
             last_epoch=self.last_epoch,
             contended=self.contended,
+            free_epoch=self.free_epoch,
+            taken_ns=self.taken_ns,
         )
 
     def usable(self, lease: LeaseRecord) -> bool:
@@ -94,6 +98,8 @@ def situations(draw: st.DrawFn) -> Situation:
         drained_epoch=draw(epochs_left),
         last_epoch=draw(st.sampled_from([0, 4, 5, 5, 7])),
         contended=draw(st.booleans()),
+        free_epoch=draw(st.sampled_from([0, 0, 0, 4, 5, 5, 7])),
+        taken_ns=draw(st.sampled_from([0, 0, MS // 2, MS - 1, MS])),
     )
 
 
@@ -147,8 +153,27 @@ def test_submits_only_under_a_usable_lease_and_waits_for_backlog_only_there(situ
     verdict = situation.decide()
     if verdict.action == WAIT_LEASE:
         assert verdict.epoch == 0
-    else:
+    elif not verdict.takes:
         assert situation.usable(lease_of(situation, verdict))
+
+
+@given(situations())
+def test_takes_the_lease_that_waits_on_a_free_gpu_for_a_bounded_amount_of_work(situation: Situation) -> None:
+    verdict = situation.decide()
+    without = replace(situation, free_epoch=0).decide()
+    free = (
+        situation.free_epoch != 0
+        and situation.free_epoch == situation.plan.current.epoch
+        and max(situation.returned_epoch, situation.drained_epoch) < situation.free_epoch
+    )
+    counts_ns = MS // 4 if situation.predicted_ns == UNKNOWN_NS else situation.predicted_ns
+    bounded = situation.taken_ns + counts_ns <= MS
+    known = situation.predicted_ns != UNKNOWN_NS or situation.unknown_in_flight == 0
+    assert verdict.takes == (not any(map(situation.usable, situation.plan)) and free and bounded and known)
+    if verdict.takes:
+        assert (verdict.action, verdict.epoch, verdict.until_ns) == (SUBMIT, situation.free_epoch, 0)
+    else:
+        assert verdict == without
 
 
 def length_ns(situation: Situation) -> int:
@@ -186,14 +211,14 @@ def test_a_current_lease_goes_before_the_next(situation: Situation) -> None:
     verdict = situation.decide()
     if verdict.epoch == 0 or verdict.epoch != situation.plan.next.epoch:
         return
-    alone = replace(situation, plan=PlanRecord(situation.plan.current, LeaseRecord())).decide()
+    alone = replace(situation, plan=PlanRecord(situation.plan.current, LeaseRecord()), free_epoch=0).decide()
     assert alone.action == WAIT_LEASE or (alone.action == WAIT_BACKLOG and not fits(situation, situation.plan.current))
 
 
 @given(situations())
 def test_the_queue_stays_within_the_window_unless_it_was_small(situation: Situation) -> None:
     verdict = situation.decide()
-    assume(verdict.action == SUBMIT)
+    assume(verdict.action == SUBMIT and not verdict.takes)
     lease = lease_of(situation, verdict)
     if lease.flags & LEASE_OPEN and not situation.contended:
         return
@@ -208,7 +233,7 @@ def test_the_queue_stays_within_the_window_unless_it_was_small(situation: Situat
 @given(situations())
 def test_at_least_half_of_a_kernel_fits_before_the_end_unless_it_is_the_first(situation: Situation) -> None:
     verdict = situation.decide()
-    assume(verdict.action == SUBMIT)
+    assume(verdict.action == SUBMIT and not verdict.takes)
     lease = lease_of(situation, verdict)
     length = length_ns(situation)
     first = situation.last_epoch != lease.epoch
@@ -300,7 +325,7 @@ def test_a_plan_opens_with_its_first_lease_that_time_alone_makes_usable_and_is_d
         counted = (lease for at, lease in opens if at < FOREVER_NS and (lease.flags & LEASE_ON_GO or not on_go))
         assert due_ns == min((lease.start_ns for lease in counted), default=FOREVER_NS)
     if not any(map(situation.usable, situation.plan)):
-        assert situation.decide().until_ns == first_ns  # the gate looks again then
+        assert replace(situation, free_epoch=0).decide().until_ns == first_ns  # the gate looks again then
 
 
 @given(situations(), st.integers(1, 2**32 - 1))
@@ -315,6 +340,7 @@ def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
         situation.returned_epoch,
         situation.drained_epoch,
         situation.last_epoch,
+        situation.free_epoch,
         situation.plan.current.epoch,
         situation.plan.next.epoch,
     }
@@ -331,6 +357,7 @@ def test_epochs_wrap_around(situation: Situation, turn: int) -> None:
         returned_epoch=turned(situation.returned_epoch),
         drained_epoch=turned(situation.drained_epoch),
         last_epoch=turned(situation.last_epoch),
+        free_epoch=turned(situation.free_epoch),
     )
     before, after = situation.decide(), moved.decide()
     assert after == before._replace(epoch=turned(before.epoch), closed=turned(before.closed))
@@ -354,6 +381,8 @@ any_lease = st.builds(LeaseRecord, word, word, time64, time64, time64)
         word,
         word,
         st.booleans(),
+        word,
+        time64,
     )
 )
 def test_no_number_overflows(situation: Situation) -> None:

@@ -49,6 +49,20 @@ def test_an_idle_process_returns_its_lease(stage: Stage) -> None:
     assert process.wait_lease()[0] == 2
 
 
+def test_the_first_work_under_the_newest_lease_is_told(stage: Stage) -> None:
+    first, _ = stage.process()
+    second, _ = stage.process()
+    first.submit(4)
+    second.submit(7)
+    between_ns = time.monotonic_ns()
+    first.submit(7)
+    first.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    entry = stage.relays.entry(KEY)
+    assert entry.submitted_epoch == 7
+    assert 0 < entry.submitted_ns < between_ns
+
+
 def test_a_vgpu_is_idle_only_when_its_last_process_is(stage: Stage) -> None:
     first, _ = stage.process()
     second, _ = stage.process()

@@ -1,4 +1,4 @@
-"""When the scheduler is woken for what the board has seen."""
+"""A lease's tail on the board: who goes at it, and when the scheduler is told."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from cython_ext.board import PyBoard
 from cython_ext.readings import EventKind
 
 HUSH_NS = 5_000_000
+
+
+def test_who_waits_for_a_lease_goes_at_its_tail_and_it_drains_all_the_same() -> None:
+    board = PyBoard()
+    for key in (0, 1):
+        board.add(key, 0)
+        board.report(key, 0, want=True)
+    board.publish(0, 1, 10, 10_000_000, (), 0, True, False, 10)
+    board.publish(1, 2, 10_000_000, 20_000_000, [(0, 1)], 15_000_000, True, False, 10)
+    board.report(0, 8_999_999, want=True, tail_epoch=1)
+    assert board.outstanding(1) == [(2, False)], "too far from its end to be believed"
+    board.report(0, 9_000_000, want=True)
+    board.report(0, 9_800_000, want=True, tail_epoch=1)
+    assert (board.outstanding(0), board.outstanding(1)) == ([(1, True)], [(2, True)])
+    board.report(0, 9_900_000, want=True, tail_epoch=1, drained_epoch=1, drained_ns=9_890_000)
+    seen = [(e.kind, e.vgpu, e.at_ns) for e in board.events()[0] if e.kind in (EventKind.WENT, EventKind.DRAINED)]
+    assert seen == [(EventKind.WENT, 0, 10), (EventKind.WENT, 1, 9_800_000), (EventKind.DRAINED, 0, 9_890_000)]
 
 
 @pytest.mark.parametrize("drains", [True, False])

@@ -1,0 +1,108 @@
+"""The leases of a vGPU as one process sees them: which it has begun, taken or spent, and what its books say of that.
+
+The caller holds gate.lock.
+"""
+
+from libc.stdint cimport int64_t, uint32_t
+
+from cython_ext.hook.hook cimport Gate, vgpu_log, vgpu_release_ahead, vgpu_ring
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_reached
+from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.window cimport backlog_begin, backlog_finish
+from cython_ext.native cimport load32
+
+
+cdef public uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil:
+    """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
+    another end, or none, since."""
+    cdef uint32_t drained = load32(&gate.slot.drained_epoch)
+    return gate.closed_epoch if drained == 0 or epoch_reached(gate.closed_epoch, drained) else drained
+
+
+cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
+    """The words by which logic/gate.pxd judges a lease, into ``view``."""
+    view.now_ns = now
+    view.go_epoch = load32(&gate.grants.go_epoch)
+    view.returned_epoch = load32(&gate.activity.returned_epoch)
+    view.drained_epoch = vgpu_spent_epoch(gate)
+    view.free_epoch = load32(&gate.grants.free_epoch) if not gate.lost and gate.ahead.launches == 0 else 0
+    view.taken_ns = gate.taken_ns if gate.taken_epoch == view.free_epoch else 0
+
+
+cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
+    cdef GateState view
+    cdef const Lease* lease
+    cdef int i
+    vgpu_look(gate, now, &view)
+    for i in range(2):
+        lease = &plan.current if i == 0 else &plan.next
+        if lease.epoch != 0 and lease.epoch == gate.began_epoch:
+            gate.lease_end_ns = lease.end_ns
+            if gate.ahead.launches and lease_usable(lease, &view):
+                vgpu_release_ahead(gate, lease.epoch, now)       # it was about to be given back before
+        elif lease_usable(lease, &view):
+            if gate.began_epoch:         # the next of ours follows without a gap
+                gate.over_epoch = gate.began_epoch
+                gate.over_end_ns = gate.lease_end_ns
+                gate.over_markers = -1
+            gate.began_epoch = lease.epoch
+            gate.lease_end_ns = lease.end_ns
+            gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
+            backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
+            vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
+            vgpu_release_ahead(gate, lease.epoch, now)
+            if lease.end_ns < FOREVER_NS:
+                vgpu_ring(gate)          # the relay will be awake at its end
+
+
+cdef public void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil:
+    """Work of that length goes to the GPU before GO is given."""
+    if gate.taken_epoch != epoch:
+        gate.taken_epoch = epoch
+        gate.taken_ns = 0
+        gate.lease_sampled = 1
+        vgpu_log(b"takes epoch, ns", epoch, work_ns)
+    gate.taken_ns += work_ns
+
+
+cdef public bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil:
+    """Whether we have taken the lease that is to be next, so that work is not queued ahead of another."""
+    return gate.taken_epoch != 0 and gate.taken_epoch == plan.current.epoch != view.go_epoch
+
+
+cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
+    return (
+        now >= gate.lease_end_ns
+        or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
+        or epoch_reached(gate.closed_epoch, gate.began_epoch)
+        or (plan.current.epoch != gate.began_epoch and plan.next.epoch != gate.began_epoch)
+    )
+
+
+cdef public void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Note in the books that the lease is over, if it is."""
+    if gate.began_epoch == 0 or not over(gate, plan, now):
+        return
+    gate.over_epoch = gate.began_epoch
+    gate.over_end_ns = gate.lease_end_ns
+    gate.over_markers = -1
+    gate.length_ns = gate.lease_end_ns - gate.backlog.lease_ns
+    gate.began_epoch = 0
+    backlog_finish(&gate.backlog, now)
+
+
+cdef public bint vgpu_siblings_run(const Gate* gate) noexcept nogil:
+    """Whether another process of the vGPU has work on the device: then timings mean nothing."""
+    cdef uint32_t i
+    if load32(&gate.activity.processes) <= 1:
+        return 0
+    for i in range(64):
+        if (
+            i != gate.slot_index
+            and load32(&gate.activity.slots[i].state) == SLOT_ACTIVE
+            and load32(&gate.activity.slots[i].undrained)
+        ):
+            return 1
+    return 0

@@ -1,0 +1,108 @@
+"""A lease that a process takes without waiting for GO, because the GPU is free: when it may, how far that goes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cython_ext.readings import EventKind
+from cython_ext.relay import Relay
+from tests.hook.stage import MS, Stage, StagedVgpu, eventually
+from tests.hook.test_gate import ENDLESS, PROLOGUE, Endless, next_event
+
+KERNEL_MS = 0.1
+TAKE_MOST_MS = 1.0
+
+READY = 'print("ready", flush=True)\n'
+
+
+class Later(Endless):
+    """It launches once it is told to."""
+
+    def __init__(self, stage: Stage, vgpu: StagedVgpu) -> None:
+        self.stage = stage
+        attached = (
+            ENDLESS.format(ms=KERNEL_MS)
+            .replace(READY, "")
+            .replace("threading.Thread(", READY + "sys.stdin.readline()\nthreading.Thread(")
+        )
+        self.process = stage.start(PROLOGUE + attached, stage.environment(vgpu))
+        assert stage.heard(self.process) == "ready"
+
+    def begin(self) -> None:
+        self.stage.tell(self.process)
+
+
+@pytest.fixture
+def vgpu(stage: Stage) -> StagedVgpu:
+    return stage.vgpu()
+
+
+def stand(vgpu: StagedVgpu) -> int:
+    """A lease for a free GPU. Its epoch."""
+    epoch = next(vgpu.stage.epochs)
+    assert vgpu.stage.dispatcher.publish(vgpu.key, epoch, time.monotonic_ns(), None, on_want=True, alone=True)
+    return epoch
+
+
+def new_relay(vgpu: StagedVgpu) -> None:
+    vgpu.relay = Relay(vgpu.activity, vgpu.grants, vgpu.stage.relay_page, vgpu.key, [vgpu.slot().index])
+
+
+def test_it_launches_before_anybody_has_heard_of_it_but_not_for_long(stage: Stage, vgpu: StagedVgpu) -> None:
+    epoch = stand(vgpu)
+    program = Later(stage, vgpu)
+    vgpu.relay.close()
+    program.begin()
+    program.await_start()
+    eventually(program.is_held, "it has had what may be taken")
+    assert 2 <= program.ask()[0] <= TAKE_MOST_MS / KERNEL_MS
+    assert stage.dispatcher.outstanding(vgpu.key) == [(epoch, False)]
+    slot = vgpu.slot()
+    assert (slot.want, slot.last_epoch) == (True, epoch)
+    new_relay(vgpu)
+    assert next_event(stage, lambda e: e.kind == EventKind.WENT, "GO follows").epoch == epoch
+    program.await_more()
+    assert stage.dispatcher.outstanding(vgpu.key) == [(epoch, True)]
+
+
+def test_on_a_gpu_that_somebody_else_wants_it_waits(stage: Stage, vgpu: StagedVgpu) -> None:
+    other = stage.vgpu()
+    worker = Endless(stage, other)
+    other.await_want()  # and has no lease
+    stand(vgpu)
+    program = Later(stage, vgpu)
+    vgpu.relay.close()
+    program.begin()
+    eventually(lambda: vgpu.slot().want, "it asks")
+    assert program.is_held()
+    assert program.ask() == (0, 0)
+    worker.process.kill()
+    eventually(lambda: vgpu.grants.plan().free_epoch != 0, "nobody else wants any more")
+    program.await_start()
+    new_relay(vgpu)
+    program.await_more()
+
+
+def test_who_has_taken_its_lease_and_must_wait_for_another_goes_on_under_the_same_one(
+    stage: Stage, vgpu: StagedVgpu
+) -> None:
+    other = stage.vgpu()
+    epoch = stand(vgpu)
+    program = Later(stage, vgpu)
+    vgpu.relay.close()
+    program.begin()
+    eventually(lambda: vgpu.slot().last_epoch == epoch, "it takes its lease")
+    Endless(stage, other)
+    other.await_want()
+    first = other.lease(time.monotonic_ns(), time.monotonic_ns() + 20 * MS)  # granted without knowing
+    new_relay(vgpu)
+    vgpu.await_want()
+    # What the scheduler does for whom it grants a lease: the one that stands, behind the other.
+    after = ((other.key, first),) if stage.dispatcher.outstanding(other.key) else ()
+    now_ns = time.monotonic_ns()
+    assert stage.dispatcher.publish(vgpu.key, epoch, now_ns, now_ns + 20 * MS, after, now_ns + 60_000 * MS)
+    program.await_more()
+    vgpu.open()
+    program.await_more()
