@@ -40,8 +40,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
 from cython_ext.desks cimport (
-    EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS,
-    BoardEvent, Desk, Report, Turn,
+    EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS, BoardEvent, Desk, Report, Turn,
     any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
     turn_opens_ns,
 )
@@ -160,7 +159,8 @@ cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t 
     cdef uint32_t epoch = desk.turns[index].lease.epoch
     if desk.turns[index].unheard:
         put(board.unheard, key, 0)
-    board.over_ns = max(board.over_ns, at_ns)
+    if desk.turns[index].went:
+        board.over_ns = max(board.over_ns, at_ns)
     desk.live -= 1
     memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(Turn))
     board_refile(board, key)

@@ -65,7 +65,9 @@ def gate_decide(
     last_epoch: int = 0,
     contended: bool = False,
     free_epoch: int = 0,
+    take_most_ns: int = ...,
     taken_ns: int = 0,
+    doubted_ns: int = 0,
 ) -> GateVerdict: ...
 def plan_opens_ns(record: PlanRecord, *, now_ns: int, returned_epoch: int = 0, drained_epoch: int = 0) -> int: ...
 def plan_due_ns(

@@ -141,7 +141,8 @@ cdef class Grants:
 def gate_decide(
     record, *, int64_t now_ns, int64_t window_ns, int64_t backlog_ns=0, int64_t predicted_ns=gate.UNKNOWN_NS,
     uint32_t unknown_in_flight=0, uint32_t go_epoch=0, uint32_t returned_epoch=0, uint32_t drained_epoch=0,
-    uint32_t last_epoch=0, bint contended=False, uint32_t free_epoch=0, int64_t taken_ns=0,
+    uint32_t last_epoch=0, bint contended=False, uint32_t free_epoch=0,
+    int64_t take_most_ns=gate.TAKE_MOST_NS, int64_t taken_ns=0, int64_t doubted_ns=0,
 ):
     cdef Plan plan = plan_of(record)
     cdef gate.GateState state
@@ -150,6 +151,7 @@ def gate_decide(
     state.unknown_in_flight, state.go_epoch, state.returned_epoch = unknown_in_flight, go_epoch, returned_epoch
     state.drained_epoch, state.last_epoch, state.contended = drained_epoch, last_epoch, contended
     state.free_epoch, state.taken_ns = free_epoch, taken_ns
+    state.take_most_ns, state.doubted_ns = take_most_ns, doubted_ns
     gate.gate_decide(&plan, &state, &verdict)
     return GateVerdict(verdict.action, verdict.epoch, verdict.until_ns, verdict.closed, bool(verdict.takes))
 

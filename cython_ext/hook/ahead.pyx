@@ -176,7 +176,7 @@ cdef void join(Gate* gate, int64_t now) noexcept nogil:
 
 cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
     """The lease of ``epoch`` has begun."""
-    if gate.ahead.launches == 0 or not vgpu_publish_submission(gate, epoch, now):
+    if gate.ahead.launches == 0 or not vgpu_publish_submission(gate, epoch, 0, now):
         return
     vgpu_log(b"released: launches, ns", gate.ahead.launches, gate.ahead.work_ns)
     join(gate, now)

@@ -57,24 +57,17 @@ cdef public void vgpu_ring(Gate* gate) noexcept nogil:
     futex_wake(&gate.activity.doorbell, 1)
 
 
-cdef bint note_want(Gate* gate, int64_t now) noexcept nogil:
-    """The slot says that the process wants a lease. Whether that is news."""
-    if load32(&gate.slot.want):
-        return 0
-    storei64(&gate.slot.want_since_ns, now)
-    exchange32(&gate.slot.want, 1)
-    return 1
-
-
 cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
     """Say that the process wants a lease, if the slot does not say so already."""
-    if note_want(gate, now):
+    if load32(&gate.slot.want) == 0:
+        storei64(&gate.slot.want_since_ns, now)
+        exchange32(&gate.slot.want, 1)
         vgpu_ring(gate)
 
 
-cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
-    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back, or the
-    baton was passed on.
+cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil:
+    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back, the
+    baton was passed on, or (``takes``) the GPU is not free any more and GO was not given.
 
     Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
     returned_epoch. So with the baton's word and ``undrained``.
@@ -87,13 +80,15 @@ cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now
     if (
         epoch_reached(load32(&gate.activity.returned_epoch), epoch)
         or load32(&gate.activity.baton) != gate.baton
+        or (takes and load32(&gate.grants.free_epoch) != epoch != load32(&gate.grants.go_epoch))
     ):
         store32(&slot.undrained, before)
         return 0
+    gate.lease_unused = 0
     gate.baton_used = gate.baton
     if not before and baton_undated(gate.baton_until_ns):
         vgpu_ring(gate)
-    if load32(&slot.last_epoch) != epoch:
+    if load32(&slot.last_epoch) != epoch or (takes and not before):
         storei64(&slot.first_submit_ns, now)
         store32(&slot.last_epoch, epoch)
     storei64(&slot.last_submit_ns, now)
@@ -115,6 +110,11 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
         pause()
     lock_acquire(&gate.lock)
     gate.waiters -= 1
+
+
+cdef inline bint stands(const Plan* plan, int64_t now) noexcept nogil:
+    """A standing lease: on a free GPU it begins as soon as the dispatcher has heard of us."""
+    return plan.current.epoch != 0 and plan.current.go_by_ns == FOREVER_NS and plan.current.start_ns <= now
 
 
 cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
@@ -141,10 +141,9 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
             # GO is due at the start, not at go_by: be awake then
             until = min(until, due + AWAKE_AFTER_NS)
             spin_from = due - AWAKE_BEFORE_NS
-        if due <= now < asked + AWAKE_ASKED_NS:
-            # a standing lease: on a free GPU it begins as soon as the dispatcher has heard of us
-            until = min(until, asked + AWAKE_ASKED_NS)
-            spin_from = now
+    if now < asked + AWAKE_ASKED_NS and stands(plan, now):
+        until = min(until, asked + AWAKE_ASKED_NS)
+        spin_from = now
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     wait(gate, change, until, spin_from)
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
@@ -178,7 +177,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
     meanwhile."""
     cdef int index
-    if not vgpu_publish_submission(gate, epoch, now):
+    if not vgpu_publish_submission(gate, epoch, 0, now):
         return 0
     index = vgpu_stream_index(gate, launch.handle)
     gate.streams[index].dirty = 1
@@ -205,7 +204,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
-    int64_t assumed_ns, bint programmatic, uint32_t epoch, bint first, int64_t now,
+    int64_t assumed_ns, bint programmatic, bint takes, bint first, int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due.
     ``assumed_ns``: what it counts for if its length is not known."""
@@ -238,10 +237,10 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if sample and (not first or gate.found_epoch == epoch) and not gate.backlog.discard and (unknown or (
+    if sample and (not first or takes) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
-        launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy)
+        launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes)
     backlog_submit(&gate.backlog, now, learned_ns, assumed_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
@@ -294,7 +293,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     cdef int index, error = CUDA_SUCCESS
     launch.kind = PASS_PLAIN
     launch.sample = -1
-    launch.mark = launch.ring = 0
+    launch.mark = 0
     launch.handle = stream
     launch.thread = NULL
     thread = vgpu_announce_in_context(stream)
@@ -352,13 +351,14 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         view.predicted_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
         view.unknown_in_flight = gate.backlog.unknown
         # The first launch of a turn passes as the first of a lease does.
-        view.last_epoch = load32(&gate.slot.last_epoch) if gate.baton_used == gate.baton else 0
+        view.last_epoch = 0
+        if gate.baton_used == gate.baton and not gate.lease_unused:
+            view.last_epoch = load32(&gate.slot.last_epoch)
+        view.doubted_ns = assumed_ns if doubted and learned_ns < 0 else 0
         view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
         bounded = plan
         baton_bound(&bounded, gate.baton_until_ns)
         gate_decide(&bounded, &view, &verdict)
-        if view.free_epoch != 0 and view.free_epoch == plan.current.epoch:
-            gate.found_epoch = view.free_epoch
         if gate.untracked and verdict.action != GATE_WAIT_LEASE:
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
@@ -367,18 +367,14 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         elif verdict.action == GATE_SUBMIT:
             if verdict.takes:
                 vgpu_end(gate, &plan, now)
-                launch.ring = note_want(gate, now)       # nobody waits for an answer: the launch comes first
-            if vgpu_publish_submission(gate, verdict.epoch, now):
+            if vgpu_publish_submission(gate, verdict.epoch, verdict.takes, now):
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
                 tracked(
                     gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, assumed_ns,
-                    manner & LAUNCH_OVERLAPS != 0, verdict.epoch, view.last_epoch != verdict.epoch, now,
+                    manner & LAUNCH_OVERLAPS != 0, verdict.takes, view.last_epoch != verdict.epoch, now,
                 )
                 break
-            if launch.ring:
-                vgpu_ring(gate)
-                launch.ring = 0
         elif verdict.action == GATE_WAIT_BACKLOG:
             vgpu_want(gate, now)
             vgpu_mark(gate)      # else nobody sees the tail of the queue run
@@ -410,8 +406,6 @@ cdef public void vgpu_leave(Pass* launch) noexcept nogil:
     if launch.kind == PASS_ANNOUNCED:
         store32(&launch.thread.inside, 0)
     elif launch.kind == PASS_TRACKED:
-        if launch.ring:
-            vgpu_ring(gate)
         if launch.sample >= 0 or launch.mark:
             lock_acquire(&gate.lock)
             if launch.sample >= 0:

@@ -111,6 +111,7 @@ cdef struct Sample:
     int32_t end              # -1: not recorded yet
     int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
     int64_t host_ns          # ... and so long before: not the kernel's
+    bint cold                # the host may have loaded code in that time, and the kernel have run in part of it
     bint used
 
 
@@ -148,7 +149,6 @@ cdef struct Gate:
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
-    uint32_t found_epoch     # a lease that began, or will, on a free GPU
     uint32_t taken_epoch     # a lease that we have taken without waiting for GO ...
     int64_t taken_ns         # ... and the predicted length of what we submitted under it until then
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
@@ -161,6 +161,7 @@ cdef struct Gate:
     int64_t window_ns        # adapted
     int64_t lease_end_ns     # of began_epoch
     bint lease_sampled       # the lease began on a GO: nobody else ran at its start
+    bint lease_unused        # nothing was submitted since it began
     int32_t marked_stream    # whose work ``backlog.unmarked`` is
     uint32_t left_count
     int32_t left[64]         # events behind untracked work whose streams may not be asked about it
@@ -217,7 +218,6 @@ cdef struct Pass:
     # one launch on its way through the gate, on the launching thread's stack
     int kind                 # PASS_*
     bint mark                # a marker must follow at once
-    bint ring                # the relay is to be rung afterwards
     int32_t sample           # index of Gate.samples to be closed, or -1
     int32_t stream           # index of Gate.streams
     void* handle             # the stream, normalised: 1 legacy, 2 own
@@ -303,7 +303,7 @@ cdef extern:
     ) noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_want(Gate* gate, int64_t now) noexcept nogil
-    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
+    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil
     # leases.pyx; the caller holds gate.lock
     void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
     uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil
@@ -331,7 +331,7 @@ cdef extern:
     void vgpu_mark_ahead(Gate* gate) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
-    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil
+    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil

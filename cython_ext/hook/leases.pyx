@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.hook.hook cimport Gate, vgpu_log, vgpu_release_ahead, vgpu_ring
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_reached
-from cython_ext.logic.gate cimport GateState, lease_usable
+from cython_ext.logic.gate cimport TAKE_MOST_NS, GateState, lease_usable
 from cython_ext.logic.window cimport backlog_begin, backlog_finish
 from cython_ext.native cimport load32
 
@@ -27,6 +27,7 @@ cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexc
     view.drained_epoch = vgpu_spent_epoch(gate)
     view.free_epoch = load32(&gate.grants.free_epoch) if not gate.lost and gate.ahead.launches == 0 else 0
     view.taken_ns = gate.taken_ns if gate.taken_epoch == view.free_epoch else 0
+    view.take_most_ns = min(<int64_t>TAKE_MOST_NS, gate.window_ns) / max(load32(&gate.activity.processes), <uint32_t>1)
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -49,7 +50,10 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
             gate.began_epoch = lease.epoch
             gate.lease_end_ns = lease.end_ns
             gate.lease_sampled = epoch_reached(view.go_epoch, lease.epoch) != 0
+            gate.lease_unused = 1
             backlog_begin(&gate.backlog, now if lease.flags & LEASE_ON_GO else lease.start_ns)
+            if gate.taken_epoch == lease.epoch:
+                gate.backlog.refilling = 0       # its first work has run already
             vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
             vgpu_release_ahead(gate, lease.epoch, now)
             if lease.end_ns < FOREVER_NS:

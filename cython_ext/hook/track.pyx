@@ -41,6 +41,7 @@ cdef enum:
     LEGACY_HANDLE = 1
     OWN_HANDLE = 2
     OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
+    LOADS_NS = 200_000           # a launch that takes the host longer than this does more than launch
 
 
 cdef inline void* current_context() noexcept nogil:
@@ -168,8 +169,9 @@ cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
         give_event(gate, event)
 
 
-cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty) noexcept nogil:
-    """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it."""
+cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold) noexcept nogil:
+    """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it; ``cold``: it may
+    be the first ever, for which the host loads code."""
     cdef Sample* sample
     cdef int i, mode
     for i in range(SAMPLES):
@@ -187,6 +189,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
         sample.end = -1
         sample.began_ns = now_ns() if empty else 0
         sample.host_ns = 0
+        sample.cold = cold
         sample.used = 1
         return i
     return -1
@@ -212,10 +215,18 @@ cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept no
     graph_timed(&gate.graphs, sample.key.handle, sample.updates, learned_ns, lasted_ns)
 
 
+cdef void learn_one(Gate* gate, const Sample* sample, int64_t lasted_ns, int64_t now) noexcept nogil:
+    if is_graph(&sample.key):
+        prove(gate, sample, lasted_ns)
+    durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
+    vgpu_trace_launch(gate, &sample.key, lasted_ns, now)
+    vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
+
+
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
-    cdef int64_t lasted_ns
+    cdef int64_t elapsed_ns
     cdef float ms
     cdef int i
     for i in range(SAMPLES):
@@ -227,12 +238,9 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
             if real_cuEventElapsedTime(
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
-                lasted_ns = max(<int64_t>(ms * 1e6) - sample.host_ns, <int64_t>(ms * 1e6) / 4)
-                if is_graph(&sample.key):
-                    prove(gate, sample, lasted_ns)
-                durations_learn(&gate.durations, &sample.key, sample.generation, lasted_ns)
-                vgpu_trace_launch(gate, &sample.key, lasted_ns, now)
-                vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
+                elapsed_ns = <int64_t>(ms * 1e6)
+                if not sample.cold or sample.host_ns < max(<int64_t>LOADS_NS, elapsed_ns / 2):
+                    learn_one(gate, sample, max(elapsed_ns - sample.host_ns, elapsed_ns / 4), now)
         give_event(gate, sample.start)
         give_event(gate, sample.end)
         sample.used = 0

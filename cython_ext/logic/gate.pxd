@@ -15,10 +15,10 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
 On a free GPU (nobody holds, nobody wants) a standing lease need not wait for GO, which two sleeping threads would have
-to be woken for: a process may **take** it (``GrantsPage.free_epoch``) for TAKE_MOST_NS of work. A launch of unknown
-length counts for a quarter of that, and only one is in flight: its length is known then. GO follows, and the lease is
-charged from the first of them on. Two vGPUs that take theirs in the same moment run beside each other for no longer
-than that; then one of them has GO, and the other waits for its turn.
+to be woken for: a process may **take** it (``GrantsPage.free_epoch``) for some work, its part of a millisecond. A launch
+of unknown length counts for a quarter of that, and only one is in flight: its length is known then. GO follows, and
+the lease is charged from the first of them on. Two vGPUs that take theirs in the same moment run beside each other for
+no longer than that; then one of them has GO, and the other waits for its turn.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -35,7 +35,7 @@ cdef enum:
 
     UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
-    TAKE_MOST_NS = 1_000_000     # work submitted under a lease without GO
+    TAKE_MOST_NS = 1_000_000     # work of a vGPU under a lease without GO
 
 
 cdef struct GateState:
@@ -50,7 +50,9 @@ cdef struct GateState:
     uint32_t last_epoch      # own Slot: the newest submission's; under another epoch this launch is the first
     bint contended           # GRANTS_CONTENDED
     uint32_t free_epoch      # GrantsPage; 0 too where nothing may be taken for another reason
-    int64_t taken_ns         # work of ours that was submitted under free_epoch already
+    int64_t take_most_ns     # work of this process that may be submitted under free_epoch without GO ...
+    int64_t taken_ns         # ... and has been
+    int64_t doubted_ns       # of a launch of unknown length, what it took before it was changed; else 0
 
 
 cdef struct Verdict:
@@ -134,7 +136,7 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
 
 cdef inline int64_t take_ns(const GateState* state) noexcept nogil:
     """What the launch counts for if it takes a lease."""
-    return <int64_t>TAKE_MOST_NS / 4 if state.predicted_ns < 0 else state.predicted_ns
+    return max(state.take_most_ns / 4, state.doubted_ns) if state.predicted_ns < 0 else state.predicted_ns
 
 
 cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nogil:
@@ -144,7 +146,7 @@ cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nog
         and not epoch_reached(state.returned_epoch, state.free_epoch)
         and not epoch_reached(state.drained_epoch, state.free_epoch)
         and (state.predicted_ns >= 0 or state.unknown_in_flight == 0)
-        and take_ns(state) <= TAKE_MOST_NS - state.taken_ns
+        and take_ns(state) <= state.take_most_ns - state.taken_ns
     )
 
 

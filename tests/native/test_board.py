@@ -260,7 +260,6 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         assert self.board.withdraw(key, lease.epoch, self.now_ns) == (lease.go_ns is None)
         if lease.go_ns is None:
             self.twin.leases.remove(lease)
-            self.twin.over_ns = self.now_ns
         else:
             lease.end_ns = self.now_ns if lease.end_ns is None else min(lease.end_ns, self.now_ns)
         self.compare_after_step()
@@ -350,7 +349,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.board.step(self.now_ns)
         self.compare_after_step()
         self.board.remove(key, self.now_ns)
-        if self.twin.own(key):
+        if any(lease.go_ns is not None for lease in self.twin.own(key)):
             self.twin.over_ns = self.now_ns
         self.twin.leases = [lease for lease in self.twin.leases if lease.key != key]
         self.add(key)

@@ -29,7 +29,9 @@ class Situation:
     last_epoch: int = 0
     contended: bool = False
     free_epoch: int = 0
+    take_most_ns: int = MS
     taken_ns: int = 0
+    doubted_ns: int = 0
 
     def decide(self) -> GateVerdict:
         return native.gate_decide(
@@ -45,7 +47,9 @@ class Situation:
             last_epoch=self.last_epoch,
             contended=self.contended,
             free_epoch=self.free_epoch,
+            take_most_ns=self.take_most_ns,
             taken_ns=self.taken_ns,
+            doubted_ns=self.doubted_ns,
         )
 
     def usable(self, lease: LeaseRecord) -> bool:
@@ -99,7 +103,9 @@ def situations(draw: st.DrawFn) -> Situation:
         last_epoch=draw(st.sampled_from([0, 4, 5, 5, 7])),
         contended=draw(st.booleans()),
         free_epoch=draw(st.sampled_from([0, 0, 0, 4, 5, 5, 7])),
+        take_most_ns=draw(st.sampled_from([MS, MS, MS // 4])),
         taken_ns=draw(st.sampled_from([0, 0, MS // 2, MS - 1, MS])),
+        doubted_ns=draw(st.sampled_from([0, 0, MS // 2, 2 * MS])),
     )
 
 
@@ -166,8 +172,10 @@ def test_takes_the_lease_that_waits_on_a_free_gpu_for_a_bounded_amount_of_work(s
         and situation.free_epoch == situation.plan.current.epoch
         and max(situation.returned_epoch, situation.drained_epoch) < situation.free_epoch
     )
-    counts_ns = MS // 4 if situation.predicted_ns == UNKNOWN_NS else situation.predicted_ns
-    bounded = situation.taken_ns + counts_ns <= MS
+    counts_ns = situation.predicted_ns
+    if situation.predicted_ns == UNKNOWN_NS:
+        counts_ns = max(situation.take_most_ns // 4, situation.doubted_ns)
+    bounded = situation.taken_ns + counts_ns <= situation.take_most_ns
     known = situation.predicted_ns != UNKNOWN_NS or situation.unknown_in_flight == 0
     assert verdict.takes == (not any(map(situation.usable, situation.plan)) and free and bounded and known)
     if verdict.takes:
@@ -382,6 +390,8 @@ any_lease = st.builds(LeaseRecord, word, word, time64, time64, time64)
         word,
         st.booleans(),
         word,
+        time64,
+        time64,
         time64,
     )
 )
