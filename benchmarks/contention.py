@@ -1,6 +1,6 @@
 """64 vGPUs on one simulated GPU: what a cold request waits for, and what serving them all at once costs.
 
-    python -m benchmarks.contention [--vgpus 64] [--samples 1000] [--seconds 5]
+    python -m benchmarks.contention [--vgpus 64] [--samples 1000] [--seconds 5] [--trace FILE]
 
 Real node, GPU Server, brokers and hooks; only the GPU is simulated. *Cold*: programs in eight vGPUs launch an empty
 kernel in turns, some milliseconds apart, so that each finds the lease with another one; how long cuLaunchKernel took,
@@ -156,13 +156,15 @@ def cost(node: Node, seconds: float) -> dict[str, float]:
     }
 
 
-def measure(count: int, samples: int, seconds: float) -> Iterator[dict[str, float]]:
-    """The figures of cold requests, then those of contention."""
+def measure(count: int, samples: int, seconds: float, trace: Path | None = None) -> Iterator[dict[str, float]]:
+    """The figures of cold requests, then those of contention; ``trace``: where a second of that is kept, afterwards."""
     with Node(simulate=1) as node:
         vgpus = made(node, count)
         yield cold(node, vgpus, samples)
         with contending(node, vgpus, seconds):
             yield cost(node, seconds)
+            if trace is not None:
+                node.run("trace", "--seconds", "1", "-o", str(trace))
 
 
 def main() -> None:
@@ -170,9 +172,10 @@ def main() -> None:
     parser.add_argument("--vgpus", type=int, default=64)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a second of contention, for ui.perfetto.dev")
     options = parser.parse_args()
     print(f"{options.vgpus} vGPUs, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    for figures in measure(options.vgpus, options.samples, options.seconds):
+    for figures in measure(options.vgpus, options.samples, options.seconds, options.trace):
         for name, value in figures.items():
             print(f"  {name:<20} {value:10.1f}", flush=True)
 
