@@ -34,9 +34,10 @@ from benchmarks.gpu.records import Records, Run, Writer, read
 from benchmarks.gpu.stage import Ground
 
 
-def split(text: str) -> tuple[float, ...]:
+def percents(text: str, most: float = 100.0) -> tuple[float, ...]:
+    """``30/70``; argparse's error where they add up to more than ``most``."""
     percents = tuple(float(part) for part in text.split("/"))
-    if not all(1 <= percent <= 99 for percent in percents) or sum(percents) > 100:
+    if not all(1 <= percent <= 99 for percent in percents) or sum(percents) > most:
         raise argparse.ArgumentTypeError(f"{text}: write percents from 1 to 99, as in 30 or 30/70 or 20/30/50")
     return percents
 
@@ -47,7 +48,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--works", nargs="+", choices=WORKS, default=[], metavar="NAME", help=", ".join(WORKS))
-    parser.add_argument("--splits", nargs="+", type=split, default=[], metavar="A/B", help="shares, in percent")
+    parser.add_argument("--splits", nargs="+", type=percents, default=[], metavar="A/B", help="shares, in percent")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[], metavar="NAME", help=", ".join(WAYS))
     parser.add_argument("--seconds", type=float, help="length of a window (each part has its own)")
     parser.add_argument("--repeat", type=int, default=1)

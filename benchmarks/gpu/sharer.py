@@ -21,6 +21,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from heapq import nlargest
+from itertools import pairwise
+from operator import itemgetter
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
@@ -92,6 +95,7 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
         "steps": len(gaps_ms),
         "step_p50_ms": percentile(gaps_ms, 50) if gaps_ms else None,
         "step_p99_ms": percentile(gaps_ms, 99) if gaps_ms else None,
+        "slowest_steps": slowest(done, start, stop),
         "late_s": late_s,
     }
     if stamps is not None and window.kernels:
@@ -105,6 +109,12 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
             "kernels": len(kernels),
         }
     return result
+
+
+def slowest(done: Sequence[float], start: float, stop: float) -> list[tuple[float, float]]:
+    """The five longest steps that ended in the window: when they did, and their length in ms."""
+    steps = [(end, 1e3 * (end - before)) for before, end in pairwise(done) if start <= end <= stop]
+    return sorted(nlargest(5, steps, key=itemgetter(1)))
 
 
 def check_whole(kernels: Sequence[Interval], start: float, stop: float) -> None:

@@ -1,11 +1,12 @@
 """A recording of a pair at work, for the picture in the documentation: what ``vgpuctl trace --png`` shows of this GPU.
 
-    python -m benchmarks.gpu.timeline FOLDER [--work resnet50-train] [--split 30/70] [--seconds 5] [--simulate]
+    python -m benchmarks.gpu.timeline FOLDER [--work resnet50-train] [--split 30/70] [--mode temporal] [--seconds 5]
     python -m benchmarks.gpu.timeline FOLDER --draw         only the picture, of what is in FOLDER: needs no GPU
 
 Starts a node and the pair, lets them work for a window without a recording and for one with, and writes to FOLDER:
 ``trace.json`` for ui.perfetto.dev; ``timeline.png``, where matplotlib is installed; ``recording.json``, from which it
-can be drawn anywhere; ``summary.json``: what each did in both windows, and the CPU time that the GPU Server took.
+can be drawn anywhere; ``summary.json``: what each did in both windows, its slowest steps and when they ended (on the
+clock of ``begin_s``), and the CPU time that the GPU Server took. ``--simulate``: stand-ins on the simulated GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.gpu.__main__ import split
+from benchmarks.gpu.__main__ import percents
 from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.node import Node
 from benchmarks.gpu.stage import Ground, Sharer, Stage
 from vgpu.node.link import ControlLink
 from vgpu.protocol.trace import TraceChunk
@@ -35,6 +37,11 @@ MARGIN_S: Final = 0.6
 """The pair works so much longer than the recording, before it and after."""
 
 
+def crowded(text: str) -> tuple[float, ...]:
+    """In spatial mode two of 60 % take rounds."""
+    return percents(text, most=500.0)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.timeline",
@@ -43,7 +50,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--work", choices=WORKS, default="resnet50-train", metavar="NAME", help=", ".join(WORKS))
-    parser.add_argument("--split", type=split, default=(30.0, 70.0), metavar="A/B", help="shares, in percent")
+    parser.add_argument("--split", type=crowded, default=(30.0, 70.0), metavar="A/B", help="shares, in percent")
+    parser.add_argument("--mode", choices=("temporal", "spatial"), default="temporal")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the recording")
     parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
     parser.add_argument("--draw", action="store_true", help="only draw what is in FOLDER")
@@ -55,7 +63,7 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.draw:
         with Ground(args.simulate) as ground, Stage(ground) as stage:
-            recording, summary = record(ground, stage, args.work, args.split, args.seconds)
+            recording, summary = record(ground, stage, args.mode, args.work, args.split, args.seconds)
         keep(args.folder, recording, summary)
     elif not (args.folder / "recording.json").exists():
         print(f"there is no recording.json in {args.folder}", file=sys.stderr)
@@ -64,24 +72,26 @@ def main() -> int:
 
 
 def record(
-    ground: Ground, stage: Stage, work: str, percents: Sequence[float], seconds: float
+    ground: Ground, stage: Stage, mode: str, work: str, split: Sequence[float], seconds: float
 ) -> tuple[Recording, dict[str, Any]]:
-    sharers = [stage.vgpu("temporal", work, percent) for percent in percents]
+    options = ["--overcommit"] if sum(split) > 100 else []
+    sharers = [stage.vgpu(mode, work, percent, *options) for percent in split]
     stage.ready()
-    for sharer, percent in zip(sharers, percents, strict=True):
+    for sharer, percent in zip(sharers, split, strict=True):
         short = f"{work}-{percent:g}-{sharer.name.rpartition('-')[2]}"  # it stands beside a row of the picture
-        ground.node("temporal").run("set", sharer.name, "--name", short)
+        ground.node(mode).run("set", sharer.name, "--name", short)
         sharer.name = short
-    _, without = watched(ground, stage, sharers, seconds, recorded=False)
-    recordings, recorded = watched(ground, stage, sharers, seconds, recorded=True)
-    return recordings[0], {"work": work, "percents": list(percents), "without": without, "recorded": recorded}
+    node = ground.node(mode)
+    _, without = watched(ground, node, stage, sharers, seconds, recorded=False)
+    recordings, recorded = watched(ground, node, stage, sharers, seconds, recorded=True)
+    summary = {"mode": mode, "work": work, "percents": list(split), "without": without, "recorded": recorded}
+    return recordings[0], summary
 
 
 def watched(
-    ground: Ground, stage: Stage, sharers: list[Sharer], seconds: float, *, recorded: bool
+    ground: Ground, node: Node, stage: Stage, sharers: list[Sharer], seconds: float, *, recorded: bool
 ) -> tuple[list[Recording], dict[str, Any]]:
     """A window of all sharers, of which ``seconds`` in the middle are ``recorded``, or only watched."""
-    node = ground.node("temporal")
     with ControlLink(node.control_socket) as link:
         server = psutil.Process(link.gpus()[0].server_pid)
     recordings: list[Recording] = []
@@ -103,15 +113,15 @@ def watched(
     looking.join()
     if not took_s:
         raise RuntimeError("nothing was recorded: see above")
-    done = [result["units_per_second"] for result in outcome.results]
-    return recordings, {"units_per_second": done, "server_cpu_ratio": took_s[0] / seconds}
+    told = {name: [result[name] for result in outcome.results] for name in ("units_per_second", "slowest_steps")}
+    return recordings, told | {"server_cpu_ratio": took_s[0] / seconds}
 
 
 def keep(folder: Path, recording: Recording, summary: dict[str, Any]) -> None:
     (folder / "trace.json").write_text(json.dumps(chrome_trace([recording]), separators=(",", ":")))
     (folder / "recording.json").write_text(recording.chunk().model_dump_json())
     held = {recording.label(vgpu_id): recording.held_ratio(vgpu_id) for vgpu_id in recording.vgpus}
-    summary |= {"gpu": recording.gpu.name, "held_ratio": held, "events": recording.events, "lost": recording.lost}
+    summary |= {"begin_s": recording.begin_ns / 1e9, "gpu": recording.gpu.name, "held_ratio": held, "events": recording.events, "lost": recording.lost}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
 

@@ -39,7 +39,9 @@ cdef extern from "<stdio.h>" nogil:
 
 
 cdef enum:
-    POLL_NS = 50000             # how often a host word is looked at by the agent
+    POLL_NS = 50000             # how often to look whether somebody else has let a stream go on, at first ...
+    POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
+    POLLS = 8                   # of our own words, for one look at what the GPU has done meanwhile
     SPIN_NS = 5000              # a sleep shorter than this is not worth the system call
     HOST_BATCH = 16
 
@@ -67,6 +69,7 @@ cdef Stream* unused
 cdef uint32_t ids
 cdef uint32_t agent_started
 cdef uint32_t agent_word
+cdef uint64_t agent_released    # operations that a word in memory, or another GPU, has let go on; under the locks
 
 
 # -- start
@@ -286,6 +289,7 @@ cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
     With `calls` (the agent): the host functions that are due go there; their number is the answer, and `due` the
     earliest time at which something else can need a hand.
     """
+    global agent_released
     cdef Stream* stream = streams
     cdef SimStream* shared
     cdef SimOp* op
@@ -314,6 +318,7 @@ cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
                 if not may_release(effect):
                     break
                 op.released = 1
+                agent_released += 1
                 sim_settle(gpu)
                 deliver(stream)
             if due != NULL:
@@ -353,7 +358,7 @@ cdef CUresult wait_for(Context* context, SimGpu* gpu, uint32_t slot, uint32_t ge
         # Nothing that takes time stands before it: it waits for a host word or somebody else's turn.
         if at <= now + SPIN_NS:
             at = now + pause
-            pause = pause * 5 / 4 if pause < 8 * POLL_NS else pause
+            pause = min(pause + (pause >> 4), <int64_t>POLL_MOST_NS)
         sim_sleep_until(at)
 
 
@@ -370,7 +375,7 @@ cdef public CUresult drv_wait_room(Stream* stream) noexcept nogil:
 # -- the agent
 
 cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
-    """The earliest time at which an operation of this stream needs the agent."""
+    """The earliest time at which an operation of this stream needs the agent; 0 if time alone does not tell."""
     cdef SimStream* shared = &stream.gpu.streams[stream.slot]
     cdef uint64_t i = shared.delivered
     cdef uint32_t kind
@@ -379,10 +384,7 @@ cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
         kind = stream.effects[i % SIM_QUEUE].kind
         if kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
             at = sim_earliest(stream.gpu, stream.slot, i, 4)
-            if at <= stream.gpu.time_ns:
-                at = stream.gpu.time_ns + POLL_NS
-            if at < due[0]:
-                due[0] = at
+            due[0] = min(due[0], at if at > stream.gpu.time_ns else 0)
             return
         i += 1
 
@@ -401,13 +403,54 @@ cdef void call_host(SimGpu* gpu, HostCall* call) noexcept nogil:
     leave(gpu)
 
 
+cdef bint word_has_come() noexcept nogil:
+    """Whether one of our streams waits for a word that is there now. Without the lock that all processes share: nobody
+    else can let that stream go on."""
+    cdef Stream* stream
+    cdef SimStream* shared
+    cdef bint come = 0
+    pthread_mutex_lock(&sim_process_mutex)
+    stream = streams
+    while stream != NULL and not come:
+        shared = &stream.gpu.streams[stream.slot]
+        if shared.head < shared.tail and stream.effects[shared.head % SIM_QUEUE].kind == EFFECT_WAIT:
+            come = is_satisfied(&stream.effects[shared.head % SIM_QUEUE])
+        stream = stream.next
+    pthread_mutex_unlock(&sim_process_mutex)
+    return come
+
+
+cdef void rest(uint32_t word, int64_t due, int64_t poll_ns) noexcept nogil:
+    """Until the agent is woken, or it is `due`; if that is 0, until a word has come, or for so long that somebody else
+    may have let a stream of ours go on."""
+    cdef int64_t now = now_ns()
+    cdef int64_t until = due if due else now + POLLS * poll_ns
+    cdef int64_t at
+    while now < until and load32(&agent_word) == word:
+        at = until if due else min(until, now + poll_ns)
+        if at > now + POLL_NS:
+            futex_wait(&agent_word, word, at)
+        else:
+            sim_sleep_until(at)
+        if due == 0 and word_has_come():
+            return
+        now = now_ns()
+
+
 cdef void* run_agent(void* unused) noexcept nogil:
+    """While nothing happens the words are looked at less and less often: at last, after 1/256 of the time passed."""
     cdef HostCall calls[16]
     cdef int i, k, called
-    cdef uint32_t word
-    cdef int64_t due, now
+    cdef uint32_t word, woken = 0
+    cdef uint64_t released = 0
+    cdef int64_t due, poll_ns = POLL_NS
     while True:
         word = load32(&agent_word)
+        if word != woken or agent_released != released:
+            poll_ns = POLL_NS
+        else:
+            poll_ns = min(poll_ns + (poll_ns * POLLS >> 8), <int64_t>POLL_MOST_NS)
+        woken, released = word, agent_released
         due = INT64_MAX
         for i in range(device_count):
             pthread_mutex_lock(&sim_process_mutex)
@@ -417,12 +460,8 @@ cdef void* run_agent(void* unused) noexcept nogil:
             for k in range(called):
                 call_host(devices[i].gpu, &calls[k])
             if called:
-                due = 0
-        now = now_ns()
-        if due > now + POLL_NS:
-            futex_wait(&agent_word, word, due)
-        elif due > now:
-            sim_sleep_until(due)
+                due = 1
+        rest(word, due, poll_ns)
 
 
 cdef public void drv_wake_agent() noexcept nogil:
