@@ -41,7 +41,7 @@ from libc.string cimport memmove, memset
 
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS, BoardEvent, Desk, Report, Turn,
-    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_due_ns, turn_idle_ns,
+    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_begins, turn_due_ns, turn_idle_ns,
     turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
@@ -192,7 +192,6 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
     cdef int64_t due = max(turn.ready_ns, turn_opens_ns(turn))
-    cdef int64_t moved
     cdef uint64_t late
     cdef uint32_t i = 0
     if turn.on_want:
@@ -207,10 +206,7 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
     if turn.alone and desk.report.submitted_epoch == turn.lease.epoch:       # taken; charged from then on
         turn.go_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
-    moved = turn.go_ns - turn.lease.start_ns
-    turn.lease.start_ns = turn.go_ns
-    if not turn.lease.flags & LEASE_OPEN:
-        turn.lease.end_ns += moved
+    turn_begins(turn)
     turn.went = 1
     if turn.alone:
         turn.unheard = 1

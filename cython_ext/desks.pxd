@@ -134,6 +134,15 @@ cdef inline int64_t turn_opens_ns(const Turn* turn) noexcept nogil:
     return turn.lease.start_ns
 
 
+cdef inline void turn_begins(Turn* turn) noexcept nogil:
+    """At ``go_ns``. It keeps its length; or its end, where it has a little of its predecessor's time: in rounds all end
+    together."""
+    cdef int64_t later_ns = turn.go_ns - turn.lease.start_ns
+    turn.lease.start_ns = turn.go_ns
+    if not turn.lease.flags & LEASE_OPEN and (later_ns > 0 or turn.early or turn.on_want):
+        turn.lease.end_ns += later_ns
+
+
 cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
     """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
     cdef const Turn* turn = &desk.turns[index]

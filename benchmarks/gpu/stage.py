@@ -249,11 +249,13 @@ class Stage:
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = granted.percent_text
         return self._start(f"mps-{work}-{self._ground.number()}", self._command(work), environment)
 
-    def vgpu(self, mode: str, work: str, sm_percent: float, *options: str, program: str = SHARER) -> Sharer:
+    def vgpu(
+        self, mode: str, work: str, sm_percent: float, *options: str, program: str = SHARER, memory: str = MEMORY
+    ) -> Sharer:
         """In a vGPU of its own, made with ``--sm`` and further options of ``vgpuctl run``."""
         node = self._ground.node(mode)
         name = f"{mode}-{work}-{self._ground.number()}"
-        made = ["run", "--name", name, "--sm", f"{sm_percent:g}", "--mem", MEMORY, *options]
+        made = ["run", "--name", name, "--sm", f"{sm_percent:g}", "--mem", memory, *options]
         command = [*node.vgpuctl, *made, "--", *self._command(work, program)]
         return self._start(name, command, node.environment, node, sm_percent)
 

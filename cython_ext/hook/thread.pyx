@@ -133,7 +133,7 @@ cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
     cdef uint32_t epoch = gate.over_epoch
     if (
         epoch != 0 and gate.began_epoch == 0 and load32(&gate.slot.tail_epoch) != epoch
-        and gate.grants.mode == MODE_TEMPORAL and load32(&gate.slot.last_epoch) == epoch
+        and load32(&gate.slot.last_epoch) == epoch
         and gate.backlog.busy and gate.backlog.unknown == 0 and not gate.untracked
         and backlog_end_ns(&gate.backlog) - now <= TAIL_NS and load32(&gate.activity.processes) == 1
     ):

@@ -472,11 +472,8 @@ class Competition(Membership):
             self._commands.append(Publish(lease))
 
     def _move(self, hold: Hold, start_ns: int) -> None:
-        """The dispatcher starts the lease at another time than was planned, its length kept: note it, say nothing."""
-        end_ns = hold.lease.end_ns
-        if end_ns is not None:
-            end_ns += start_ns - hold.lease.start_ns
-        hold.lease = replace(hold.lease, start_ns=start_ns, end_ns=end_ns)
+        """The dispatcher starts the lease at another time than was planned: note it, say nothing."""
+        hold.lease = hold.lease.begun(start_ns)
 
     def _withdraw(self, account: Account, hold: Hold) -> None:
         del account.holds[hold.lease.epoch]

@@ -7,7 +7,7 @@ grants pages and gives GO when the predecessors of a lease have drained or its `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 VgpuKey = int
@@ -189,8 +189,8 @@ class Lease:
     wait is unbounded), and not before ``start_ns`` unless ``early``, or 0.4 ms before it once all of a not empty
     ``after`` have drained: who held took no more work then, and nobody else is let in so late.
 
-    A lease is usable from GO on and keeps its length: GO at g, before or after ``start_ns``, moves ``end_ns`` by
-    g − start_ns. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
+    A lease is usable from GO on and keeps its length: GO at g moves ``end_ns`` by g − start_ns. Only one that has those
+    0.4 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
 
     A ``standing`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
     token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as
@@ -207,6 +207,11 @@ class Lease:
     early: bool = True
     window_ns: int = 1_000_000
     standing: bool = False
+
+    def begun(self, at_ns: int) -> Lease:
+        """The lease as it is from GO at ``at_ns`` on."""
+        moves = self.end_ns is not None and (at_ns > self.start_ns or self.early or self.standing)
+        return replace(self, start_ns=at_ns, end_ns=self.end_ns + at_ns - self.start_ns if moves else self.end_ns)
 
 
 @dataclass(frozen=True, slots=True)

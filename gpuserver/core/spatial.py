@@ -158,11 +158,13 @@ class SpatialScheduler(Competition):
         )
 
     def _in_force(self, at_ns: int) -> list[Hold]:
+        """Leases under which work is submitted. One at whose tail others went takes no more."""
+        went = [h for h in self._holds() if h.went_ns is not None]
+        at_tail = {epoch for h in went for epoch in h.shadows}
         return [
             h
-            for a in self._accounts.values()
-            for h in a.holds.values()
-            if h.went_ns is not None and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
+            for h in went
+            if h.lease.epoch not in at_tail and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
         ]
 
     def _fits(self) -> bool:

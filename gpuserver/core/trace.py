@@ -57,17 +57,18 @@ class _Course:
     most_end_ns: int | None = None
     idle_ns: int = 0
     withdrawn: bool = False
+    keeps_end: bool = False
+    """Though it begins a little early (``Lease``)."""
 
     def go(self, at_ns: int) -> None:
-        """A lease that begins at another time than was planned keeps its length."""
-        if self.end_ns is not None:
+        if self.end_ns is not None and (at_ns > self.start_ns or not self.keeps_end):
             self.end_ns += at_ns - self.start_ns
         self.go_ns, self.start_ns, self.most_end_ns = at_ns, at_ns, self.end_ns
 
     def publish(self, lease: Lease) -> None:
         self.end_ns, self.window_ns = lease.end_ns, lease.window_ns
         if self.go_ns is None:
-            self.start_ns = lease.start_ns
+            self.start_ns, self.keeps_end = lease.start_ns, not (lease.early or lease.standing)
         elif self.most_end_ns is not None:
             self.most_end_ns = None if lease.end_ns is None else max(self.most_end_ns, lease.end_ns)
 

@@ -34,6 +34,7 @@ from tests.core.timeline import Timeline, Watch
 
 US = 1_000
 TAIL_NS = 150_000
+CLOSE_NS = 1_000_000
 HUSH_NS = 5_000_000
 MS = 1_000_000
 S = 1_000_000_000
@@ -96,6 +97,8 @@ class App:
     first: bool = True
     busy_until_ns: int = 0
     running: bool = False
+    begun: int = 0
+    """When its kernel was."""
     stopped: bool = False
     generation: int = 0
     finished: list[tuple[int, int]] = field(default_factory=list)
@@ -257,8 +260,8 @@ class Run(Timeline):
 
     def _go(self, key: int, held: Published) -> None:
         lease, went_ns = held.lease, self._taken_ns(held) if held.lease.standing else self.now_ns
-        end = None if lease.end_ns is None else lease.end_ns + went_ns - lease.start_ns
-        held.lease = replace(lease, start_ns=went_ns, end_ns=end)
+        held.lease = lease.begun(went_ns)
+        end = held.lease.end_ns
         held.went_ns = went_ns
         if lease.standing:
             self.unheard.add(key)
@@ -303,15 +306,25 @@ class Run(Timeline):
             self._drain(app)
             return
         app.running, app.first = True, False
-        begun = self.now_ns
+        begun = app.begun = self.now_ns
         if app.work.teaches and length > 5 * MS:
             self.tell(Observed(app.key, held.lease.epoch, 0, longest_kernel_ns=length, drains_by_ns=begun + length))
-        if app.work.tails and end is not None and begun + length + length // 2 >= end:
-            self.at(begun + length - TAIL_NS, lambda: self._comes_to_its_tail(app, held))
+        if app.work.tails:
+            self._close(app, held, begun, length)
         self.at(begun + length, lambda: self._complete(app, held, begun))
 
-    def _comes_to_its_tail(self, app: App, held: Published) -> None:
-        if app.held is held and app.running:
+    def _close(self, app: App, held: Published, begun: int, length: int) -> None:
+        """Within its last millisecond a lease into which no other kernel fits behind this one takes no more."""
+        end = held.lease.end_ns
+        if app.held is not held or not app.running or app.begun != begun or end is None:
+            return
+        if self.now_ns < end - CLOSE_NS:
+            self.at(end - CLOSE_NS, lambda: self._close(app, held, begun, length))
+        elif begun + length + length // 2 >= end:
+            self.at(begun + length - TAIL_NS, lambda: self._comes_to_its_tail(app, held, begun))
+
+    def _comes_to_its_tail(self, app: App, held: Published, begun: int) -> None:
+        if app.held is held and app.running and app.begun == begun:
             assert held.record is not None
             held.record.tail_ns = self.now_ns
             self.tails.add((app.key, held.lease.epoch))

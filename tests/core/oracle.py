@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuserver.core.leases import Command, Drained, Event, Observed, Publish, Went, Withdraw
+from gpuserver.core.leases import Command, Drained, Event, Lease, Observed, Publish, Went, Withdraw
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from tests.core.model import MS, Run
 
@@ -246,7 +246,7 @@ class Watch:
         self.scheduler = scheduler
         self.found: list[str] = []
         self.epoch = 0
-        self.leases: dict[int, tuple[int, int | None]] = {}
+        self.leases: dict[int, Lease] = {}
         self.went: set[int] = set()
         self.standing: set[int] = set()
         self.over: set[int] = set()
@@ -256,8 +256,7 @@ class Watch:
         for event in events:
             if isinstance(event, Went) and event.epoch in self.leases:
                 self.went.add(event.epoch)
-                start, end = self.leases[event.epoch]
-                self.leases[event.epoch] = event.at_ns, None if end is None else end + event.at_ns - start
+                self.leases[event.epoch] = self.leases[event.epoch].begun(event.at_ns)
             if isinstance(event, Drained):
                 self.over.add(event.epoch)
         for command in commands:
@@ -277,7 +276,7 @@ class Watch:
             self.found.append(f"a deadline at {due} is not after {now}")
 
     def _withdrawn(self, events: Sequence[Event], now: int, command: Withdraw) -> None:
-        start, _ = self.leases[command.epoch]
+        start = self.leases[command.epoch].start_ns
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
         if any(isinstance(event, Went) and event.epoch in self.standing for event in events):
             return  # that one asked nobody, and is in the way of whoever was to be next
@@ -298,14 +297,14 @@ class Watch:
             if lease.after and not lease.start_ns < lease.go_by_ns <= lease.start_ns + POLICY.grace_ns:
                 self.found.append(f"{lease} waits without a bound")
         else:
-            _, end = self.leases[lease.epoch]
+            end = self.leases[lease.epoch].end_ns
             if lease.epoch in self.went and end is not None and end <= now:
                 self.found.append(f"{lease} had ended at {end}, and got a new end at {now}")
             nearer = lease.end_ns is not None and (end is None or lease.end_ns < end)
             begun = lease.epoch in self.went  # before that, only the length means anything
             if begun and nearer and lease.end_ns is not None and lease.end_ns < now + POLICY.decision_ns:
                 self.found.append(f"11: the end of {lease} moved before {now} + δ")
-        self.leases[lease.epoch] = (lease.start_ns, lease.end_ns)
+        self.leases[lease.epoch] = lease
 
 
 Check = Callable[[Run], list[str]]
@@ -333,13 +332,14 @@ def guarantees(run: Run, slack_ns: int, begin: int = 0) -> list[str]:
 
 
 def packed(run: Run, begin: int = 0) -> list[str]:
-    """13: the SMs of all that has begun and not drained fit the card (where nobody had to wait out the grace), unless
-    all of it bursts."""
+    """13: the SMs of all that has begun and not drained, or come to its tail, fit the card (where nobody had to wait
+    out the grace), unless all of it bursts."""
     changes: list[tuple[int, int, int]] = []
     for record in run.records:
         share = run.shares.get(record.key)
         if share is not None:
             drained = run.now_ns if record.drained_ns is None else record.drained_ns
+            drained = drained if record.tail_ns is None else min(drained, record.tail_ns)
             width, hard = share.sm_mpercent, int(not share.bursts)
             changes += [(record.go_ns, width, hard), (drained, -width, -hard)]
     used = hards = 0

@@ -102,8 +102,9 @@ class Twin:
         taken_epoch, taken_ns = self.submitted[lease.key]
         if lease.alone and taken_epoch == lease.epoch:
             lease.go_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
-        if lease.end_ns is not None:
-            lease.end_ns += lease.go_ns - lease.start_ns
+        later_ns = lease.go_ns - lease.start_ns
+        if lease.end_ns is not None and (later_ns > 0 or lease.early or lease.on_want):
+            lease.end_ns += later_ns
         first = (self.own(key)[0] for key in KEYS if self.own(key))
         self.hushed += any(
             x.go_ns is not None and x is not lease and self.tails[x.key] and self.reached(self.tails[x.key], x.epoch)

@@ -10,6 +10,7 @@ sum. The quotas do not all fit (4·12·0.4 + 2·24·0.4 + 2·50·0.6 is 98 % of 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,11 +24,10 @@ from benchmarks.gpu.parts.part import (
     Bench,
     Options,
     Part,
-    rotated,
     windows_s,
 )
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.stage import Sharer, Stage
 from benchmarks.gpu.tables import Bar, Column, Row, compared
 
 KINDS: Final = (
@@ -36,6 +36,7 @@ KINDS: Final = (
     ("bert-infer", 2, 50.0, 60.0),
 )
 """Work, how many, percent of the SMs, guaranteed percent of the time; where quotas are hard, the largest one too."""
+MEMORY: Final = "6G"
 BLOCK: Final = "4 ResNet-50, 2 RNN-T, 2 BERT"
 
 
@@ -44,27 +45,36 @@ def _quotas(percent: float) -> tuple[str, ...]:
 
 
 def measure(bench: Bench) -> None:
+    """All that is compared is there before any of it works, and plain MPS is measured before and after ours."""
     options = bench.options
+    all_of_them = [kind for kind in KINDS for _ in range(kind[1])]
+
+    def vgpus(stage: Stage, *extra: str) -> list[Sharer]:
+        return [
+            stage.vgpu(SPATIAL, work, sm, *_quotas(time), *extra, memory=MEMORY) for work, _, sm, time in all_of_them
+        ]
+
     with bench.block(BLOCK) as stage:
-        all_of_them = [kind for kind in KINDS for _ in range(kind[1])]
         groups = {HARDWARE: [stage.plain(work) for work, *_ in all_of_them]}
         if options.shared(MPS):
             groups[MPS] = [stage.mps(work) for work, *_ in all_of_them]
+        if options.shared(BURST):
+            groups[BURST] = vgpus(stage, "--burst")
         stage.ready()
+        ways = [way for way in groups if options.shared(way)]
+        ways += [MPS] if {MPS, BURST} <= set(ways) else []
         first = {kind[0]: groups[HARDWARE][all_of_them.index(kind)] for kind in KINDS}
         for repeat in range(options.repeat):
             for work, sharer in first.items():
                 bench.keep(repeat, BLOCK, work, EXCLUSIVE, stage.window([sharer], options.seconds))
-            for way in rotated([way for way in groups if options.shared(way)], repeat):
+            for way in ways:
                 bench.keep(repeat, BLOCK, "8 of them", way, stage.window(groups[way], options.seconds))
-            for way, extra in ((SPATIAL, ()), (BURST, ("--burst",))):
-                if options.shared(way):
-                    with Stage(bench.ground) as inner:  # all of them at once would not fit the GPU's memory
-                        ours = [
-                            inner.vgpu(SPATIAL, work, sm, *_quotas(time), *extra) for work, _, sm, time in all_of_them
-                        ]
-                        inner.ready()
-                        bench.keep(repeat, BLOCK, "8 of them", way, inner.window(ours, options.seconds))
+    if options.shared(SPATIAL):
+        with bench.block(f"{BLOCK}, hard") as stage:
+            hard = vgpus(stage)
+            stage.ready()
+            for repeat in range(options.repeat):
+                bench.keep(repeat, BLOCK, "8 of them", SPATIAL, stage.window(hard, options.seconds))
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -73,18 +83,21 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
         alone = {m.row: m.results[0]["units_per_second"] for m in block if m.way == EXCLUSIVE}
         if set(alone) != {kind[0] for kind in KINDS}:
             continue
-        parts = {m.way: _normalised(m, alone) for m in block if m.way != EXCLUSIVE}
-        totals = {way: sum(sum(of_kind) for of_kind in each.values()) for way, each in parts.items()}
-        for m in block:
-            if m.way == EXCLUSIVE:
-                rows.append(Row(m.row, "one", m.way, m.figures | {"per_second": alone[m.row]}))
-                continue
-            figures = m.figures | {"total_percent": totals[m.way]}
-            for work, of_kind in parts[m.way].items():
+        shared = [(m, _normalised(m, alone)) for m in block if m.way != EXCLUSIVE]
+        found: dict[str, list[float]] = {}
+        for m, parts in shared:
+            found.setdefault(m.way, []).append(sum(map(sum, parts.values())))
+        totals = {way: statistics.fmean(of_way) for way, of_way in found.items()}
+        rows += [
+            Row(m.row, "one", m.way, m.figures | {"per_second": alone[m.row]}) for m in block if m.way == EXCLUSIVE
+        ]
+        for m, parts in shared:
+            figures = m.figures | {"total_percent": sum(map(sum, parts.values()))}
+            for work, of_kind in parts.items():
                 figures[f"{work}_percent"] = sum(of_kind)
             for other in (MPS, HARDWARE):
                 if m.way in (SPATIAL, BURST) and other in totals:
-                    figures[f"over_{other}_percent"] = 100 * totals[m.way] / totals[other]
+                    figures[f"over_{other}_percent"] = 100 * figures["total_percent"] / totals[other]
             rows.append(Row("mix", m.row, m.way, figures))
     return rows
 
@@ -98,9 +111,8 @@ def _normalised(measurement: Measurement, alone: dict[str, float]) -> dict[str, 
 
 
 def estimate(options: Options) -> float:
-    ways = sum(options.shared(way) for way in (HARDWARE, MPS, SPATIAL, BURST))
-    inner = sum(options.shared(way) for way in (SPATIAL, BURST))
-    begin = 2 * BEGIN_S + options.repeat * inner * BEGIN_S
+    ways = sum(options.shared(way) for way in (HARDWARE, MPS, SPATIAL, BURST)) + options.shared(BURST)
+    begin = (3 + options.shared(SPATIAL)) * BEGIN_S
     return begin + windows_s(options.repeat * (len(KINDS) + ways), options.seconds)
 
 

@@ -33,35 +33,32 @@ from benchmarks.gpu.tables import Bar, Column, Row, compared
 WORKS: Final = ("graph", "resnet50-infer8")
 SIZES: Final = ((4, 24.0), (8, 12.0))
 AGAINST: Final = {BURST: MPS, SPATIAL: CAPPED}
-"""What each of ours is compared with."""
+"""What each of ours is compared with, in a block of their own."""
 
 
 def measure(bench: Bench) -> None:
+    """Ours and what they are compared with are all there before one of them works: where the driver put their memory,
+    and how many contexts there are, is worth 4 %."""
     options = bench.options
-    for work, (size, sm_percent) in product(options.some(WORKS), SIZES):
-        block = f"{size} × {work}"
-        with bench.block(block) as stage:
-            groups = {EXCLUSIVE: [stage.plain(work)]}
-            if options.shared(HARDWARE):
-                groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(work) for _ in range(size - 1))]
-            if options.shared(MPS):
-                groups[MPS] = [stage.mps(work) for _ in range(size)]
-            if options.shared(CAPPED):
-                groups[CAPPED] = [stage.mps(work, sm_percent) for _ in range(size)]
-            stage.ready()
-            row = f"{sm_percent:g} % each"
-            for repeat in range(options.repeat):
-                for way, sharers in groups.items():
-                    bench.keep(repeat, block, row, way, stage.window(sharers, options.seconds))
-                for way, extra in ((SPATIAL, ()), (BURST, ("--burst",))):
-                    if options.shared(way):
-                        with Stage(bench.ground) as inner:  # both kinds at once would not fit the GPU
-                            sharers = [inner.vgpu(SPATIAL, work, sm_percent, *extra) for _ in range(size)]
-                            inner.ready()
-                            outcome = inner.window(sharers, options.seconds)
-                        bench.keep(repeat, block, row, way, outcome)
-                for way in groups.keys() & AGAINST.values():  # ours were up to a minute later
-                    bench.keep(repeat, block, row, way, stage.window(groups[way], options.seconds))
+    for work, (size, sm_percent), way in product(options.some(WORKS), SIZES, AGAINST):
+        if options.shared(way):
+            block = f"{size} × {work}"
+            with bench.block(block) as stage:
+                _measure(bench, stage, block, work, size, sm_percent, way)
+
+
+def _measure(bench: Bench, stage: Stage, block: str, work: str, size: int, sm_percent: float, way: str) -> None:
+    options, row = bench.options, f"{sm_percent:g} % each"
+    burst = ("--burst",) if way == BURST else ()
+    groups = {EXCLUSIVE: [stage.plain(work)]} if way == SPATIAL else {}
+    if groups and options.shared(HARDWARE):
+        groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(work) for _ in range(size - 1))]
+    theirs = [stage.mps(work, None if burst else sm_percent) for _ in range(size)]
+    groups |= {AGAINST[way]: theirs, way: [stage.vgpu(SPATIAL, work, sm_percent, *burst) for _ in range(size)]}
+    stage.ready()
+    for repeat in range(options.repeat):
+        for name, sharers in (*groups.items(), (AGAINST[way], theirs)):  # before and after
+            bench.keep(repeat, block, row, name, stage.window(sharers, options.seconds))
 
 
 def total_of(measurement: Measurement) -> float:
@@ -86,9 +83,9 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def estimate(options: Options) -> float:
-    outside = 1 + options.shared(HARDWARE) + 2 * (options.shared(MPS) + options.shared(CAPPED))
-    inside = sum(options.shared(way) for way in (SPATIAL, BURST))
-    each = BEGIN_S * 1.4 + options.repeat * (windows_s(outside + inside, options.seconds) + inside * BEGIN_S)
+    inside = sum(options.shared(way) for way in AGAINST)
+    outside = options.shared(SPATIAL) * (1 + options.shared(HARDWARE)) + 2 * inside
+    each = BEGIN_S * 1.4 * inside + options.repeat * windows_s(outside + inside, options.seconds)
     return len(options.some(WORKS)) * len(SIZES) * each
 
 
