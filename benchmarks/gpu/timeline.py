@@ -121,7 +121,13 @@ def keep(folder: Path, recording: Recording, summary: dict[str, Any]) -> None:
     (folder / "trace.json").write_text(json.dumps(chrome_trace([recording]), separators=(",", ":")))
     (folder / "recording.json").write_text(recording.chunk().model_dump_json())
     held = {recording.label(vgpu_id): recording.held_ratio(vgpu_id) for vgpu_id in recording.vgpus}
-    summary |= {"begin_s": recording.begin_ns / 1e9, "gpu": recording.gpu.name, "held_ratio": held, "events": recording.events, "lost": recording.lost}
+    summary |= {
+        "begin_s": recording.begin_ns / 1e9,
+        "gpu": recording.gpu.name,
+        "held_ratio": held,
+        "events": recording.events,
+        "lost": recording.lost,
+    }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
 

@@ -210,8 +210,10 @@ class Lease:
 
     def begun(self, at_ns: int) -> Lease:
         """The lease as it is from GO at ``at_ns`` on."""
-        moves = self.end_ns is not None and (at_ns > self.start_ns or self.early or self.standing)
-        return replace(self, start_ns=at_ns, end_ns=self.end_ns + at_ns - self.start_ns if moves else self.end_ns)
+        end_ns = self.end_ns
+        if end_ns is not None and (at_ns > self.start_ns or self.early or self.standing):
+            end_ns += at_ns - self.start_ns
+        return replace(self, start_ns=at_ns, end_ns=end_ns)
 
 
 @dataclass(frozen=True, slots=True)

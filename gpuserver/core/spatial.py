@@ -161,11 +161,7 @@ class SpatialScheduler(Competition):
         """Leases under which work is submitted. One at whose tail others went takes no more."""
         went = [h for h in self._holds() if h.went_ns is not None]
         at_tail = {epoch for h in went for epoch in h.shadows}
-        return [
-            h
-            for h in went
-            if h.lease.epoch not in at_tail and (h.lease.end_ns is None or h.lease.end_ns > at_ns)
-        ]
+        return [h for h in went if h.lease.epoch not in at_tail and (h.lease.end_ns is None or h.lease.end_ns > at_ns)]
 
     def _fits(self) -> bool:
         """Whether everybody that wants, and everybody that has not drained, fits the card."""
