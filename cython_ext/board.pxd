@@ -46,7 +46,7 @@ from cython_ext.desks cimport (
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, CLOSE_NS
+from cython_ext.logic.handover cimport CLOSE_NS, awake_after_ns
 
 cdef enum:
     RING = 4096              # events between two visits of the scheduler
@@ -325,9 +325,9 @@ cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns, int64_
         if i < desk.live:
             for j in range(desk.turns[i].waits):
                 turn = board_find(<Board*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
-                if turn == NULL or not turn.went or now_ns - turn.lease.end_ns >= AWAKE_AFTER_NS:
+                if turn == NULL or not turn.went or turn.lease.end_ns >= nearest:
                     continue
-                if turn.lease.end_ns < nearest:
+                if now_ns - turn.lease.end_ns < awake_after_ns(turn.lease.end_ns - turn.go_ns):
                     nearest = turn.lease.end_ns
                     lasted_ns[0] = turn.lease.end_ns - turn.go_ns
         key = next_key(board.waiting, key + 1)

@@ -44,7 +44,7 @@ from cython_ext.desks cimport (
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, awake_before_ns, awake_for
+from cython_ext.logic.handover cimport awake_after_ns, awake_before_ns, awake_for
 from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, store32, storei64
 from cython_ext.pages cimport GrantsPage, RelayPage
 from cython_ext.threads cimport (
@@ -144,16 +144,17 @@ cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noex
     """Until when the thread may rest, as things stand; ``spin``: awake. Under the lock."""
     cdef bint sharp
     cdef int64_t deadline_ns = board_deadline(engine.board, &sharp)
-    cdef int64_t handover_ns = FOREVER_NS, lasted_ns = 0, before_ns
+    cdef int64_t handover_ns = FOREVER_NS, lasted_ns = 0, before_ns, after_ns
     cdef int64_t until_ns = min(deadline_ns, engine.beat_ns)
     if engine.spins:
         handover_ns = board_handover_ns(engine.board, at_ns, &lasted_ns)
     before_ns = awake_before_ns(lasted_ns)
+    after_ns = awake_after_ns(lasted_ns)
     spin[0] = 1
     if sharp and deadline_ns - SPIN_NS <= at_ns:
         return deadline_ns
-    if awake_for(handover_ns, before_ns, at_ns):
-        return min(deadline_ns, handover_ns + AWAKE_AFTER_NS)
+    if awake_for(handover_ns, before_ns, after_ns, at_ns):
+        return min(deadline_ns, handover_ns + after_ns)
     spin[0] = 0
     if sharp:
         until_ns = min(until_ns, deadline_ns - SPIN_NS)

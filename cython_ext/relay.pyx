@@ -50,7 +50,7 @@ from cython_ext.layout cimport (
     RelayPage as Relays, Slot,
 )
 from cython_ext.logic.baton cimport baton_forget
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, awake_before_ns, awake_for
+from cython_ext.logic.handover cimport AWAKE_BEFORE_NS, awake_after_ns, awake_before_ns, awake_for
 from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news, pass_baton, tell_processes
 from cython_ext.native cimport (
     add32, and64, cas32, exchange64, fence, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
@@ -122,17 +122,17 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 
 
 cdef void rest(
-    uint32_t* doorbell, uint32_t heard, int64_t end_ns, int64_t before_ns, int64_t turn_ns, int64_t look_ns, bint spins
+    uint32_t* doorbell, uint32_t heard, int64_t end_ns, int64_t lasted_ns, int64_t turn_ns, int64_t look_ns, bint spins
 ) noexcept nogil:
-    """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns``, of a lease that has not drained: the ring is
-    expected soon after it, to be awake for ``before_ns`` before. ``turn_ns``: the baton is to be looked at, ring or
+    """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns``, of a lease that has not drained, and
+    ``lasted_ns``, its length: the ring is expected soon after it. ``turn_ns``: the baton is to be looked at, ring or
     none."""
-    cdef int64_t at_ns = now_ns()
+    cdef int64_t at_ns = now_ns(), before_ns = awake_before_ns(lasted_ns), after_ns = awake_after_ns(lasted_ns)
     cdef int64_t until_ns = min(at_ns + look_ns, turn_ns)
     if at_ns - end_ns < LOOK_ENDED_NS:
         until_ns = min(until_ns - LOOK_ENDED_NS, end_ns) + LOOK_ENDED_NS
-    if spins and awake_for(end_ns, before_ns, at_ns):
-        until_ns = min(until_ns, end_ns + AWAKE_AFTER_NS)
+    if spins and awake_for(end_ns, before_ns, after_ns, at_ns):
+        until_ns = min(until_ns, end_ns + after_ns)
     elif not spins or turn_ns - at_ns > AWAKE_BEFORE_NS:
         if spins:
             until_ns = min(until_ns, turn_ns - AWAKE_BEFORE_NS)
@@ -147,7 +147,7 @@ cdef void rest(
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
-    cdef int64_t end_ns, before_ns, turn_ns, look_ns
+    cdef int64_t end_ns, lasted_ns, turn_ns, look_ns
     cdef bint must_ring, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
@@ -164,11 +164,11 @@ cdef void* wire_main(void* argument) noexcept nogil:
             ring_dispatcher(wire)
         undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
-        before_ns = awake_before_ns(wire.held.end_ns - wire.held.start_ns)
+        lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
         look_ns = LOOK_WANTED_NS if wire.want else LOOK_NS
         pthread_mutex_unlock(&wire.lock)
-        rest(&wire.activity.doorbell, heard, end_ns, before_ns, turn_ns, look_ns, spins)
+        rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
 
 
 cdef void* watch_main(void* argument) noexcept nogil:

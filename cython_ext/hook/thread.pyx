@@ -196,7 +196,7 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
 
 cdef int64_t look_every_ns(const Gate* gate, int64_t now) noexcept nogil:
     """How often the queue is looked at, as things stand."""
-    if state().spins and awake_for(due_ns(gate), AWAKE_BEFORE_NS, now):
+    if state().spins and awake_for(due_ns(gate), AWAKE_BEFORE_NS, AWAKE_AFTER_NS, now):
         return LOOK_AWAKE_NS
     if gate.over_epoch:
         return LOOK_ENDED_MOST_NS
@@ -232,7 +232,7 @@ cdef void rest(Gate* gate, uint32_t change, int64_t due, int64_t until) noexcept
     cdef int64_t now = now_ns()
     if not state().spins or now - due >= AWAKE_AFTER_NS:
         futex_wait(word, change, until)
-    elif not awake_for(due, AWAKE_BEFORE_NS, now):
+    elif not awake_for(due, AWAKE_BEFORE_NS, AWAKE_AFTER_NS, now):
         futex_wait(word, change, min(until, due - AWAKE_BEFORE_NS))
     else:
         while load32(word) == change and now_ns() < min(until, due + <int64_t>AWAKE_AFTER_NS):

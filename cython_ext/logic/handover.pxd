@@ -20,7 +20,7 @@ Closed
 A lease takes no more work once a launch no longer fits into it and its end is near. To fill the last of it one launch
 at a time would leave gaps between them; what is given up is not paid for. Who comes next has a part of it instead: a
 lease that waits for others may begin a little before its time once they have drained, in that last stretch in which the
-scheduler lets nobody else in (``Policy.guard_ns``, less the time that its word takes).
+scheduler lets nobody else in (``Policy.round_guard_ns``, less the time that its word takes).
 """
 
 from libc.stdint cimport int64_t
@@ -31,7 +31,7 @@ cdef enum:
     AWAKE_ASKED_NS = 200_000  # after asking for what may be had at once
     TAIL_NS = 150_000         # what three threads need to pass the word on; the more, the more often a slice ends in it
     CLOSE_NS = 1_000_000      # the end is near
-    EARLY_NS = 400_000        # before its time
+    EARLY_NS = 700_000        # before its time: a tail, and half a kernel of 1 ms
 
 
 cdef inline int64_t awake_before_ns(int64_t lasted_ns) noexcept nogil:
@@ -40,6 +40,11 @@ cdef inline int64_t awake_before_ns(int64_t lasted_ns) noexcept nogil:
     return min(<int64_t>AWAKE_BEFORE_NS, lasted_ns >> 5)
 
 
-cdef inline bint awake_for(int64_t due_ns, int64_t before_ns, int64_t at_ns) noexcept nogil:
+cdef inline int64_t awake_after_ns(int64_t lasted_ns) noexcept nogil:
+    """And after it, if it does not drain: a sixteenth."""
+    return min(<int64_t>AWAKE_AFTER_NS, lasted_ns >> 4)
+
+
+cdef inline bint awake_for(int64_t due_ns, int64_t before_ns, int64_t after_ns, int64_t at_ns) noexcept nogil:
     """Whether ``at_ns`` is so close to the hand-over that is due at ``due_ns``. FOREVER_NS: none is."""
-    return -before_ns <= at_ns - due_ns < <int64_t>AWAKE_AFTER_NS
+    return -before_ns <= at_ns - due_ns < after_ns

@@ -186,11 +186,11 @@ class Lease:
     ``epoch`` grows by one per lease of a GPU. ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch
     with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given; a pair that is not live
     (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have, at the latest at ``go_by_ns`` (no
-    wait is unbounded), and not before ``start_ns`` unless ``early``, or 0.4 ms before it once all of a not empty
+    wait is unbounded), and not before ``start_ns`` unless ``early``, or 0.7 ms before it once all of a not empty
     ``after`` have drained: who held took no more work then, and nobody else is let in so late.
 
     A lease is usable from GO on and keeps its length: GO at g moves ``end_ns`` by g − start_ns. Only one that has those
-    0.4 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
+    0.7 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
 
     A ``standing`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
     token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as

@@ -260,12 +260,12 @@ class SpatialScheduler(Competition):
                     self._revise(hold, now_ns, end_ns=boundary, window_ns=self._window(a))
         self._make_way(now_ns, boundary)
         self._fill(now_ns, boundary)
-        if boundary - policy.round_lookahead_ns <= now_ns < boundary - policy.guard_ns:
+        if boundary - policy.round_lookahead_ns <= now_ns < boundary - policy.round_guard_ns:
             self._plan(now_ns, boundary)
 
     def _make_way(self, now_ns: int, boundary: int) -> None:
         """A high vGPU that waits, and is not ahead of its guarantee, does not wait for the boundary."""
-        if now_ns >= boundary - self.policy.guard_ns:
+        if now_ns >= boundary - self.policy.round_guard_ns:
             return
         clock = self.clock(now_ns)
         for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
@@ -353,7 +353,7 @@ class SpatialScheduler(Competition):
         predecessors: it would hold up the next."""
         if hold.went_ns is not None or (hold.lease.early and not hold.lease.after):
             return False
-        return not hold.lease.start_ns - self.policy.guard_ns <= now_ns < hold.lease.start_ns
+        return not hold.lease.start_ns - self.policy.round_guard_ns <= now_ns < hold.lease.start_ns
 
     def _ahead(self, hold: Hold, boundary: int) -> bool:
         """Published for the next round."""

@@ -243,7 +243,7 @@ def test_a_normal_one_takes_nothing_back() -> None:
 
 
 def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
-    for at, revoked in ((19.25, True), (19.5, False)):
+    for at, revoked in ((19.15, True), (19.25, False)):
         three = crowd(Priority.HIGH, 40)
         three.tell(Added(3, share(0.2, 40)), 2)
         three.wants(3, 2)
@@ -457,4 +457,4 @@ def test_a_promised_round_that_waits_for_nobody_is_taken_back_too() -> None:
 def test_nobody_is_let_in_while_a_lease_may_begin_early() -> None:
     """The dispatcher may begin the next round's leases so much before the boundary: the guard covers that, and a word
     on its way."""
-    assert DEFAULT_POLICY.guard_ns >= EARLY_NS + 100_000
+    assert DEFAULT_POLICY.round_guard_ns >= EARLY_NS + 100_000
