@@ -243,7 +243,7 @@ def test_a_normal_one_takes_nothing_back() -> None:
 
 
 def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
-    for at, revoked in ((19.15, True), (19.25, False)):
+    for at, revoked in ((19.0, True), (19.25, False)):
         three = crowd(Priority.HIGH, 40)
         three.tell(Added(3, share(0.2, 40)), 2)
         three.wants(3, 2)
