@@ -29,13 +29,14 @@ suite() { # NAME SECONDS OPTIONS…
 }
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
-suite pairs 160 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 6
+suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
 part timeline 120 python3 -m benchmarks.gpu.timeline "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
     suite "shares-$work" 280 --part shares --works "$work"
 done
 LINES_SHOWN=22
-suite colocation 500 --part colocation --seconds 20 --splits 30/70 20/80
+suite colocation 400 --part colocation --works resnet50-graph1 --seconds 10 --splits 30/70 20/80
+suite colocation-host 400 --part colocation --works resnet50-infer1 --seconds 10 --splits 30/70 20/80
 suite colocation-graph 300 --part colocation --works resnet50-graph1 --ways spatial --splits 30/70 --seconds 80    # 20,000 requests
 suite colocation-eager 560 --part colocation --works resnet50-infer1 --ways spatial --splits 30/70 --seconds 200
 suite packing 420 --part packing --works graph --seconds 5

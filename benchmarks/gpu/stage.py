@@ -312,9 +312,11 @@ class Stage:
         kernels: bool = False,
         watch_waits: bool = False,
         requests_per_second: Sequence[float] = (),
+        seed: int = 1,
     ) -> Outcome:
         """All of ``sharers`` over one window of wall time; ``requests_per_second``: for the first ones, 0 is a closed
-        loop. ``watch_waits``: for which part of the time each vGPU had work, but no lease; fifty looks a second.
+        loop; ``seed`` says when those come. ``watch_waits``: for which part of the time each vGPU had work, but no
+        lease; fifty looks a second.
 
         SharerFailed if one fails, answers too late, or began too late to be at work for the whole window.
         """
@@ -322,7 +324,7 @@ class Stage:
         start = time.monotonic() + pace.settle_s + pace.lead_s + pace.profiler_s * stamps
         rates = [*requests_per_second, *[0.0] * (len(sharers) - len(requests_per_second))]
         for sharer, requests in zip(sharers, rates, strict=True):
-            window = Window(start, seconds, stamps or kernels, kernels, requests, pace.lead_s)
+            window = Window(start, seconds, stamps or kernels, kernels, requests, seed, pace.lead_s)
             sharer.tell(json.dumps(asdict(window)))
         with ExitStack() as owned:
             utilisation = None if self._ground.simulated else owned.enter_context(Utilisation(start, start + seconds))

@@ -32,16 +32,38 @@ def bootstrap(
     ``block``: how many neighbours are drawn together (Künsch, 1989), since latencies that follow each other resemble
     each other, and drawing them one by one would make the interval too narrow.
     """
+    dice = random.Random(1)
+    found = [statistic(_drawn(samples, block, dice)) for _ in range(rounds)]
+    return _middle(found, level)
+
+
+def bootstrap_ratio(
+    samples: Sequence[float],
+    base: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    *,
+    block: int = 1,
+    rounds: int = 400,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Likewise for the ``statistic`` of ``samples`` over that of ``base``; both are resampled."""
+    dice = random.Random(1)
+    found = [statistic(_drawn(samples, block, dice)) / statistic(_drawn(base, block, dice)) for _ in range(rounds)]
+    return _middle(found, level)
+
+
+def _drawn(samples: Sequence[float], block: int, dice: random.Random) -> list[float]:
+    """As many as ``samples``, in blocks of neighbours, with repetition."""
     count = len(samples)
     block = max(1, min(block, count))
-    dice = random.Random(1)
-    found = []
-    for _ in range(rounds):
-        drawn: list[float] = []
-        while len(drawn) < count:
-            first = dice.randrange(count - block + 1)
-            drawn += samples[first : first + block]
-        found.append(statistic(drawn[:count]))
+    drawn: list[float] = []
+    while len(drawn) < count:
+        first = dice.randrange(count - block + 1)
+        drawn += samples[first : first + block]
+    return drawn[:count]
+
+
+def _middle(found: Sequence[float], level: float) -> tuple[float, float]:
     tail = 100 * (1 - level) / 2
     return percentile(found, tail), percentile(found, 100 - tail)
 

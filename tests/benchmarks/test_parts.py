@@ -14,6 +14,7 @@ from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.sharer import Window, check_whole, requests
 from benchmarks.gpu.stage import Outcome
+from benchmarks.gpu.stats import percentile
 from benchmarks.gpu.tables import Row
 
 
@@ -138,28 +139,27 @@ def test_an_estimate_grows_with_what_is_asked(part: Any) -> None:
     assert one < more
 
 
-def latency(p50: float, p99: float) -> dict[str, float]:
-    found = {"requests": 1000.0, "unserved": 0.0}
-    for clock in ("host", "gpu"):
-        for percent, value in ((50, p50), (99, p99)):
-            found |= {f"{clock}_p{percent}{end}_ms": value for end in ("", "_low", "_high")}
-    return found
-
-
 def test_a_stream_and_its_trainer_are_compared_with_each_alone() -> None:
+    def served(factor: float) -> dict[str, Any]:
+        rising = [factor * took for took in range(1, 101)]
+        return {"work": "stream", "unserved": 1, "late_s": 0.0, "host_ms": rising, "gpu_ms": rising[:50]}
+
+    stream = colocation.latencies([served(1.0), served(1.0)], [served(1.05), served(1.05)])
     rows = colocation.derive(
         [
-            measured("colocation", "b", "stream", "exclusive", (), latency(2.0, 4.0)),
             measured("colocation", "b", "trainer", "exclusive", (), did(2000)),
-            measured("colocation", "b", "30/70", "spatial", (), latency(2.1, 4.8), did(1700)),
+            measured("colocation", "b", "30/70", "spatial", (), stream, did(1700)),
         ]
     )
     ours = find(rows, "30/70", "spatial")
-    assert (ours["p50_ratio"], ours["p99_ratio"]) == (pytest.approx(1.05), pytest.approx(1.2))
+    assert (ours["requests"], ours["unserved"]) == (200, 2)
+    assert (ours["host_p50_alone_ms"], ours["gpu_p99_alone_ms"]) == (50, 50)
+    assert ours["host_p50_ratio"] == ours["gpu_p99_ratio"] == pytest.approx(1.05)
+    assert ours["host_p99_ratio_low"] <= ours["host_p99_ratio"] <= ours["host_p99_ratio_high"]
     assert ours["trainer_percent"] == pytest.approx(85)
-    assert "p50_ratio" not in find(rows, "stream", "exclusive")
+    assert "host_p50_ratio" not in find(rows, "trainer", "exclusive")
     met = {c.figure: c.bar(rows[-1]) for c in PARTS["colocation"].columns if c.bars}
-    assert met == {"p50_ratio": 1.10, "p99_ratio": 1.10, "trainer_percent": 80.0}
+    assert met == {"host_p50_ratio": 1.10, "host_p99_ratio": 1.10, "trainer_percent": 80.0}
 
 
 def test_replicas_are_compared_with_mps_of_the_same_kind() -> None:
@@ -264,6 +264,7 @@ class Slow:
 
 def test_requests_that_nobody_could_serve_count_with_the_time_they_waited() -> None:
     found = requests(Slow(), Window(time.monotonic(), 0.4, requests_per_second=1000.0))
-    assert found["requests"] > found["unserved"] > found["requests"] / 2
-    assert found["gpu_p50_ms"] == 40.0
-    assert 200.0 <= found["host_p50_ms"] <= 600.0
+    arrived = len(found["host_ms"])
+    assert arrived > found["unserved"] > arrived / 2
+    assert set(found["gpu_ms"]) == {40.0}
+    assert 200.0 <= percentile(found["host_ms"], 50) <= 600.0

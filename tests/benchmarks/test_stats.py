@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu.stats import (
     bootstrap,
+    bootstrap_ratio,
     closed,
     covered_ratio,
     gaps_within,
@@ -76,6 +77,13 @@ def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says() -> Non
         low, high = bootstrap([dice.gauss(10, 1) for _ in range(50)], statistics.fmean, rounds=100)
         hits += low <= 10 <= high
     assert 85 <= hits <= 99
+
+
+def test_a_ratio_has_an_interval_of_its_own() -> None:
+    dice = random.Random(7)
+    base, samples = ([dice.gauss(mean, 1) for _ in range(400)] for mean in (10, 12))
+    low, high = bootstrap_ratio(samples, base, statistics.fmean, rounds=200)
+    assert 1.17 < low < statistics.fmean(samples) / statistics.fmean(base) < high < 1.23
 
 
 def test_neighbours_that_resemble_each_other_widen_a_bootstrap_of_blocks() -> None:

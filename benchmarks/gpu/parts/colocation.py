@@ -2,15 +2,18 @@
 
 Requests arrive at random (Poisson) whether or not the GPU keeps up; each runs ResNet-50, as one CUDA graph or eager
 (``--works``). Latency on the host's clock runs from arrival to the host's knowing, on the GPU's clock between events
-around the request: the latter begins when the GPU reaches the request, so it leaves out the host's queue. The trainer
-takes what it gets. Intervals are bootstrapped from blocks of 100 neighbours. 20,000 requests: ``--seconds 80`` for the
-graph, 200 for the eager one.
+around the request: the latter begins when the GPU reaches the request, so it leaves out the host's queue. The stream
+works alone, without a vGPU, and beside the trainer in turns of 20 s, with the same arrivals; intervals, also those of
+the ratio, are bootstrapped from blocks of 100 neighbours. The trainer takes what it gets. 20,000 requests:
+``--seconds 80`` for the graph, 200 for the eager one, and as long for those alone.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from benchmarks.gpu.parts.part import (
     BEGIN_S,
@@ -28,12 +31,14 @@ from benchmarks.gpu.parts.part import (
 )
 from benchmarks.gpu.parts.shares import label
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.stage import Sharer, Stage
+from benchmarks.gpu.stage import Outcome, Sharer, Stage
+from benchmarks.gpu.stats import bootstrap_ratio, percentile
 from benchmarks.gpu.tables import Bar, Column, Row, compared
 
 STREAMS: Final = {"resnet50-graph1": 250.0, "resnet50-infer1": 100.0}
 """Requests a second: a fifth of the GPU's time, a third of the host's."""
 TRAINER: Final = "resnet50-train"
+TURN_S: Final = 20.0
 CAPS: Final = (50.0, 80.0)
 SPLITS: Final = ((20.0, 80.0), (30.0, 70.0), (50.0, 50.0))
 TEMPORAL_SPLIT: Final = (30.0, 70.0)
@@ -64,9 +69,8 @@ def measure(bench: Bench) -> None:
 def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
     options = bench.options
 
-    def window(stage: Stage, repeat: int, row: str, way: str, pair: Sequence[Sharer]) -> None:
-        outcome = stage.window(pair, options.seconds, requests_per_second=[STREAMS[work]])
-        bench.keep(repeat, block, row, way, outcome)
+    def keep(stage: Stage, repeat: int, row: str, way: str, pair: Sequence[Sharer]) -> None:
+        bench.keep(repeat, block, row, way, in_turns(stage, stream, pair, STREAMS[work], options.seconds))
 
     stream, trainer = stage.plain(work), stage.plain(TRAINER)
     pairs = {("2 of them", HARDWARE): (stream, trainer)}
@@ -78,16 +82,52 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
         pairs[label(TEMPORAL_SPLIT), TEMPORAL] = _vgpus(stage, TEMPORAL, work, TEMPORAL_SPLIT, (True, True))
     stage.ready()
     for repeat in range(options.repeat):
-        window(stage, repeat, "stream", EXCLUSIVE, (stream,))
-        bench.keep(repeat, block, "trainer", EXCLUSIVE, stage.window([trainer], min(options.seconds, 20)))
+        bench.keep(repeat, block, "trainer", EXCLUSIVE, stage.window([trainer], min(options.seconds, TURN_S)))
         for (row, way), pair in pairs.items():
             if options.shared(way):
-                window(stage, repeat, row, way, pair)
+                keep(stage, repeat, row, way, pair)
         for row, split, way, who in _spatial(options):
             with Stage(bench.ground) as inner:  # SMs are fixed for a process's life, and all splits do not fit
                 pair = _vgpus(inner, SPATIAL, work, split, who)
                 inner.ready()
-                window(inner, repeat, row, way, pair)
+                keep(inner, repeat, row, way, pair)
+
+
+def in_turns(
+    stage: Stage, alone: Sharer, pair: Sequence[Sharer], requests_per_second: float, seconds: float
+) -> Outcome:
+    """``seconds`` of the stream ``alone`` and as many of the ``pair``, whose first is a stream too."""
+    turns = max(1, round(seconds / TURN_S))
+
+    def window(sharers: Sequence[Sharer], turn: int) -> Outcome:
+        return stage.window(sharers, seconds / turns, requests_per_second=[requests_per_second], seed=turn)
+
+    before, beside = zip(*((window([alone], turn), window(pair, turn)) for turn in range(turns)), strict=True)
+    stream = latencies([o.results[0] for o in before], [o.results[0] for o in beside])
+    others = (
+        results[-1] | {"units_per_second": statistics.fmean(result["units_per_second"] for result in results)}
+        for results in zip(*(o.results[1:] for o in beside), strict=True)
+    )
+    figures = {name: statistics.fmean(o.figures[name] for o in beside) for name in beside[0].figures}
+    return Outcome((stream, *others), figures)
+
+
+def latencies(before: Sequence[dict[str, Any]], beside: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of all windows of one stream, alone and in company."""
+    found: dict[str, Any] = dict(beside[-1])
+    found["unserved"] = sum(result["unserved"] for result in beside)
+    found["requests"] = sum(len(result["host_ms"]) for result in beside)
+    for clock in ("host", "gpu"):
+        del found[f"{clock}_ms"]
+        alone = [took for result in before for took in result[f"{clock}_ms"]]
+        samples = [took for result in beside for took in result[f"{clock}_ms"]]
+        for percent in (50, 99):
+            name, at = f"{clock}_p{percent}", partial(percentile, percent=percent)
+            found[f"{name}_alone_ms"], found[f"{name}_ms"] = at(alone), at(samples)
+            found[f"{name}_ratio"] = at(samples) / at(alone)
+            low, high = bootstrap_ratio(samples, alone, at, block=100, rounds=200)
+            found |= {f"{name}_ratio_low": low, f"{name}_ratio_high": high}
+    return found
 
 
 def _vgpus(stage: Stage, mode: str, work: str, split: Sequence[float], bursts: Sequence[bool]) -> tuple[Sharer, Sharer]:
@@ -101,33 +141,21 @@ def _vgpus(stage: Stage, mode: str, work: str, split: Sequence[float], bursts: S
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
     rows = []
     for block in compared(measurements):
-        alone = next((m.results[0] for m in block if (m.row, m.way) == ("stream", EXCLUSIVE)), None)
         trainer = next((m.results[0] for m in block if (m.row, m.way) == ("trainer", EXCLUSIVE)), None)
         for m in block:
-            figures = dict(m.figures)
-            stream = m.results[0]
-            if "host_p50_ms" in stream:
-                told = (
-                    "requests",
-                    "unserved",
-                    *(f"{clock}_p{p}{end}_ms" for clock in ("host", "gpu") for p in (50, 99) for end in ENDS),
-                )
-                figures |= {name: stream[name] for name in told}
-                if alone is not None and len(m.results) > 1:
-                    figures |= {f"p{p}_ratio": stream[f"host_p{p}_ms"] / alone[f"host_p{p}_ms"] for p in (50, 99)}
+            figures = m.figures | {name: value for name, value in m.results[0].items() if name in FIGURES}
             if trainer is not None and "units_per_second" in m.results[-1]:
                 figures["trainer_percent"] = 100 * m.results[-1]["units_per_second"] / trainer["units_per_second"]
             rows.append(Row(m.block.split()[0], m.row, m.way, figures))
     return rows
 
 
-ENDS: Final = ("", "_low", "_high")
-
-
 def estimate(options: Options) -> float:
-    count = 2 + sum(options.shared(way) for way in (HARDWARE, MPS, TEMPORAL)) + len(CAPS) * options.shared(CAPPED)
+    count = sum(options.shared(way) for way in (HARDWARE, MPS, TEMPORAL)) + len(CAPS) * options.shared(CAPPED)
     spatial = len(_spatial(options))
-    windows = windows_s(count - 1 + spatial, options.seconds) + windows_s(1, min(options.seconds, 20))
+    turns = max(1, round(options.seconds / TURN_S))
+    windows = windows_s(1, min(options.seconds, TURN_S))
+    windows += windows_s(2 * turns * (count + spatial), options.seconds / turns)
     return len(options.some(tuple(STREAMS))) * (BEGIN_S + options.repeat * (windows + spatial * BEGIN_S * 0.7))
 
 
@@ -135,28 +163,36 @@ def _ours(row: Row) -> bool:
     return row.way in {TEMPORAL, SPATIAL, BURST}
 
 
+def _clock(clock: str) -> list[Column]:
+    columns = []
+    for percent in (50, 99):
+        name = f"{clock}_p{percent}"
+        if clock == "gpu":  # the host's has a bar, and stands in front
+            columns.append(Column(f"{name}_ratio", f"GPU p{percent} × alone", "low", 2))
+        columns.append(Column(f"{name}_alone_ms", f"{clock} p{percent} alone, ms", "low", 2))
+        columns.append(Column(f"{name}_ms", "beside, ms", "low", 2))
+    return columns
+
+
 PART = Part(
     "colocation",
     "A stream of requests beside a trainer of low priority, against each alone",
     20.0,
     (
-        Column("p50_ratio", "p50 × alone", "low", 2, (Bar(1.10, _ours),)),
-        Column("p99_ratio", "p99 × alone", "low", 2, (Bar(1.10, _ours),)),
+        Column("host_p50_ratio", "p50 × alone", "low", 2, (Bar(1.10, _ours),)),
+        Column("host_p50_ratio_low", "95 % from", digits=2),
+        Column("host_p50_ratio_high", "to", digits=2),
+        Column("host_p99_ratio", "p99 × alone", "low", 2, (Bar(1.10, _ours),)),
+        Column("host_p99_ratio_low", "95 % from", digits=2),
+        Column("host_p99_ratio_high", "to", digits=2),
         Column("trainer_percent", "trainer, % of exclusive", "high", 1, (Bar(80.0, _ours),)),
         Column("requests", "requests", digits=0),
         Column("unserved", "unserved", "low", 0),
-        *(
-            Column(
-                f"{clock}_p{p}{end}_ms",
-                f"{clock} p{p}, ms" if not end else {"_low": "95 % from", "_high": "to"}[end],
-                digits=2,
-            )
-            for clock in ("host", "gpu")
-            for p in (50, 99)
-            for end in ENDS
-        ),
+        *_clock("host"),
+        *_clock("gpu"),
     ),
     measure,
     derive,
     estimate,
 )
+FIGURES: Final = {column.figure for column in PART.columns}
