@@ -54,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("bench-gpu"), metavar="FOLDER", help="default: bench-gpu")
     parser.add_argument("--estimate", action="store_true", help="say how long it would take, and end")
+    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
     parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="only tables, of these runs together")
     return parser.parse_args()
@@ -79,7 +80,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours outlives it
     run = Run(
         datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine(args.simulate),
+        machine(args.simulate, args.gpu),
         shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
     )
     print(", ".join(run.machine.values()), flush=True)
@@ -95,7 +96,7 @@ def main() -> int:
         save(args.out, tables_of(records), records)
         return records
 
-    with Ground(args.simulate) as ground:
+    with Ground(args.simulate, args.gpu) as ground:
         for part in parts:
             bench = Bench(part.name, run.run, chosen[part.name], ground, writer, tell, lambda _: keep())
             part.measure(bench)
@@ -156,9 +157,9 @@ def judge(made: Iterable[tables.Table], records: Records) -> None:
     sys.stdout.flush()
 
 
-def machine(simulated: bool) -> dict[str, str]:
+def machine(simulated: bool, gpu: int) -> dict[str, str]:
     """What the figures depend on, as far as it can be asked for."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
     source = ["git", "rev-parse", "--short", "HEAD"]
     return {
         "gpu": "a rehearsal on the simulated GPU: no figure counts" if simulated else _said(query) or "no GPU",

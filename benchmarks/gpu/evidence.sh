@@ -4,13 +4,16 @@
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
+# GPU=1 before it: the suite's parts on that one; with a folder each, several GPUs can be at it side by side, once
+# prepare.sh was sourced.
+#
 # Parts that measure run alone; tests that only look at what happens run side by side. FOLDER/all.tgz has everything,
 # and is made anew after each part.
 cd "$(dirname "$0")/../.." || exit
 out=${1:-evidence}
 wanted=" ${*:2} "
 mkdir -p "$out"
-source benchmarks/gpu/prepare.sh
+[[ ${PREPARED:-} ]] || source benchmarks/gpu/prepare.sh
 export REQUIRE_GPU=1
 
 part() { # NAME SECONDS COMMAND…
@@ -25,12 +28,12 @@ part() { # NAME SECONDS COMMAND…
 }
 
 suite() { # NAME SECONDS OPTIONS…
-    part "$1" "$2" python3 -m benchmarks.gpu "${@:3}" --out "$out/$1"
+    part "$1" "$2" python3 -m benchmarks.gpu --gpu "${GPU:-0}" "${@:3}" --out "$out/$1"
 }
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
-part timeline 120 python3 -m benchmarks.gpu.timeline "$out/timeline"
+part timeline 120 python3 -m benchmarks.gpu.timeline --gpu "${GPU:-0}" "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
     suite "shares-$work" 280 --part shares --works "$work"
 done

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 
 
-def plain_environment(node: Node | None) -> dict[str, str]:
-    """The environment of a program without vGPU and hook: on the real GPU (None), or on ``node``'s simulated one."""
+def plain_environment(node: Node | None, gpu: int = 0) -> dict[str, str]:
+    """The environment of a program without vGPU and hook: on real GPUs (None), or on a simulated one of ``node``."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("VGPU_", "CUDA_MPS_"))}
     if node is None or not node.simulated:
         return own
-    lines = node.run("create", "--sm", "1", "--mem", "64M", "-o", "env").splitlines()
+    lines = node.run("create", "--gpu", str(gpu), "--sm", "1", "--mem", "64M", "-o", "env").splitlines()
     told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
     node.run("rm", told.pop("VGPU_ID"))
     del told["LD_PRELOAD"]

@@ -14,8 +14,8 @@ EVERY_S: Final = 0.1
 class Utilisation:
     """Reads it in a thread between two instants (``time.monotonic()``). Says nothing where NVML says nothing."""
 
-    def __init__(self, start: float, stop: float) -> None:
-        self._start, self._stop = start, stop
+    def __init__(self, gpu: int, start: float, stop: float) -> None:
+        self._gpu, self._start, self._stop = gpu, start, stop
         self._seen: list[float] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -34,7 +34,7 @@ class Utilisation:
 
         try:
             pynvml.nvmlInit()
-            gpu: Any = pynvml.nvmlDeviceGetHandleByIndex(0)
+            gpu: Any = pynvml.nvmlDeviceGetHandleByIndex(self._gpu)
             time.sleep(max(0.0, self._start + 2 * EVERY_S - time.monotonic()))  # what it says is of the time before
             while time.monotonic() < self._stop:
                 self._seen.append(float(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu))

@@ -155,10 +155,13 @@ class Outcome:
 
 
 class Ground:
-    """What sharers stand on: nodes and an MPS daemon of our own, started when they are first needed."""
+    """What sharers stand on: nodes and an MPS daemon of our own, started when they are first needed.
 
-    def __init__(self, simulated: bool) -> None:
-        self.simulated = simulated
+    ``gpu``: the one to measure, by NVML's index. Nodes serve the others as well, and nothing is done there.
+    """
+
+    def __init__(self, simulated: bool, gpu: int = 0) -> None:
+        self.simulated, self.gpu = simulated, gpu
         self.pace = REHEARSED if simulated else REAL
         self._owned = ExitStack()
         self._nodes: dict[str, Node] = {}
@@ -174,12 +177,14 @@ class Ground:
 
     def node(self, mode: str) -> Node:
         if mode not in self._nodes:
-            self._nodes[mode] = self._owned.enter_context(Node(mode=mode, simulate=int(self.simulated)))
+            self._nodes[mode] = self._owned.enter_context(Node(mode, (self.gpu + 1) * self.simulated))
         return self._nodes[mode]
 
     def plain(self) -> dict[str, str]:
         """The environment of a program without a vGPU."""
-        return plain_environment(self.node("temporal") if self.simulated else None)
+        if self.simulated:
+            return plain_environment(self.node("temporal"), self.gpu)
+        return plain_environment(None) | {"CUDA_VISIBLE_DEVICES": gpu_uuid(self.gpu)}
 
     def mps(self) -> dict[str, str]:
         """The environment of a program under an MPS daemon that belongs to nobody's vGPU."""
@@ -187,7 +192,9 @@ class Ground:
             folder = Path(self._owned.enter_context(tempfile.TemporaryDirectory(prefix="vgpu-mps-", dir="/tmp")))
             places = MpsDirectories(folder / "pipe", folder / "log")
             daemon = (
-                SimulatedMpsDaemon(places) if self.simulated else NvidiaMpsDaemon(gpu_uuid(), places, multi_user=False)
+                SimulatedMpsDaemon(places)
+                if self.simulated
+                else NvidiaMpsDaemon(gpu_uuid(self.gpu), places, multi_user=False)
             )
             daemon.start()
             self._owned.callback(daemon.stop)
@@ -207,17 +214,17 @@ class Ground:
 
     def sm_count(self) -> int:
         with ControlLink(self.node("spatial").control_socket) as link:
-            return link.gpus()[0].sm_count
+            return next(gpu.sm_count for gpu in link.gpus() if gpu.index == self.gpu)
 
     def number(self) -> int:
         return next(self._numbers)
 
 
-def gpu_uuid() -> str:
+def gpu_uuid(index: int) -> str:
     import pynvml
 
     pynvml.nvmlInit()
-    return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
 
 
 class Stage:
@@ -255,7 +262,8 @@ class Stage:
         """In a vGPU of its own, made with ``--sm`` and further options of ``vgpuctl run``."""
         node = self._ground.node(mode)
         name = f"{mode}-{work}-{self._ground.number()}"
-        made = ["run", "--name", name, "--sm", f"{sm_percent:g}", "--mem", memory, *options]
+        place = ["--gpu", str(self._ground.gpu)]
+        made = ["run", "--name", name, *place, "--sm", f"{sm_percent:g}", "--mem", memory, *options]
         command = [*node.vgpuctl, *made, "--", *self._command(work, program)]
         return self._start(name, command, node.environment, node, sm_percent)
 
@@ -265,7 +273,8 @@ class Stage:
         name = f"switched-{work}-{self._ground.number()}"
         steps = ["--steps", "2" if self._ground.simulated else "50"]
         command = [*self._command(work, "benchmarks.gpu.switched"), *steps]
-        made = [*node.vgpuctl, "run", "--name", name, "--sm", "100", "--mem", MEMORY, "--", *command]
+        place = ["--gpu", str(self._ground.gpu)]
+        made = [*node.vgpuctl, "run", "--name", name, *place, "--sm", "100", "--mem", MEMORY, "--", *command]
         return self._start(name, made, node.environment | {"LD_PRELOAD": str(self._ground.bypass())}, node)
 
     def _command(self, work: str, program: str = SHARER) -> list[str]:
@@ -327,7 +336,9 @@ class Stage:
             window = Window(start, seconds, stamps or kernels, kernels, requests, seed, pace.lead_s)
             sharer.tell(json.dumps(asdict(window)))
         with ExitStack() as owned:
-            utilisation = None if self._ground.simulated else owned.enter_context(Utilisation(start, start + seconds))
+            utilisation = None
+            if not self._ground.simulated:
+                utilisation = owned.enter_context(Utilisation(self._ground.gpu, start, start + seconds))
             books = [
                 Books(sharer.name, owned.enter_context(ControlLink(sharer.node.control_socket)))
                 for sharer in sharers

@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--split", type=crowded, default=(30.0, 70.0), metavar="A/B", help="shares, in percent")
     parser.add_argument("--mode", choices=("temporal", "spatial"), default="temporal")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the recording")
+    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
     parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
     parser.add_argument("--draw", action="store_true", help="only draw what is in FOLDER")
     return parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> int:
     args = arguments()
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.draw:
-        with Ground(args.simulate) as ground, Stage(ground) as stage:
+        with Ground(args.simulate, args.gpu) as ground, Stage(ground) as stage:
             recording, summary = record(ground, stage, args.mode, args.work, args.split, args.seconds)
         keep(args.folder, recording, summary)
     elif not (args.folder / "recording.json").exists():
@@ -93,7 +94,7 @@ def watched(
 ) -> tuple[list[Recording], dict[str, Any]]:
     """A window of all sharers, of which ``seconds`` in the middle are ``recorded``, or only watched."""
     with ControlLink(node.control_socket) as link:
-        server = psutil.Process(link.gpus()[0].server_pid)
+        server = psutil.Process(next(gpu.server_pid for gpu in link.gpus() if gpu.index == ground.gpu))
     recordings: list[Recording] = []
     took_s: list[float] = []
 
@@ -101,7 +102,9 @@ def watched(
         time.sleep(ground.pace.settle_s + ground.pace.lead_s + MARGIN_S)
         before = server.cpu_times()
         if recorded:
-            recordings.extend(collect(["0"], int(seconds * 1e9), lambda passed_s: None, node.control_socket)[0])
+            recordings.extend(
+                collect([str(ground.gpu)], int(seconds * 1e9), lambda passed_s: None, node.control_socket)[0]
+            )
         else:
             time.sleep(seconds)
         after = server.cpu_times()

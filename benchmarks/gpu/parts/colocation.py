@@ -70,7 +70,8 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
     options = bench.options
 
     def keep(stage: Stage, repeat: int, row: str, way: str, pair: Sequence[Sharer]) -> None:
-        bench.keep(repeat, block, row, way, in_turns(stage, stream, pair, STREAMS[work], options.seconds))
+        seconds = options.seconds if len(pair) > 1 else min(options.seconds, TURN_S)
+        bench.keep(repeat, block, row, way, in_turns(stage, stream, pair, STREAMS[work], seconds))
 
     stream, trainer = stage.plain(work), stage.plain(TRAINER)
     pairs = {("2 of them", HARDWARE): (stream, trainer)}
@@ -91,6 +92,8 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
                 pair = _vgpus(inner, SPATIAL, work, split, who)
                 inner.ready()
                 keep(inner, repeat, row, way, pair)
+                if who == (False, False):  # what it loses by having fewer SMs
+                    keep(inner, repeat, f"{row}, no trainer", EXCLUSIVE, pair[:1])
 
 
 def in_turns(
@@ -156,6 +159,7 @@ def estimate(options: Options) -> float:
     turns = max(1, round(options.seconds / TURN_S))
     windows = windows_s(1, min(options.seconds, TURN_S))
     windows += windows_s(2 * turns * (count + spatial), options.seconds / turns)
+    windows += windows_s(2 * sum(way == SPATIAL for _, _, way, _ in _spatial(options)), min(options.seconds, TURN_S))
     return len(options.some(tuple(STREAMS))) * (BEGIN_S + options.repeat * (windows + spatial * BEGIN_S * 0.7))
 
 
