@@ -41,12 +41,12 @@ from libc.string cimport memmove, memset
 
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS, BoardEvent, Desk, Report, Turn,
-    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_begins, turn_due_ns, turn_idle_ns,
+    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_at_tail, turn_begins, turn_due_ns, turn_idle_ns,
     turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
-from cython_ext.logic.handover cimport CLOSE_NS, awake_after_ns
+from cython_ext.logic.handover cimport awake_after_ns
 
 cdef enum:
     RING = 4096              # events between two visits of the scheduler
@@ -342,6 +342,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     """
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = board_find(board, key, asked.lease.epoch)
+    cdef const Turn* before
     cdef uint32_t i
     if turn != NULL and turn.went:
         if not turn.stranded:
@@ -371,12 +372,16 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)
     turn.lease.flags &= LEASE_OPEN
     turn.waits = 0
+    if turn.early or turn.on_want:
+        turn.lease.flags |= LEASE_ON_GO
     for i in range(asked.waits):
-        if board_find(board, asked.after[i].key, asked.after[i].epoch) != NULL:
+        before = board_find(board, asked.after[i].key, asked.after[i].epoch)
+        if before == NULL:
+            continue
+        turn.lease.flags |= LEASE_ON_GO
+        if not turn_at_tail(&board.desks[asked.after[i].key], before, now_ns):       # that is told only once
             turn.after[turn.waits] = asked.after[i]
             turn.waits += 1
-    if turn.waits > 0 or turn.early or turn.on_want:
-        turn.lease.flags |= LEASE_ON_GO
     board_refile(board, key)
     return BOARD_OK
 
@@ -415,7 +420,7 @@ cdef inline bint board_finish(
 cdef inline void board_tail(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
     """The lease takes no more work and will soon have drained: nobody need wait for that. It stays, and is charged."""
     cdef const Turn* turn = board_find(board, key, epoch)
-    if turn != NULL and turn.went and turn.lease.end_ns - now_ns <= CLOSE_NS:
+    if turn != NULL and turn_at_tail(&board.desks[key], turn, now_ns):
         board_strike(board, key, epoch, now_ns)
 
 

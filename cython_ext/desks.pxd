@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease, Plan, epoch_reached
-from cython_ext.logic.handover cimport EARLY_NS
+from cython_ext.logic.handover cimport CLOSE_NS, EARLY_NS
 
 cdef enum:
     TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
@@ -185,6 +185,11 @@ cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* ev
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns
     event.predicted_end_ns = desk.report.predicted_end_ns
+
+
+cdef inline bint turn_at_tail(const Desk* desk, const Turn* turn, int64_t now_ns) noexcept nogil:
+    """Whether it takes no more work, by its relay's word, and will soon have drained."""
+    return turn.went and desk.report.tail_epoch == turn.lease.epoch and turn.lease.end_ns - now_ns <= CLOSE_NS
 
 
 cdef inline bint any_at_tail(const uint64_t* holding, const Desk* desks) noexcept nogil:

@@ -138,6 +138,11 @@ class Competition(Membership):
         account = self._accounts[vgpu]
         return account.held_ns, account.busy_ns
 
+    def keeps_end(self, vgpu: VgpuKey, epoch: int) -> bool:
+        """Whether that lease is published, and does though it may begin a little early."""
+        hold = self._accounts[vgpu].holds.get(epoch)
+        return hold is not None and hold.lease.keeps_end
+
     def books(self) -> dict[VgpuKey, Book]:
         """What the journal keeps: everything held is charged up to the last event."""
         now_ns = self._now_ns
@@ -353,10 +358,8 @@ class Competition(Membership):
 
     def _fair_end(self, epoch: int, drained_ns: int) -> int:
         """Up to when a lease is charged that drained at ``drained_ns``. Another may have had GO for its tail."""
-        for hold in self._holds():
-            if hold.shares_overlap and epoch in hold.shadows:
-                return min(drained_ns, hold.others_until(drained_ns))
-        return drained_ns
+        others = [h.others_until(drained_ns) for h in self._holds() if h.shares_overlap and epoch in h.shadows]
+        return min(drained_ns, max(others, default=drained_ns))
 
     def _unshadow(self, epoch: int, at_ns: int) -> None:
         for hold in self._holds():
@@ -404,7 +407,7 @@ class Competition(Membership):
             (h.lease.vgpu, h.lease.epoch)
             for at_ns, h in self._withdrawn
             if now_ns - at_ns < self.policy.lookahead_ns
-            and self._matters(h.lease.vgpu, account)
+            and self._matters(h, account)
             and not h.lease.standing  # nobody has GO beside one that is
         ]
         if crossing:
@@ -486,8 +489,8 @@ class Competition(Membership):
         self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))
 
     @abstractmethod
-    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
-        """Whether a lease of ``account`` has to wait for one that was withdrawn from ``withdrawn``."""
+    def _matters(self, withdrawn: Hold, account: Account) -> bool:
+        """Whether a lease of ``account`` has to wait for one that was withdrawn."""
 
 
 def _concerns(command: Command, vgpu: VgpuKey, epoch: int) -> bool:

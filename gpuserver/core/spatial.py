@@ -187,8 +187,10 @@ class SpatialScheduler(Competition):
             if nearest < end:
                 self._revise(hold, now_ns, end_ns=nearest)
 
-    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
-        return withdrawn == account.key
+    def _matters(self, withdrawn: Hold, account: Account) -> bool:
+        """If it went all the same, it has its SMs until it has drained: does this leave enough of them?"""
+        granted = sum(a.width for a in self._accounts.values() if a.holds and not a.barred)
+        return withdrawn.lease.vgpu == account.key or granted + account.width + withdrawn.sm_mpercent > CARD_MPERCENT
 
     def _closed(self, hold: Hold) -> None:
         pass
@@ -351,7 +353,8 @@ class SpatialScheduler(Competition):
     def _revisable(self, hold: Hold, now_ns: int) -> bool:
         """Published, and neither a filler nor about to start. Also one for the present round that still waits for its
         predecessors: it would hold up the next."""
-        if hold.went_ns is not None or (hold.lease.early and not hold.lease.after):
+        waits = any(epoch in self._accounts[key].holds for key, epoch in hold.lease.after if key in self._accounts)
+        if hold.went_ns is not None or (hold.lease.early and not waits):
             return False
         return not hold.lease.start_ns - self.policy.round_guard_ns <= now_ns < hold.lease.start_ns
 

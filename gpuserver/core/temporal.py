@@ -219,7 +219,7 @@ class TemporalScheduler(Competition):
         elif not account.holds and not self._admitted(account, self._now_ns):
             self._step_aside(account, self._now_ns)
 
-    def _matters(self, withdrawn: VgpuKey, account: Account) -> bool:
+    def _matters(self, withdrawn: Hold, account: Account) -> bool:
         return True
 
     def _may_stand(self, account: Account) -> bool:

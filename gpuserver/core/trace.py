@@ -43,6 +43,8 @@ class Known:
     end_ns: int | None
     window_ns: int
     went: bool
+    keeps_end: bool = False
+    """Though it may begin a little early (``Lease``)."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class _Course:
     def publish(self, lease: Lease) -> None:
         self.end_ns, self.window_ns = lease.end_ns, lease.window_ns
         if self.go_ns is None:
-            self.start_ns, self.keeps_end = lease.start_ns, not (lease.early or lease.standing)
+            self.start_ns, self.keeps_end = lease.start_ns, lease.keeps_end
         elif self.most_end_ns is not None:
             self.most_end_ns = None if lease.end_ns is None else max(self.most_end_ns, lease.end_ns)
 
@@ -118,7 +120,9 @@ class Recorder:
         """A vGPU, as it stands at ``now_ns``. ``booked``: held and busy time of those of its leases that are over."""
         track = self._tracks[key] = _Track(vgpu_id, held_ns=booked[0], busy_ns=booked[1])
         for lease in leases:
-            course = track.courses[lease.epoch] = _Course(lease.epoch, lease.start_ns, lease.end_ns, lease.window_ns)
+            course = track.courses[lease.epoch] = _Course(
+                lease.epoch, lease.start_ns, lease.end_ns, lease.window_ns, keeps_end=lease.keeps_end
+            )
             if lease.went:
                 course.go(lease.start_ns)
         if wants and not track.holds:

@@ -132,7 +132,14 @@ class TokenLoop:
         for key, page in self._grants.items():
             plan = page.plan()
             leases = [
-                Known(lease.epoch, lease.start_ns, lease.end_ns, page.window_ns, went)
+                Known(
+                    lease.epoch,
+                    lease.start_ns,
+                    lease.end_ns,
+                    page.window_ns,
+                    went,
+                    self._scheduler.keeps_end(key, lease.epoch),
+                )
                 for lease in (plan.current, plan.next)
                 if lease is not None
                 for epoch, went in self._dispatcher.outstanding(key)

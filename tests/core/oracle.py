@@ -336,17 +336,16 @@ def packed(run: Run, begin: int = 0) -> list[str]:
     out the grace), unless all of it bursts."""
     changes: list[tuple[int, int, int]] = []
     for record in run.records:
-        share = run.shares.get(record.key)
-        if share is not None:
+        if record.key in run.shares:
             drained = run.now_ns if record.drained_ns is None else record.drained_ns
             drained = drained if record.tail_ns is None else min(drained, record.tail_ns)
-            width, hard = share.sm_mpercent, int(not share.bursts)
-            changes += [(record.go_ns, width, hard), (drained, -width, -hard)]
-    used = hards = 0
-    for at, width, hard in sorted(changes):
-        used += width
-        hards += hard
-        if used > 100_000 and hards and at >= begin:
+            changes += [(record.go_ns, 1, record.key), (drained, -1, record.key)]
+    leases = dict.fromkeys(run.shares, 0)  # two of one vGPU run on the same SMs
+    for at, change, key in sorted(changes):
+        leases[key] += change
+        holders = [run.shares[k] for k, count in leases.items() if count]
+        used = sum(share.sm_mpercent for share in holders)
+        if used > 100_000 and not all(share.bursts for share in holders) and at >= begin:
             return [f"{used} mpercent of the SMs in use at {at}"]
     return []
 

@@ -38,11 +38,14 @@ def packable(seed: int, fill: float) -> list[Share]:
 
 
 def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int = 0, together: bool = False) -> Run:
-    """Every other one tells of its tails."""
+    """Every other one tells of its tails; a third of the servers are slow, by both messages."""
     works = [replace(work, tails=(seed + i) % 2 == 0) for i, work in enumerate(works)]
+    up_ns, down_ns = (300 * US, 200 * US) if seed % 3 == 0 else (100 * US, 50 * US)
     scheduler = SpatialScheduler()
     watch = oracle.Watch(scheduler)
-    run = Run(scheduler, shares, works, seed=seed, watch=watch, together=together).run(seconds * S)
+    run = Run(scheduler, shares, works, seed=seed, watch=watch, together=together, up_ns=up_ns, down_ns=down_ns).run(
+        seconds * S
+    )
     assert not watch.found
     return run
 
@@ -102,6 +105,37 @@ def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int, together: bool) 
     assert not oracle.packed(run)
     slack = 4 * ROUND + sum(oracle.CREDIT for work in works if work.burst is not None)
     assert not oracle.guarantees(run, slack, begin=1 * S)
+
+
+@given(st.integers(0, 2**16), st.booleans())
+@example(177, False)  # GO crossed the withdrawal, and others had been let in
+@example(194, True)  # a high one was let in beside a lease that began early
+def test_whoever_comes_and_however_slow_the_server_is_their_sms_fit(seed: int, together: bool) -> None:
+    rng = random.Random(seed)
+    some_burst, some_rank = rng.random() < 0.3, rng.random() < 0.5
+    shares, works = [], []
+    for _ in range(rng.randint(2, 6)):
+        guarantee, bursts = rng.randint(1, 40) * 10_000, some_burst and rng.random() < 0.6
+        limit = PPM if bursts or rng.random() < 0.6 else min(PPM, guarantee + rng.choice([0, 100_000]))
+        priority = rng.choice(list(Priority)) if some_rank else Priority.NORMAL
+        shares.append(Share(guarantee, limit, rng.choice([10, 20, 30, 40, 50, 60, 80, 100]) * 1000, priority, bursts))
+        works.append(
+            Work(
+                rng.choice([200 * US, MS, 2 * MS, 5 * MS]),
+                jitter=0.2,
+                refill_ns=rng.choice([0, 100 * US]),
+                burst=rng.choice([None, None, 1, 3, 20]),
+                pause_ns=rng.choice([100 * US, MS, 7 * MS]),
+                start_ns=rng.randint(0, 20 * MS),
+                tails=rng.random() < 0.7,
+            )
+        )
+    scheduler = SpatialScheduler()
+    watch = oracle.Watch(scheduler)
+    slow = {"up_ns": 300 * US, "down_ns": rng.choice([50, 200, 400]) * US}
+    run = Run(scheduler, shares, works, seed=seed, watch=watch, together=together, **slow).run(300 * MS)
+    assert not watch.found
+    assert not oracle.packed(run)
 
 
 def test_bursting_vgpus_of_one_class_never_wait_for_each_other() -> None:

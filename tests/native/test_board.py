@@ -121,9 +121,14 @@ class Twin:
         self.over_ns = max(self.over_ns, at_ns)
         self.seen.append((EventKind.DRAINED, lease.key, lease.epoch, at_ns, 0, wants))
 
-    def tail(self, key: int, epoch: int, now_ns: int) -> None:
+    def at_tail(self, key: int, epoch: int, now_ns: int) -> bool:
         lease = self.find(key, epoch)
-        if lease and lease.go_ns is not None and lease.end_ns is not None and lease.end_ns <= now_ns + CLOSE_NS:
+        if lease is None or lease.go_ns is None or lease.end_ns is None or self.tails[key] != epoch:
+            return False
+        return lease.end_ns <= now_ns + CLOSE_NS
+
+    def tail(self, key: int, epoch: int, now_ns: int) -> None:
+        if self.at_tail(key, epoch, now_ns):
             for other in self.leases:
                 if other.go_ns is None:
                     other.after.discard((key, epoch))
@@ -226,10 +231,11 @@ class BoardAgainstTwin(RuleBasedStateMachine):
             again.end_ns = again.end_ns if again.stranded else end_ns
             again.unheard = False
         else:
-            wait_for = {pair for pair in after if self.twin.find(*pair)}
+            live_pairs = {pair for pair in after if self.twin.find(*pair)}
+            wait_for = {pair for pair in live_pairs if not self.twin.at_tail(*pair, self.now_ns)}
             lease = Lease(
                 key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, alone, self.now_ns,
-                on_go=bool(wait_for) or early or on_want,
+                on_go=bool(live_pairs) or early or on_want,
             )  # fmt: skip
             if again:
                 self.twin.leases[self.twin.leases.index(again)] = lease

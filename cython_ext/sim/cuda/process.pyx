@@ -41,6 +41,7 @@ cdef extern from "<stdio.h>" nogil:
 cdef enum:
     POLL_NS = 50000             # how often to look whether somebody else has let a stream go on, at first ...
     POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
+    POLL_OTHERS_NS = 250000     # the same, where it is another GPU that lets it go on
     POLLS = 8                   # of our own words, for one look at what the GPU has done meanwhile
     SPIN_NS = 5000              # a sleep shorter than this is not worth the system call
     HOST_BATCH = 16
@@ -57,6 +58,13 @@ cdef struct HostCall:
     Stream* stream
     uint32_t generation
     uint64_t ordinal
+
+# What the agent has to look after.
+cdef struct Agenda:
+    int64_t due_ns          # the earliest time at which something is known to be due; INT64_MAX: none
+    bint word               # a stream waits for a word in memory,
+    bint remote             # for another GPU,
+    bint held               # or for what time alone does not tell
 
 cdef SimGpu* gpus[16]           # all of the node
 cdef Device devices[16]         # what CUDA_VISIBLE_DEVICES leaves, in its order
@@ -283,11 +291,11 @@ cdef bint may_release(Effect* effect) noexcept nogil:
     return False
 
 
-cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
+cdef int serve(SimGpu* gpu, HostCall* calls, Agenda* agenda) noexcept nogil:
     """Deliver effects and release streams of this process on one GPU; under both locks.
 
-    With `calls` (the agent): the host functions that are due go there; their number is the answer, and `due` the
-    earliest time at which something else can need a hand.
+    With `calls` (the agent): the host functions that are due go there; their number is the answer, and what else needs
+    a hand goes into `agenda`.
     """
     global agent_released
     cdef Stream* stream = streams
@@ -321,8 +329,8 @@ cdef int serve(SimGpu* gpu, HostCall* calls, int64_t* due) noexcept nogil:
                 agent_released += 1
                 sim_settle(gpu)
                 deliver(stream)
-            if due != NULL:
-                find_due(stream, due)
+            if agenda != NULL:
+                find_due(stream, agenda)
             if stream.closing and shared.head == shared.tail:
                 sim_close_stream(gpu, stream.slot)
                 drv_drop_stream(stream)
@@ -374,8 +382,8 @@ cdef public CUresult drv_wait_room(Stream* stream) noexcept nogil:
 
 # -- the agent
 
-cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
-    """The earliest time at which an operation of this stream needs the agent; 0 if time alone does not tell."""
+cdef void find_due(Stream* stream, Agenda* agenda) noexcept nogil:
+    """What the first operation of this stream that needs the agent waits for."""
     cdef SimStream* shared = &stream.gpu.streams[stream.slot]
     cdef uint64_t i = shared.delivered
     cdef uint32_t kind
@@ -384,7 +392,14 @@ cdef void find_due(Stream* stream, int64_t* due) noexcept nogil:
         kind = stream.effects[i % SIM_QUEUE].kind
         if kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
             at = sim_earliest(stream.gpu, stream.slot, i, 4)
-            due[0] = min(due[0], at if at > stream.gpu.time_ns else 0)
+            if at > stream.gpu.time_ns:
+                agenda.due_ns = min(agenda.due_ns, at)
+            elif kind == EFFECT_WAIT and i == shared.head:
+                agenda.word = 1
+            elif kind == EFFECT_REMOTE:
+                agenda.remote = 1
+            else:
+                agenda.held = 1
             return
         i += 1
 
@@ -420,48 +435,60 @@ cdef bint word_has_come() noexcept nogil:
     return come
 
 
-cdef void rest(uint32_t word, int64_t due, int64_t poll_ns) noexcept nogil:
-    """Until the agent is woken, or it is `due`; if that is 0, until a word has come, or for so long that somebody else
-    may have let a stream of ours go on."""
+cdef void rest(uint32_t word, const Agenda* agenda, int64_t poll_ns) noexcept nogil:
+    """Until the agent is woken, something is due, a word has come, or somebody else may have let a stream go on."""
     cdef int64_t now = now_ns()
-    cdef int64_t until = due if due else now + POLLS * poll_ns
+    cdef int64_t until = agenda.due_ns
     cdef int64_t at
+    if agenda.remote:
+        until = min(until, now + min(poll_ns, <int64_t>POLL_OTHERS_NS))
+    elif agenda.held:
+        until = min(until, now + poll_ns)
+    elif agenda.word:
+        until = min(until, now + POLLS * poll_ns)
     while now < until and load32(&agent_word) == word:
-        at = until if due else min(until, now + poll_ns)
+        at = min(until, now + poll_ns) if agenda.word else until
         if at > now + POLL_NS:
             futex_wait(&agent_word, word, at)
         else:
             sim_sleep_until(at)
-        if due == 0 and word_has_come():
+        if agenda.word and word_has_come():
             return
         now = now_ns()
 
 
 cdef void* run_agent(void* unused) noexcept nogil:
-    """While nothing happens the words are looked at less and less often: at last, after 1/256 of the time passed."""
+    """While nothing happens it looks less and less often: at last, after 1/256 of the time passed."""
     cdef HostCall calls[16]
+    cdef Agenda agenda
     cdef int i, k, called
     cdef uint32_t word, woken = 0
     cdef uint64_t released = 0
-    cdef int64_t due, poll_ns = POLL_NS
+    cdef int64_t poll_ns, quiet_since_ns = now_ns()
+    agenda.remote = 0
     while True:
         word = load32(&agent_word)
         if word != woken or agent_released != released:
-            poll_ns = POLL_NS
-        else:
-            poll_ns = min(poll_ns + (poll_ns * POLLS >> 8), <int64_t>POLL_MOST_NS)
+            quiet_since_ns = now_ns()
         woken, released = word, agent_released
-        due = INT64_MAX
+        if agenda.remote:        # what others wait for is to be of now
+            for i in range(device_count):
+                enter(devices[i].gpu)
+                leave(devices[i].gpu)
+        agenda.due_ns = INT64_MAX
+        agenda.word = agenda.remote = agenda.held = 0
         for i in range(device_count):
             pthread_mutex_lock(&sim_process_mutex)
             sim_enter(devices[i].gpu)
-            called = serve(devices[i].gpu, calls, &due)
+            called = serve(devices[i].gpu, calls, &agenda)
             leave(devices[i].gpu)
             for k in range(called):
                 call_host(devices[i].gpu, &calls[k])
             if called:
-                due = 1
-        rest(word, due, poll_ns)
+                agenda.due_ns = 0
+                quiet_since_ns = now_ns()
+        poll_ns = max(<int64_t>POLL_NS, min((now_ns() - quiet_since_ns) >> 8, <int64_t>POLL_MOST_NS))
+        rest(word, &agenda, poll_ns)
 
 
 cdef public void drv_wake_agent() noexcept nogil:
