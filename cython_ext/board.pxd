@@ -41,8 +41,8 @@ from libc.string cimport memmove, memset
 
 from cython_ext.desks cimport (
     EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS, BoardEvent, Desk, Report, Turn,
-    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_at_tail, turn_begins, turn_due_ns, turn_idle_ns,
-    turn_opens_ns,
+    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_at_tail, turn_begins,
+    turn_due_ns, turn_idle_ns, turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
@@ -379,7 +379,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         if before == NULL:
             continue
         turn.lease.flags |= LEASE_ON_GO
-        if not turn_at_tail(&board.desks[asked.after[i].key], before, now_ns):       # that is told only once
+        if not turn_at_tail(&board.desks[asked.after[i].key], before, now_ns):   # told only once
             turn.after[turn.waits] = asked.after[i]
             turn.waits += 1
     board_refile(board, key)
