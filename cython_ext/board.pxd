@@ -371,9 +371,8 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     turn.ready_ns = now_ns
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)
     turn.lease.flags &= LEASE_OPEN
+    turn.lease.flags |= LEASE_ON_GO if turn.early or turn.on_want else 0
     turn.waits = 0
-    if turn.early or turn.on_want:
-        turn.lease.flags |= LEASE_ON_GO
     for i in range(asked.waits):
         before = board_find(board, asked.after[i].key, asked.after[i].epoch)
         if before == NULL:
