@@ -36,10 +36,10 @@ from benchmarks.gpu.stage import Ground
 
 def percents(text: str, most: float = 100.0) -> tuple[float, ...]:
     """``30/70``; argparse's error where they add up to more than ``most``."""
-    percents = tuple(float(part) for part in text.split("/"))
-    if not all(1 <= percent <= 99 for percent in percents) or sum(percents) > most:
+    found = tuple(float(part) for part in text.split("/"))
+    if not all(1 <= percent <= 99 for percent in found) or sum(found) > most:
         raise argparse.ArgumentTypeError(f"{text}: write percents from 1 to 99, as in 30 or 30/70 or 20/30/50")
-    return percents
+    return found
 
 
 def arguments() -> argparse.Namespace:

@@ -138,10 +138,11 @@ class Competition(Membership):
         account = self._accounts[vgpu]
         return account.held_ns, account.busy_ns
 
-    def keeps_end(self, vgpu: VgpuKey, epoch: int) -> bool:
-        """Whether that lease is published, and does though it may begin a little early."""
-        hold = self._accounts[vgpu].holds.get(epoch)
-        return hold is not None and hold.lease.keeps_end
+    def published(self, vgpu: VgpuKey) -> list[tuple[Lease, bool]]:
+        """The leases of ``vgpu`` that are not over, and whether each went."""
+        account = self._accounts[vgpu]
+        holds = [*account.holds.values(), *([account.standing] if account.standing is not None else [])]
+        return [(hold.lease, hold.went_ns is not None) for hold in holds]
 
     def books(self) -> dict[VgpuKey, Book]:
         """What the journal keeps: everything held is charged up to the last event."""

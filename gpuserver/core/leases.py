@@ -208,15 +208,10 @@ class Lease:
     window_ns: int = 1_000_000
     standing: bool = False
 
-    @property
-    def keeps_end(self) -> bool:
-        """Though it may begin a little early."""
-        return not (self.early or self.standing)
-
     def begun(self, at_ns: int) -> Lease:
         """The lease as it is from GO at ``at_ns`` on."""
         end_ns = self.end_ns
-        if end_ns is not None and (at_ns > self.start_ns or not self.keeps_end):
+        if end_ns is not None and (at_ns > self.start_ns or self.early or self.standing):
             end_ns += at_ns - self.start_ns
         return replace(self, start_ns=at_ns, end_ns=end_ns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuserver.core.leases import Book, Command, Event, Mode, Outlook, Report, Statement, VgpuKey
+from gpuserver.core.leases import Book, Command, Event, Lease, Mode, Outlook, Report, Statement, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
@@ -47,7 +47,7 @@ class Scheduler(Protocol):
 
     def booked(self, vgpu: VgpuKey) -> tuple[int, int]: ...
 
-    def keeps_end(self, vgpu: VgpuKey, epoch: int) -> bool: ...
+    def published(self, vgpu: VgpuKey) -> list[tuple[Lease, bool]]: ...
 
     def books(self) -> dict[VgpuKey, Book]: ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cython_ext.readings import TraceKind, TraceReading
@@ -34,44 +34,27 @@ from vgpu.protocol.trace import BusyRecord, DrainRecord, LaunchRecord, LeaseReco
 Ended = Literal["ended", "returned", "revoked", "removed", "in-force"]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A lease that was published before the recording began. ``went``: it had GO, at ``start_ns``."""
-
-    epoch: int
-    start_ns: int
-    end_ns: int | None
-    window_ns: int
-    went: bool
-    keeps_end: bool = False
-    """Though it may begin a little early (``Lease``)."""
-
-
 @dataclass(slots=True)
 class _Course:
-    """A lease on its way. ``most_end_ns``: the latest end that it had since GO, None: it was open-ended."""
+    """A lease on its way, as the dispatcher has it. ``most_end_ns``: the latest end that it had since GO, None: it was
+    open-ended."""
 
-    epoch: int
-    start_ns: int
-    end_ns: int | None
-    window_ns: int = 0
+    lease: Lease
     go_ns: int | None = None
     most_end_ns: int | None = None
     idle_ns: int = 0
     withdrawn: bool = False
-    keeps_end: bool = False
-    """Though it begins a little early (``Lease``)."""
 
     def go(self, at_ns: int) -> None:
-        if self.end_ns is not None and (at_ns > self.start_ns or not self.keeps_end):
-            self.end_ns += at_ns - self.start_ns
-        self.go_ns, self.start_ns, self.most_end_ns = at_ns, at_ns, self.end_ns
+        self.lease = self.lease.begun(at_ns)
+        self.go_ns, self.most_end_ns = at_ns, self.lease.end_ns
 
     def publish(self, lease: Lease) -> None:
-        self.end_ns, self.window_ns = lease.end_ns, lease.window_ns
         if self.go_ns is None:
-            self.start_ns, self.keeps_end = lease.start_ns, lease.keeps_end
-        elif self.most_end_ns is not None:
+            self.lease = lease
+            return
+        self.lease = replace(self.lease, end_ns=lease.end_ns, window_ns=lease.window_ns)
+        if self.most_end_ns is not None:
             self.most_end_ns = None if lease.end_ns is None else max(self.most_end_ns, lease.end_ns)
 
     @property
@@ -79,7 +62,8 @@ class _Course:
         """Whether it ends earlier than it was to end at some time."""
         if self.withdrawn:
             return True
-        return self.end_ns is not None and (self.most_end_ns is None or self.end_ns < self.most_end_ns)
+        end_ns = self.lease.end_ns
+        return end_ns is not None and (self.most_end_ns is None or end_ns < self.most_end_ns)
 
 
 @dataclass(slots=True)
@@ -113,17 +97,16 @@ class Recorder:
         vgpu_id: str,
         now_ns: int,
         *,
-        leases: Iterable[Known] = (),
+        leases: Iterable[tuple[Lease, bool]] = (),
         wants: bool = False,
         booked: tuple[int, int] = (0, 0),
     ) -> None:
-        """A vGPU, as it stands at ``now_ns``. ``booked``: held and busy time of those of its leases that are over."""
+        """A vGPU, as it stands at ``now_ns``. ``leases``: what is published for it, and whether it went; ``booked``: held
+        and busy time of those that are over."""
         track = self._tracks[key] = _Track(vgpu_id, held_ns=booked[0], busy_ns=booked[1])
-        for lease in leases:
-            course = track.courses[lease.epoch] = _Course(
-                lease.epoch, lease.start_ns, lease.end_ns, lease.window_ns, keeps_end=lease.keeps_end
-            )
-            if lease.went:
+        for lease, went in leases:
+            course = track.courses[lease.epoch] = _Course(lease)
+            if went:
                 course.go(lease.start_ns)
         if wants and not track.holds:
             track.waits_since_ns = now_ns
@@ -141,7 +124,9 @@ class Recorder:
             case Went(epoch=epoch, at_ns=at_ns):
                 self._waited(track, at_ns, "lease")
                 # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
-                course = track.courses.setdefault(epoch, _Course(epoch, at_ns, at_ns, withdrawn=True))
+                course = track.courses.setdefault(
+                    epoch, _Course(Lease(event.vgpu, epoch, at_ns, at_ns), withdrawn=True)
+                )
                 if course.go_ns is None:
                     course.go(at_ns)
             case Drained():
@@ -163,7 +148,7 @@ class Recorder:
                 track = self._tracks.get(lease.vgpu)
                 if track is None:
                     return
-                track.courses.setdefault(lease.epoch, _Course(lease.epoch, lease.start_ns, lease.end_ns)).publish(lease)
+                track.courses.setdefault(lease.epoch, _Course(lease)).publish(lease)
             case Withdraw(vgpu=key, epoch=epoch):
                 track = self._tracks.get(key)
                 course = None if track is None else track.courses.get(epoch)
@@ -239,7 +224,7 @@ class Recorder:
             held_ns = busy_ns = 0
             if booked is not None:
                 held_ns, busy_ns = booked[0] - track.held_ns, booked[1] - track.busy_ns
-            early = not event.wants and (course.end_ns is None or event.at_ns < course.end_ns)
+            early = not event.wants and (course.lease.end_ns is None or event.at_ns < course.lease.end_ns)
             ended: Ended = "returned" if early else "revoked" if course.cut else "ended"
             self.add(_lease(track, course, event.at_ns, held_ns, busy_ns, ended))
         if booked is not None:
@@ -272,14 +257,14 @@ def _lease(
     assert course.go_ns is not None
     return LeaseRecord(
         vgpu_id=track.vgpu_id,
-        epoch=course.epoch,
+        epoch=course.lease.epoch,
         go_ns=course.go_ns,
         granted_ns=None if course.most_end_ns is None else course.most_end_ns - course.go_ns,
-        end_ns=course.end_ns,
+        end_ns=course.lease.end_ns,
         drained_ns=drained_ns,
         charged_ns=charged_ns,
         busy_ns=busy_ns,
-        window_ns=course.window_ns,
+        window_ns=course.lease.window_ns,
         ended=ended,
     )
 

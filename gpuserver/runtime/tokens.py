@@ -41,7 +41,7 @@ from gpuserver.core.leases import (
 )
 from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
-from gpuserver.core.trace import Known, Recorder
+from gpuserver.core.trace import Recorder
 
 log = structlog.get_logger(__name__)
 
@@ -130,23 +130,14 @@ class TokenLoop:
         """From now on ``recorder`` hears what the scheduler does, and hooks note what they see of the GPU."""
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
-            plan = page.plan()
-            leases = [
-                Known(
-                    lease.epoch,
-                    lease.start_ns,
-                    lease.end_ns,
-                    page.window_ns,
-                    went,
-                    self._scheduler.keeps_end(key, lease.epoch),
-                )
-                for lease in (plan.current, plan.next)
-                if lease is not None
-                for epoch, went in self._dispatcher.outstanding(key)
-                if epoch == lease.epoch
-            ]
-            wants, booked = self._dispatcher.wants(key), self._scheduler.booked(key)
-            recorder.enter(key, page.vgpu_id, now_ns, leases=leases, wants=wants, booked=booked)
+            recorder.enter(
+                key,
+                page.vgpu_id,
+                now_ns,
+                leases=self._scheduler.published(key),
+                wants=self._dispatcher.wants(key),
+                booked=self._scheduler.booked(key),
+            )
             if not self._recorders:
                 page.flags = page.flags | GrantsFlag.TRACED
         self._recorders = (*self._recorders, recorder)

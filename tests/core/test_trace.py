@@ -27,7 +27,7 @@ from gpuserver.core.leases import (
     Withdraw,
 )
 from gpuserver.core.temporal import TemporalScheduler
-from gpuserver.core.trace import Known, Recorder, noted
+from gpuserver.core.trace import Recorder, noted
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 from vgpu.protocol.trace import (
@@ -119,7 +119,8 @@ def test_how_a_lease_ended(
 
 
 def test_what_was_so_before_it_began_and_is_so_when_it_ends() -> None:
-    made = recorder(leases=[Known(3, -50, 900, 5, went=True), Known(4, 900, 1900, 5, went=False)], booked=(70, 60))
+    old, following = Lease(0, 3, -50, 900, window_ns=5), Lease(0, 4, 900, 1900, window_ns=5)
+    made = recorder(leases=[(old, True), (following, False)], booked=(70, 60))
     made.heard(drained(3, 950), 960, (100, 80))
     made.heard(Went(0, 4, 960), 961)
     made.heard(Observed(0, 4, idle_ns=10, drains_by_ns=1300), 1000)
@@ -135,6 +136,18 @@ def test_what_was_so_before_it_began_and_is_so_when_it_ends() -> None:
         90,
     )
     assert running == last
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_round_ends_when_it_was_to_however_early_it_began(known: bool) -> None:
+    pinned = Lease(0, 3, 1000, 2000, early=False)
+    made = recorder(leases=[(pinned, False)] if known else [])
+    if not known:
+        made.said(Publish(pinned))
+    made.heard(Went(0, 3, 960), 961)
+    (running,) = made.under_way(1060)
+    assert isinstance(running, LeaseRecord)
+    assert (running.go_ns, running.end_ns, running.granted_ns) == (960, 2000, 1040)
 
 
 def test_a_wish_that_is_given_up_and_a_vgpu_that_goes() -> None:
