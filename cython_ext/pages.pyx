@@ -424,6 +424,11 @@ cdef class ActivityPage(Page):
                 ))
         return found, newest, bounded(newest - after - <uint64_t>len(found))
 
+    @property
+    def rung(self):
+        """How often the doorbell was rung, modulo 2³²."""
+        return native.load32(&self.get().doorbell)
+
     def ring(self):
         """Ring the doorbell, as a hook does."""
         native.add32(&self.get().doorbell, 1)

@@ -149,6 +149,7 @@ cdef struct Gate:
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
+    uint32_t missed_epoch    # the last lease that we slept through, as the relay was told; 0: none
     uint32_t taken_epoch     # a lease that we have taken without waiting for GO ...
     int64_t taken_ns         # ... and the predicted length of what we submitted under it until then
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none

@@ -30,6 +30,18 @@ cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexc
     view.take_most_ns = min(<int64_t>TAKE_MOST_NS, gate.window_ns) / max(load32(&gate.activity.processes), <uint32_t>1)
 
 
+cdef inline bint slept_through(const Gate* gate, const Lease* lease, const GateState* view) noexcept nogil:
+    """Whether it had GO and was over before any thread of ours had woken for it, and nobody has said so."""
+    return (
+        lease.epoch != 0
+        and view.now_ns >= lease.end_ns
+        and lease.flags & LEASE_ON_GO and epoch_reached(view.go_epoch, lease.epoch)
+        and not epoch_reached(view.returned_epoch, lease.epoch)
+        and not epoch_reached(view.drained_epoch, lease.epoch)
+        and lease.epoch != gate.over_epoch and lease.epoch != gate.missed_epoch
+    )
+
+
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
     """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
     cdef GateState view
@@ -58,6 +70,9 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
             vgpu_release_ahead(gate, lease.epoch, now)
             if lease.end_ns < FOREVER_NS:
                 vgpu_ring(gate)          # the relay will be awake at its end
+        elif slept_through(gate, lease, &view):
+            gate.missed_epoch = lease.epoch
+            vgpu_ring(gate)              # the relay, which need not have heard that it began, will tell that it is over
 
 
 cdef public void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil:

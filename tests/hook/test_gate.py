@@ -113,6 +113,19 @@ def test_waits_for_a_lease(stage: Stage) -> None:
     assert vgpu.slot().undrained
 
 
+def test_the_relay_is_told_of_a_lease_that_was_over_before_anybody_woke_for_it(stage: Stage) -> None:
+    """By itself it looks at the plan 20 times a second; leases may be a few hundred microseconds long."""
+    vgpu = stage.vgpu()
+    program = Endless(stage, vgpu)
+    vgpu.await_want()
+    assert program.is_held()
+    vgpu.relay.close()
+    rung, now_ns = vgpu.activity.rung, time.monotonic_ns()
+    vgpu.lease(now_ns, now_ns + 1)
+    eventually(lambda: vgpu.activity.rung != rung, "the program told its relay")
+    assert not vgpu.slot().undrained
+
+
 def test_a_revoked_lease_ends_and_drains(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
