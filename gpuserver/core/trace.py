@@ -101,8 +101,8 @@ class Recorder:
         wants: bool = False,
         booked: tuple[int, int] = (0, 0),
     ) -> None:
-        """A vGPU, as it stands at ``now_ns``. ``leases``: what is published for it, and whether it went; ``booked``: held
-        and busy time of those that are over."""
+        """A vGPU, as it stands at ``now_ns``. ``leases``: what is published for it, and whether it went; ``booked``:
+        held and busy time of those that are over."""
         track = self._tracks[key] = _Track(vgpu_id, held_ns=booked[0], busy_ns=booked[1])
         for lease, went in leases:
             course = track.courses[lease.epoch] = _Course(lease)
