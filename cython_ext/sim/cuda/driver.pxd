@@ -302,11 +302,16 @@ cdef extern void drv_end(Context* context) noexcept nogil
 cdef extern CUresult drv_wait(
     Context* context, SimGpu* gpu, uint32_t slot, uint32_t generation, uint64_t count) noexcept nogil
 cdef extern CUresult drv_wait_room(Stream* stream) noexcept nogil
-cdef extern void drv_wake_agent() noexcept nogil
 cdef extern Stream* drv_streams() noexcept nogil
 cdef extern Stream* drv_new_stream() noexcept nogil
 cdef extern void drv_drop_stream(Stream* stream) noexcept nogil
 cdef extern uint32_t drv_next_id() noexcept nogil
+cdef extern void drv_enter(SimGpu* gpu) noexcept nogil
+cdef extern void drv_leave(SimGpu* gpu) noexcept nogil
+
+# agent.pyx
+cdef extern void drv_serve(SimGpu* gpu) noexcept nogil
+cdef extern void drv_wake_agent() noexcept nogil
 
 # contexts.pyx
 cdef extern Context* drv_current() noexcept nogil

@@ -1,0 +1,111 @@
+"""The board's arithmetic: epochs on their circle, idle and busy time, what is refused. Its decisions: test_board.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from cython_ext.board import PyBoard
+from cython_ext.readings import EventKind
+
+EPOCHS = 2**32
+
+
+def test_a_vgpus_next_lease_begins_where_its_own_last_one_ends() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True)
+    board.publish(0, 1, 10, 100, (), 0, False, False, 0)
+    board.step(10)
+    board.publish(0, 2, 60, 90, (), 500, False, False, 20)
+    board.step(60)
+    assert board.outstanding(0) == [(1, True), (2, False)]
+    assert board.deadline_ns() == 100
+    board.step(130)  # the hooks did not wait for us: it began at 100
+    went = [(event.epoch, event.at_ns, event.end_ns) for event in board.events()[0] if event.kind is EventKind.WENT]
+    assert went == [(1, 10, 100), (2, 100, 130)]
+
+
+def test_a_word_from_half_a_circle_ago_ends_nothing() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 1, want=True, returned_epoch=5, drained_epoch=5)
+    far = 5 + 2**31 + 3  # by the circle's arithmetic 5 "reaches" this epoch
+    assert board.publish(0, far, 1, None, (), 0, True, False, 1)
+    board.report(0, 2, want=True, returned_epoch=5, drained_epoch=5)
+    assert board.outstanding(0) == [(far, True)]
+    board.report(0, 3, want=True, returned_epoch=5, drained_epoch=far)
+    assert board.outstanding(0) == []
+
+
+def test_a_vgpu_that_slept_for_half_a_circle_gets_leases_again() -> None:
+    board = PyBoard()
+    for key in (0, 1):
+        board.add(key, 0)
+        board.report(key, 0, want=True)
+    assert board.publish(0, 9, 0, None, (), 0, True, False, 0)
+    board.report(0, 1, want=True, drained_epoch=9)
+    epoch = 9
+    for _ in range(5):  # the other one works on
+        epoch = (epoch + 2**29) % EPOCHS
+        assert board.publish(1, epoch, 2, None, (), 0, True, False, 2)
+        board.report(1, 3, want=True, drained_epoch=epoch)
+    assert board.publish(0, epoch + 1, 4, None, (), 0, True, False, 4)
+    assert board.outstanding(0) == [(epoch + 1, True)]
+
+
+def test_events_that_do_not_fit_are_counted() -> None:
+    board = PyBoard()
+    board.add(3, 0)
+    for i in range(5000):
+        board.report(3, i, want=i % 2 == 0)
+    events, lost = board.events()
+    assert len(events) + lost == 5000
+    assert [event.at_ns for event in events] == list(range(len(events)))
+    assert board.events() == ([], 0)
+
+
+def test_an_immense_busy_time_is_no_idle_time() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True)
+    board.publish(0, 1, 10, 1000, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 500, want=True, drained_epoch=1, drained_ns=400, busy_ns=2**64 - 1)
+    (drained,) = [event for event in board.events()[0] if event.kind is EventKind.DRAINED]
+    assert (drained.at_ns, drained.idle_ns) == (400, 0)
+
+
+def test_idle_time_is_what_of_the_lease_was_not_busy() -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True, busy_ns=10_000)
+    board.publish(0, 1, 10, 1000, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 1000, want=True, drained_epoch=1, drained_ns=1010, busy_ns=10_300)
+    (drained,) = [event for event in board.events()[0] if event.kind is EventKind.DRAINED]
+    assert (drained.at_ns, drained.idle_ns) == (1000, 990 - 300)
+
+
+def test_what_the_books_do_not_know_yet_is_busy() -> None:
+    """A figure from 300, read at 20 ms: from 300 on the GPU may have been busy all the time."""
+    board = PyBoard()
+    board.add(0, 0)
+    board.report(0, 0, want=True, busy_ns=10_000)
+    board.publish(0, 1, 10, 10**9, (), 0, False, False, 0)
+    board.step(10)
+    board.report(0, 20_000_000, want=True, busy_ns=10_100, counted_ns=300)
+    board.report(0, 50_000_000, want=True, drained_epoch=1, drained_ns=1000, busy_ns=10_100, counted_ns=0)
+    idle = [event.idle_ns for event in board.events()[0] if event.kind in {EventKind.OBSERVED, EventKind.DRAINED}]
+    assert idle == [290 - 100, 0]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"epoch": 0}, {"epoch": 2**32}, {"start_ns": -1}, {"end_ns": 10}, {"go_by_ns": 2**63}]
+)
+def test_what_no_lease_can_be_is_refused(asked: dict[str, int]) -> None:
+    board = PyBoard()
+    board.add(0, 0)
+    lease = {"epoch": 1, "start_ns": 10, "end_ns": 20, "go_by_ns": 0} | asked
+    with pytest.raises(ValueError, match=r"epoch|start_ns|go_by_ns|ends before"):
+        board.publish(0, after=(), early=True, on_want=False, now_ns=0, **lease)
+    assert board.outstanding(0) == []
