@@ -210,6 +210,19 @@ def test_one_that_begins_late_still_ends_at_the_boundary() -> None:
     assert pair.went(1, 2, 20.5) == []  # half a millisecond does not matter
 
 
+def test_an_overlap_with_two_is_divided_where_the_last_of_them_shares_it() -> None:
+    """Who is wide is still at its tail when two others go on its SMs."""
+    three = desk(share(0.3, 80), share(0.3, 40), share(0.3, 40))
+    three.runs(0, 0)
+    three.wants(1, 1)
+    three.wants(2, 1.5)
+    assert [(lease.vgpu, lease.after) for lease in leases(three.tick(15))] == [(1, ((0, 1),)), (2, ((0, 1),))]
+    three.went(1, 2, 20)
+    three.went(2, 3, 20.4)
+    three.drained(0, 1, 24)  # halves: 22 and 22.2
+    assert [three.statement(key, 25).held_ns for key in (0, 1, 2)] == [22.2 * MS, 2.8 * MS, 2.8 * MS]
+
+
 def crowd(priority: Priority, sm_percent: int) -> Desk:
     """vGPU 0 (60 %) and vGPU 1 (40 %, low) hold the card; vGPU 2 is of another class."""
     three = desk(share(0.3, 60), share(0.3, 40, priority=Priority.LOW), share(0.2, sm_percent, priority=priority))

@@ -26,6 +26,7 @@ from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import Event, EventKind, PageMode, SlotReading
 from cython_ext.relay import Relay
 from cython_ext.simengine import create_gpus
+from vgpu.protocol.peer import start_time
 
 LIBRARIES = Path(cython_ext.__file__).parent / "lib"
 HOOK = LIBRARIES / "libvgpu_hook.so"
@@ -228,6 +229,15 @@ class Stage:
     def vgpu(self, gpu: int = 0, memory_bytes: int = 8 * GIB, mode: PageMode = PageMode.TEMPORAL) -> StagedVgpu:
         self.vgpus.append(StagedVgpu(self, len(self.vgpus), self.uuids[gpu], memory_bytes, mode))
         return self.vgpus[-1]
+
+    def spatial_vgpu(self) -> StagedVgpu:
+        """In spatial mode, under a simulated MPS daemon for which this process stands."""
+        pipe = self.runtime / "pipe"
+        pipe.mkdir(exist_ok=True)
+        (pipe / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
+        vgpu = self.vgpu(mode=PageMode.SPATIAL)
+        vgpu.reply_changes = {"mps_pipe_directory": str(pipe), "mps_active_thread_percentage": "30.31"}
+        return vgpu
 
     def environment(self, *vgpus: StagedVgpu, **changes: str) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_"))}

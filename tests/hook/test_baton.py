@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from cython_ext.readings import PageMode
 from tests.hook.stage import Stage, StagedVgpu, eventually
 from tests.hook.test_gate import Endless
-from vgpu.protocol.peer import start_time
 
 
 @pytest.fixture
-def vgpu(stage: Stage, tmp_path: Path) -> StagedVgpu:
-    """In spatial mode, under a simulated MPS daemon for which this process stands."""
-    pipe = tmp_path / "pipe"
-    pipe.mkdir()
-    (pipe / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
-    staged = stage.vgpu(mode=PageMode.SPATIAL)
-    staged.reply_changes = {"mps_pipe_directory": str(pipe), "mps_active_thread_percentage": "30.31"}
-    return staged
+def vgpu(stage: Stage) -> StagedVgpu:
+    return stage.spatial_vgpu()
 
 
 @pytest.fixture

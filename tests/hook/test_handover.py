@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from cython_ext.readings import EventKind
-from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
+from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
 from tests.hook.test_ahead import Program
 
 LEASE_NS = 20 * MS
 
 
-def test_who_waits_goes_at_the_tail_of_the_lease_before_and_that_takes_no_more_work(stage: Stage) -> None:
+@pytest.mark.parametrize("make", [Stage.vgpu, Stage.spatial_vgpu])
+def test_who_waits_goes_at_the_tail_of_the_lease_before_and_that_takes_no_more_work(
+    stage: Stage, make: Callable[[Stage], StagedVgpu]
+) -> None:
     """Kernels of 0.5 ms, lease after lease. A busy machine may miss a tail, and then GO comes after the drain as ever:
     so not each lease is looked at for that, but some have to show it."""
-    vgpu, waiting = stage.vgpu(), stage.vgpu()
+    vgpu, waiting = make(stage), make(stage)
     program = Program(stage, vgpu)
     program.ask("beside launch 200000")
     at_its_tail = 0
@@ -38,7 +42,7 @@ def test_who_waits_goes_at_the_tail_of_the_lease_before_and_that_takes_no_more_w
         assert drained
         stage.dispatcher.withdraw(waiting.key, following)
         slot = vgpu.slot()
-        assert slot.last_epoch == epoch, "what was launched since is queued ahead of the next lease"
+        assert slot.last_epoch == epoch, "what was launched since waits for the next lease"
         if slot.tail_epoch == epoch and went.at_ns < drained.at_ns:
             at_its_tail += 1
             assert drained.at_ns - went.at_ns < LEASE_NS
