@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What docs/performance.md claims of a GPU, from a bare machine, in parts of up to ten minutes. With no PART: all of them,
-# about an hour and a half; the whole suite with all repeats: python -m benchmarks.gpu --estimate
+# about two hours; the whole suite with all repeats: python -m benchmarks.gpu --estimate
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
