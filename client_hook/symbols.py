@@ -80,6 +80,14 @@ def _update(name: str, arguments: str, version: int, *, base: str = "") -> Itera
     yield Symbol("cuda", name, arguments, base or name, version, False, True, after="graph_updated(executable)")
 
 
+def _shrinks(name: str, arguments: str, version: int, *, base: str = "", twin: int = 0) -> Iterator[Symbol]:
+    """After it, memory pools may have given memory back to the card."""
+    base = base or name
+    yield Symbol("cuda", name, arguments, base, version, False, True, after="settle_pools()")
+    if twin:
+        yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, True, after="settle_pools()")
+
+
 def _turn(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
     """A change of the thread's current context."""
     yield Symbol("cuda", name, arguments, base or name, version, False, True, after="context_turned()")
@@ -302,6 +310,18 @@ SYMBOLS: tuple[Symbol, ...] = (
         11020,
         twin=11020,
     ),
+    # --- stream-ordered memory (pools.pyx)
+    *_cuda("cuMemPoolCreate", "void** pool, const void* properties", 11020),
+    *_cuda("cuMemPoolDestroy", "void* pool", 11020),
+    *_cuda("cuMemPoolGetAttribute", "void* pool, int which, void* value", 11020, intercepted=False),
+    *_cuda("cuDeviceGetMemPool", "void** pool, int device", 11020, intercepted=False),
+    *_shrinks("cuMemPoolTrimTo", "void* pool, size_t keep", 11020),
+    *_shrinks("cuMemPoolSetAttribute", "void* pool, int which, void* value", 11020),
+    *_shrinks("cuStreamSynchronize", "void* stream", 2000, twin=7000),
+    *_shrinks("cuEventSynchronize", "void* event", 2000),
+    *_shrinks("cuCtxSynchronize", "void", 2000),
+    *_shrinks("cuCtxSynchronize_v2", "void* context", 13000, base="cuCtxSynchronize"),
+    # --- memory, again
     *_cuda("cuMemFree", "unsigned pointer", 2000),
     *_cuda("cuMemFree_v2", "unsigned long long pointer", 3020, base="cuMemFree"),
     *_cuda("cuMemFreeAsync", "unsigned long long pointer, void* stream", 11020, twin=11020),

@@ -1,4 +1,4 @@
-"""Ledger, robust words, lock and allocation table of ``cython_ext/logic`` for Python: ``nativelogic`` says how."""
+"""Ledger, robust words, lock, allocation table and pools of ``cython_ext/logic`` for Python, as in ``nativelogic``."""
 
 import os
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport ActivityPage, Slot
 from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.logic cimport alloctable, ledger, lock, robust
+from cython_ext.logic cimport alloctable, ledger, lock, pools, robust
 from cython_ext.native cimport load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
@@ -267,3 +267,32 @@ cdef class Allocations:
             if self.table.blocks[i].address:
                 longest = max(longest, alloctable.probe_length(&self.table, i))
         return longest
+
+
+# --- books of pools
+
+POOL_STEP = pools.POOL_STEP
+
+
+cdef class PoolBook:
+    cdef pools.PoolBook book
+
+    @property
+    def words(self):
+        """(charged, reserved, under way, claimed), in bytes."""
+        return self.book.charged, self.book.reserved, self.book.under_way, self.book.claimed
+
+    def growth(self, uint64_t taken, uint64_t used, uint64_t size):
+        return pools.pool_growth(&self.book, taken, used, size)
+
+    def begin(self, uint64_t asked, uint64_t size):
+        pools.pool_begin(&self.book, asked, size)
+
+    def end(self, uint64_t asked, uint64_t size):
+        pools.pool_end(&self.book, asked, size)
+
+    def settle(self, uint64_t taken):
+        """(commit, beyond, cancel, release), in bytes."""
+        cdef pools.PoolDue due
+        pools.pool_settle(&self.book, taken, &due)
+        return due.commit, due.beyond, due.cancel, due.release

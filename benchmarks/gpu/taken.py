@@ -222,6 +222,15 @@ def pool(ask: Asked) -> None:
             gpu.free(big)
         gpu.call("cuMemPoolTrimTo", found, c_size_t(0))
         told("trimmed")
+        captured = c_void_p()
+        for call, arguments in (
+            ("cuMemPoolGetAttribute", (found, c_int(POOL_USED), byref(c_uint64()))),
+            ("cuMemPoolTrimTo", (found, c_size_t(0))),
+        ):
+            gpu.call("cuStreamBeginCapture_v2", gpu.stream, c_int(0))
+            code = getattr(gpu.library, call)(*arguments)
+            ended = gpu.library.cuStreamEndCapture(gpu.stream, byref(captured))
+            ask.tell(f"pool: {call} while its thread captures, globally", answer=str(code), capture_ends=str(ended))
         gpu.call("cuMemPoolSetAttribute", found, c_int(POOL_THRESHOLD), byref(c_uint64(0)))
 
 

@@ -22,6 +22,7 @@ from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.graphs cimport GraphTable
+from cython_ext.logic.pools cimport PoolBook, PoolDue
 from cython_ext.logic.transfers cimport Trifles
 from cython_ext.logic.window cimport Backlog
 
@@ -31,6 +32,7 @@ cdef enum:
     EVENTS = 256             # event objects of ours, per gate
     SAMPLES = 32             # timed launches under way
     LEFT_BEHIND = 64
+    POOLS = 64               # memory pools of a process
     CAPTURES = 64            # captures open at once
 
     # CUresult
@@ -209,6 +211,9 @@ cdef struct State:
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: gate)
     AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
+    uint32_t pools_lock
+    uint32_t pool_count
+    PoolBook[64] pools       # under pools_lock; POOLS of them
     Gate[16] gates
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
@@ -353,11 +358,19 @@ cdef extern:
     void vgpu_context_dies(void* context) noexcept nogil
     void vgpu_context_died(void* context, bint dead) noexcept nogil
     void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil
+    # pools.pyx
+    void vgpu_settle_pools() noexcept nogil
+    void vgpu_trim_pools() noexcept nogil
+
     # memory.pyx
     void vgpu_memory_of_context_died(void* context) noexcept nogil
     void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
+    bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
+    bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
     ) noexcept nogil

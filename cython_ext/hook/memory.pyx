@@ -1,28 +1,29 @@
 """Memory: every allocation is reserved in the vGPU's ledger, then asked of the driver, then committed or cancelled.
 
 Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what was asked for,
-rounded up to the driver's granularity where the program sees it (pitch, cuMemCreate). Any free call may free any
-pointer, so what a pointer was worth is looked up by address. Physical memory made with cuMemCreate is charged until
-every handle is released and every mapping unmapped. What the program is told, cuMemGetInfo and cuDeviceTotalMem, is the
-vGPU's memory.
+rounded up to the driver's granularity where the program sees it (pitch, cuMemCreate); of stream-ordered memory what
+its pools have taken (pools.pyx). Any free call may free any pointer, so what it was worth is looked up by address.
+Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped. What the
+program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
 """
 
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAlloc, real_cuMemAlloc_v2,
-    real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz, real_cuMemAllocFromPoolAsync, real_cuMemAllocFromPoolAsync_ptsz,
     real_cuMemAllocManaged, real_cuMemAllocPitch, real_cuMemAllocPitch_v2, real_cuMemCreate, real_cuMemFree,
     real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo, real_cuMemGetInfo_v2,
     real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log, vgpu_settle_ahead,
+    vgpu_settle_pools, vgpu_trim_pools,
 )
-from cython_ext.layout cimport KIND_ASYNC, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
+from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
 from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
 from cython_ext.native cimport load64
 
@@ -66,12 +67,41 @@ cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit) noexce
     return result
 
 
-cdef bint reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU."""
+cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """``vgpu_reserve`` by one who holds pools_lock."""
     if gate == NULL or charge(gate, kind, size, limit_bytes(gate)) == LEDGER_OK:
         return 1
     vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))
     return 0
+
+
+cdef public bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU. Before anything is refused, what
+    the process's own pools keep for nothing goes back to the card."""
+    if gate != NULL and not vgpu_fits(gate, size):
+        vgpu_trim_pools()
+    return vgpu_reserve_more(gate, kind, size)
+
+
+cdef public bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether it would be granted, as things stand."""
+    cdef uint64_t limit = limit_bytes(gate)
+    return size <= limit and load64(&gate.activity.charged_bytes) <= limit - size
+
+
+cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil:
+    """What a pool has come to. 0: ``limited``, and over the limit; it is charged all the same. By one who holds
+    pools_lock."""
+    cdef bint allowed = due.beyond == 0 or not limited or vgpu_reserve_more(gate, kind, due.beyond)
+    if due.beyond and not (limited and allowed):
+        charge(gate, kind, due.beyond, UINT64_MAX)
+    if due.commit + due.beyond:
+        enter(gate, ledger_commit, kind, due.commit + due.beyond)
+    if due.cancel:
+        enter(gate, ledger_cancel, kind, due.cancel)
+    if due.release:
+        enter(gate, ledger_release, kind, due.release)
+    return allowed
 
 
 cdef int settle(
@@ -148,6 +178,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
         else:
             i += 1
     lock_release(&state().memory_lock)
+    vgpu_settle_pools()
 
 
 cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil:
@@ -188,7 +219,7 @@ cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t 
 cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef int result
-    if not reserve(gate, KIND_DEVICE, size):
+    if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
     return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
@@ -197,7 +228,7 @@ cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept
 cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef int result
-    if not reserve(gate, KIND_DEVICE, size):
+    if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc(pointer, size)
     return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
@@ -208,7 +239,7 @@ cdef public int cuMemAllocPitch_v2(
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef int result
-    if not reserve(gate, KIND_DEVICE, width * height):
+    if not vgpu_reserve(gate, KIND_DEVICE, width * height):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:
@@ -222,7 +253,7 @@ cdef public int cuMemAllocPitch(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t size = <uint64_t>width * height
     cdef int result
-    if not reserve(gate, KIND_DEVICE, size):
+    if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:
@@ -233,53 +264,10 @@ cdef public int cuMemAllocPitch(
 cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef int result
-    if not reserve(gate, KIND_MANAGED, size):
+    if not vgpu_reserve(gate, KIND_MANAGED, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocManaged(pointer, size, flags)
     return settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
-
-
-cdef inline int alloc_async(bint own, unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef int result
-    if not reserve(gate, KIND_ASYNC, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemAllocAsync_ptsz(pointer, size, stream) if own else real_cuMemAllocAsync(pointer, size, stream)
-    return settle(gate, KIND_ASYNC, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
-
-
-cdef public int cuMemAllocAsync(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
-    return alloc_async(0, pointer, size, stream)
-
-
-cdef public int cuMemAllocAsync_ptsz(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
-    return alloc_async(1, pointer, size, stream)
-
-
-cdef inline int alloc_from_pool(
-    bint own, unsigned long long* pointer, size_t size, void* pool, void* stream
-) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef int result
-    if not reserve(gate, KIND_ASYNC, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    if own:
-        result = real_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream)
-    else:
-        result = real_cuMemAllocFromPoolAsync(pointer, size, pool, stream)
-    return settle(gate, KIND_ASYNC, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
-
-
-cdef public int cuMemAllocFromPoolAsync(
-    unsigned long long* pointer, size_t size, void* pool, void* stream
-) noexcept nogil:
-    return alloc_from_pool(0, pointer, size, pool, stream)
-
-
-cdef public int cuMemAllocFromPoolAsync_ptsz(
-    unsigned long long* pointer, size_t size, void* pool, void* stream
-) noexcept nogil:
-    return alloc_from_pool(1, pointer, size, pool, stream)
 
 
 # --- frees
@@ -338,7 +326,7 @@ cdef public int cuMemCreate(
         for i in range(state().gate_count):
             if state().gates[i].device == given.location_id:
                 gate = &state().gates[i]
-    if not reserve(gate, KIND_VMM, size):
+    if not vgpu_reserve(gate, KIND_VMM, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemCreate(handle, size, properties, flags)
     if gate == NULL:
@@ -438,6 +426,7 @@ cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t shown_total, shown_free
     if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_settle_pools()
         vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
         total[0] = shown_total
         free[0] = shown_free
@@ -453,6 +442,7 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t shown_total, shown_free
     if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_settle_pools()
         vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
         total[0] = as_32_bits(shown_total)
         free[0] = as_32_bits(shown_free)

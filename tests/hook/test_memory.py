@@ -25,11 +25,11 @@ def say(*values):
 class Talk:
     """A program that says what it sees and waits for a word before it goes on."""
 
-    def __init__(self, stage: Stage, vgpu: StagedVgpu, body: str) -> None:
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, body: str, **environment: str) -> None:
         self.stage = stage
         self.vgpu = vgpu
         vgpu.open()
-        self.process = stage.start(PROLOGUE + body, stage.environment(vgpu))
+        self.process = stage.start(PROLOGUE + body, stage.environment(vgpu, **environment))
 
     def next(self) -> tuple[Any, SlotReading]:
         """What it said, and its slot as it was then."""
@@ -103,11 +103,12 @@ say(pitch.value)
 app.call("cuMemFreeAsync", pooled, app.stream)
 app.free(managed.value)
 app.free(pitched.value)
+app.synchronize()
 say()
 """,
     )
     (pitch,), slot = talk.next()
-    assert slot.committed_bytes[:4] == (pitch * 1000, 3 << 20, 0, 5 << 20)
+    assert slot.committed_bytes[:4] == (pitch * 1000, 3 << 20, 0, 32 << 20)
     _, slot = talk.next()
     assert slot.charged_bytes == 0
 
@@ -121,6 +122,7 @@ pooled = c_uint64()
 app.call("cuMemAllocAsync", byref(pooled), c_size_t(5 << 20), app.stream)
 app.synchronize()
 app.free(pooled.value)
+app.synchronize()
 say(app.result("cuMemFree_v2", c_uint64(0xDEAD0000)))
 """,
     )

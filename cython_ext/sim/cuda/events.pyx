@@ -3,6 +3,7 @@
 from libc.stdlib cimport calloc
 from libc.string cimport memset
 
+from cython_ext.sim.cuda.allocations cimport mem_trim_pools
 from cython_ext.sim.cuda.driver cimport (
     CAPTURED_EVENT, Context, CUresult, EFFECT_EVENT, EFFECT_REMOTE, Event, INVALID_CONTEXT, INVALID_HANDLE,
     MARK_CONTEXT, MARK_EVENT, NOT_READY, SUCCESS, Stream, Work, drv_begin, drv_capture_event, drv_capture_wait,
@@ -126,7 +127,10 @@ cdef public CUresult cuEventSynchronize(Event* event) noexcept nogil:
         return result
     if not event.recorded:
         return SUCCESS
-    return drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)
+    result = drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)
+    if result == SUCCESS:
+        mem_trim_pools(event.context)
+    return result
 
 
 cdef public CUresult cuEventElapsedTime_v2(float* ms, Event* first, Event* second) noexcept nogil:

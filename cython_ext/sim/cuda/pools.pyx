@@ -1,11 +1,12 @@
 """Stream-ordered allocation: pools that keep what was freed until they are trimmed or a synchronisation lets it go.
 
-A pool takes memory from the GPU in steps of 32 MiB (its *reserved* memory) and hands it out (its *used* memory).
+A pool takes memory from the GPU in steps (its *reserved* memory) and hands it out (its *used* memory). A step is 32
+MiB, or what VGPU_SIM_POOL_STEP says, in bytes: another driver's may be another.
 Memory freed in a stream is reusable at once: contents change at submission here, so no order can be violated.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc
+from libc.stdlib cimport calloc, getenv, strtoull
 from libc.string cimport memset
 
 from cython_ext.sim.cuda.allocations cimport (
@@ -23,7 +24,7 @@ from cython_ext.sim.state cimport OP_MARK
 cdef enum:
     PAGE = 4096
     UNIT = 512
-    STEP = 32 << 20
+    USUAL_STEP = 32 << 20
     ATTRIBUTE_RELEASE_THRESHOLD = 4
     ATTRIBUTE_RESERVED = 5
     ATTRIBUTE_RESERVED_HIGH = 6
@@ -45,10 +46,21 @@ cdef public struct Pool:
     Pool* next
 
 cdef Pool* pools
+cdef uint64_t step              # 0: not known yet
 
 
 cdef uint64_t rounded(uint64_t size, uint64_t unit) noexcept nogil:
     return (size + unit - 1) / unit * unit
+
+
+cdef uint64_t step_bytes() noexcept nogil:
+    global step
+    cdef const char* text
+    if step == 0:
+        text = getenv(b"VGPU_SIM_POOL_STEP")
+        step = strtoull(text, NULL, 10) if text != NULL else 0
+        step = step if step else <uint64_t>USUAL_STEP
+    return step
 
 
 cdef Pool* new_pool(int device, bint is_default) noexcept nogil:
@@ -90,7 +102,7 @@ cdef bint grow(Pool* pool, Context* context, uint64_t size) noexcept nogil:
     if pool.context == NULL:
         pool.context = context
     if pool.used_bytes + size > pool.reserved_bytes:
-        missing = rounded(pool.used_bytes + size - pool.reserved_bytes, STEP)
+        missing = rounded(pool.used_bytes + size - pool.reserved_bytes, step_bytes())
         if pool.most_bytes and pool.reserved_bytes + missing > pool.most_bytes:
             return False
         if not mem_charge(pool.context, missing):
@@ -103,7 +115,7 @@ cdef bint grow(Pool* pool, Context* context, uint64_t size) noexcept nogil:
 
 
 cdef void trim(Pool* pool, uint64_t keep) noexcept nogil:
-    cdef uint64_t target = max(rounded(pool.used_bytes, STEP), keep)
+    cdef uint64_t target = max(rounded(pool.used_bytes, step_bytes()), keep)
     if pool.context != NULL and pool.reserved_bytes > target:
         mem_discharge(pool.context, pool.reserved_bytes - target)
         pool.reserved_bytes = target
