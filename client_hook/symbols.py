@@ -321,6 +321,16 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_shrinks("cuEventSynchronize", "void* event", 2000),
     *_shrinks("cuCtxSynchronize", "void", 2000),
     *_shrinks("cuCtxSynchronize_v2", "void* context", 13000, base="cuCtxSynchronize"),
+    # --- arrays (arrays.pyx)
+    *_cuda("cuArrayCreate", "void** array, const void* descriptor", 2000),
+    *_cuda("cuArrayCreate_v2", "void** array, const void* descriptor", 3020, base="cuArrayCreate"),
+    *_cuda("cuArray3DCreate", "void** array, const void* descriptor", 2000),
+    *_cuda("cuArray3DCreate_v2", "void** array, const void* descriptor", 3020, base="cuArray3DCreate"),
+    *_cuda("cuMipmappedArrayCreate", "void** array, const void* descriptor, unsigned levels", 5000),
+    *_cuda("cuArrayDestroy", "void* array", 2000),
+    *_cuda("cuMipmappedArrayDestroy", "void* array", 5000),
+    *_cuda("cuArrayGetMemoryRequirements", "void* needs, void* array, int device", 11060, intercepted=False),
+    *_cuda("cuMipmappedArrayGetMemoryRequirements", "void* needs, void* array, int device", 11060, intercepted=False),
     # --- memory, again
     *_cuda("cuMemFree", "unsigned pointer", 2000),
     *_cuda("cuMemFree_v2", "unsigned long long pointer", 3020, base="cuMemFree"),

@@ -17,7 +17,7 @@ Order of locks: gate.lock or memory_lock, then captures_lock, threads_lock or ga
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, TraceRecord
-from cython_ext.logic.alloctable cimport AllocTable
+from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.gate cimport GateState
@@ -370,6 +370,11 @@ cdef extern:
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    int vgpu_memory_settle(
+        Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual
+    ) noexcept nogil
+    bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
+    int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
     bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free

@@ -104,10 +104,11 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
     return allowed
 
 
-cdef int settle(
+cdef public int vgpu_memory_settle(
     Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual
 ) noexcept nogil:
-    """The driver has answered: commit ``actual`` bytes at ``address``, or cancel. ``result`` is passed on."""
+    """The driver has answered: commit ``actual`` bytes at ``address``, or cancel. ``result`` is passed on. An array's
+    address is its handle: no memory of the GPU is where the host's is."""
     cdef Block block
     if gate == NULL:
         return result
@@ -139,7 +140,7 @@ cdef inline void release(const Block* block) noexcept nogil:
     enter(&state().gates[block.flags], ledger_release, block.kind, block.bytes)
 
 
-cdef inline bint forget(uint64_t address, Block* block) noexcept nogil:
+cdef public bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil:
     """Take the block out of the table *before* the driver frees it: another thread may be given the address at once."""
     cdef bint known
     if not attached() or address == 0:
@@ -150,7 +151,7 @@ cdef inline bint forget(uint64_t address, Block* block) noexcept nogil:
     return known
 
 
-cdef inline int freed(int result, bint known, const Block* block) noexcept nogil:
+cdef public int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil:
     """The driver's answer to a free: give the charge back, or, if it refused, keep the block."""
     if not known:
         return result
@@ -222,7 +223,7 @@ cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept
     if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
-    return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
 
 
 cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept nogil:
@@ -231,7 +232,7 @@ cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept no
     if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc(pointer, size)
-    return settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
 
 
 cdef public int cuMemAllocPitch_v2(
@@ -243,8 +244,8 @@ cdef public int cuMemAllocPitch_v2(
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:
-        return settle(gate, KIND_DEVICE, width * height, result, 0, 0)
-    return settle(gate, KIND_DEVICE, width * height, result, pointer[0], pitch[0] * height)
+        return vgpu_memory_settle(gate, KIND_DEVICE, width * height, result, 0, 0)
+    return vgpu_memory_settle(gate, KIND_DEVICE, width * height, result, pointer[0], pitch[0] * height)
 
 
 cdef public int cuMemAllocPitch(
@@ -257,8 +258,8 @@ cdef public int cuMemAllocPitch(
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:
-        return settle(gate, KIND_DEVICE, size, result, 0, 0)
-    return settle(gate, KIND_DEVICE, size, result, pointer[0], <uint64_t>pitch[0] * height)
+        return vgpu_memory_settle(gate, KIND_DEVICE, size, result, 0, 0)
+    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0], <uint64_t>pitch[0] * height)
 
 
 cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
@@ -267,35 +268,35 @@ cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsi
     if not vgpu_reserve(gate, KIND_MANAGED, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocManaged(pointer, size, flags)
-    return settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+    return vgpu_memory_settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
 
 
 # --- frees
 
 cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
     cdef Block block
-    cdef bint known = forget(pointer, &block)
+    cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
-    return freed(real_cuMemFree_v2(pointer), known, &block)
+    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
 
 
 cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
     cdef Block block
-    cdef bint known = forget(pointer, &block)
+    cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
-    return freed(real_cuMemFree(pointer), known, &block)
+    return vgpu_memory_freed(real_cuMemFree(pointer), known, &block)
 
 
 cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcept nogil:
     cdef Block block
-    cdef bint known = forget(pointer, &block)
-    return freed(real_cuMemFreeAsync(pointer, stream), known, &block)
+    cdef bint known = vgpu_memory_forget(pointer, &block)
+    return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &block)
 
 
 cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) noexcept nogil:
     cdef Block block
-    cdef bint known = forget(pointer, &block)
-    return freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
+    cdef bint known = vgpu_memory_forget(pointer, &block)
+    return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
 
 
 # --- physical memory with mappings of its own

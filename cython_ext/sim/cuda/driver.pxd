@@ -77,6 +77,7 @@ cdef enum:
     MARK_NODE = 0x4e4f4431
     MARK_POOL = 0x504f4f31
     MARK_ARRAY = 0x41525231
+    MARK_MIPMAP = 0x4d495031
 
 # What its process has to do about an operation that the GPU has reached or finished.
 cdef enum EffectKind:

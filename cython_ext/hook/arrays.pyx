@@ -1,0 +1,175 @@
+"""CUDA arrays: charged for what the driver says they need, which depends on its own layout of textures.
+
+It says so of an array whose memory is mapped later alone (CUDA_ARRAY3D_DEFERRED_MAPPING), so one of the same shape is
+made, asked and destroyed first: it takes no memory. What the program makes like that costs nothing before it maps
+memory of cuMemCreate's, which is charged as such.
+"""
+
+from libc.stdint cimport uint64_t
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuArray3DCreate, real_cuArray3DCreate_v2, real_cuArrayCreate, real_cuArrayCreate_v2, real_cuArrayDestroy,
+    real_cuArrayGetMemoryRequirements, real_cuMipmappedArrayCreate, real_cuMipmappedArrayDestroy,
+    real_cuMipmappedArrayGetMemoryRequirements,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
+    vgpu_memory_settle, vgpu_reserve,
+)
+from cython_ext.layout cimport KIND_OTHER
+from cython_ext.logic.alloctable cimport Block
+
+cdef enum:
+    SPARSE = 0x40
+    DEFERRED = 0x80
+
+
+cdef struct Shape:               # CUDA_ARRAY3D_DESCRIPTOR
+    size_t width
+    size_t height
+    size_t depth
+    int format
+    unsigned int channels
+    unsigned int flags
+
+
+cdef struct FlatShape:           # CUDA_ARRAY_DESCRIPTOR
+    size_t width
+    size_t height
+    int format
+    unsigned int channels
+
+
+cdef struct ShapeV1:             # their first versions
+    unsigned int width
+    unsigned int height
+    unsigned int depth
+    int format
+    unsigned int channels
+    unsigned int flags
+
+
+cdef struct FlatShapeV1:
+    unsigned int width
+    unsigned int height
+    int format
+    unsigned int channels
+
+
+cdef struct Requirements:        # CUDA_ARRAY_MEMORY_REQUIREMENTS
+    size_t size
+    size_t alignment
+    unsigned int[4] reserved
+
+
+cdef uint64_t asked_bytes(const Shape* shape, unsigned int levels) noexcept nogil:
+    """The elements alone, should the driver not tell what it needs. A format that is not known here counts as if of
+    four bytes, levels below the first as a third of it together."""
+    cdef uint64_t element = 4
+    if shape.format in (0x01, 0x08):
+        element = 1
+    elif shape.format in (0x02, 0x09, 0x10):
+        element = 2
+    element *= shape.channels * <uint64_t>shape.width * max(shape.height, <size_t>1) * max(shape.depth, <size_t>1)
+    return element + element / 3 if levels > 1 else element
+
+
+cdef uint64_t needed_bytes(const Gate* gate, const Shape* shape, unsigned int levels) noexcept nogil:
+    """What an array of that shape takes from the card; ``levels``: 0, or of a mipmapped one."""
+    cdef Shape later = shape[0]
+    cdef Requirements needs
+    cdef void* twin = NULL
+    cdef bint told
+    if shape.flags & (DEFERRED | SPARSE):
+        return 0
+    later.flags |= DEFERRED
+    if levels:
+        if real_cuMipmappedArrayCreate(&twin, &later, levels) != CUDA_SUCCESS:
+            return asked_bytes(shape, levels)
+        told = real_cuMipmappedArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
+        real_cuMipmappedArrayDestroy(twin)
+    else:
+        if real_cuArray3DCreate_v2(&twin, &later) != CUDA_SUCCESS:
+            return asked_bytes(shape, levels)
+        told = real_cuArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
+        real_cuArrayDestroy(twin)
+    return needs.size if told else asked_bytes(shape, levels)
+
+
+cdef bint begin(Gate* gate, const Shape* shape, unsigned int levels, uint64_t* size) noexcept nogil:
+    """0: over the limit."""
+    size[0] = needed_bytes(gate, shape, levels) if gate != NULL else 0
+    return size[0] == 0 or vgpu_reserve(gate, KIND_OTHER, size[0])
+
+
+cdef int end(Gate* gate, uint64_t size, int result, void** array) noexcept nogil:
+    if size == 0:
+        return result
+    return vgpu_memory_settle(gate, KIND_OTHER, size, result, <uint64_t>array[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef public int cuArray3DCreate_v2(void** array, const void* descriptor) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
+    cdef uint64_t size
+    if not begin(gate, <const Shape*>descriptor, 0, &size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return end(gate, size, real_cuArray3DCreate_v2(array, descriptor), array)
+
+
+cdef public int cuArrayCreate_v2(void** array, const void* descriptor) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
+    cdef const FlatShape* flat = <const FlatShape*>descriptor
+    cdef Shape shape
+    cdef uint64_t size
+    if gate != NULL:
+        shape.width, shape.height, shape.depth, shape.flags = flat.width, flat.height, 0, 0
+        shape.format, shape.channels = flat.format, flat.channels
+    if not begin(gate, &shape, 0, &size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return end(gate, size, real_cuArrayCreate_v2(array, descriptor), array)
+
+
+cdef public int cuArray3DCreate(void** array, const void* descriptor) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
+    cdef const ShapeV1* old = <const ShapeV1*>descriptor
+    cdef Shape shape
+    cdef uint64_t size
+    if gate != NULL:
+        shape.width, shape.height, shape.depth, shape.flags = old.width, old.height, old.depth, old.flags
+        shape.format, shape.channels = old.format, old.channels
+    if not begin(gate, &shape, 0, &size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return end(gate, size, real_cuArray3DCreate(array, descriptor), array)
+
+
+cdef public int cuArrayCreate(void** array, const void* descriptor) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
+    cdef const FlatShapeV1* old = <const FlatShapeV1*>descriptor
+    cdef Shape shape
+    cdef uint64_t size
+    if gate != NULL:
+        shape.width, shape.height, shape.depth, shape.flags = old.width, old.height, 0, 0
+        shape.format, shape.channels = old.format, old.channels
+    if not begin(gate, &shape, 0, &size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return end(gate, size, real_cuArrayCreate(array, descriptor), array)
+
+
+cdef public int cuMipmappedArrayCreate(void** array, const void* descriptor, unsigned int levels) noexcept nogil:
+    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL and levels else NULL
+    cdef uint64_t size
+    if not begin(gate, <const Shape*>descriptor, levels, &size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return end(gate, size, real_cuMipmappedArrayCreate(array, descriptor, levels), array)
+
+
+cdef public int cuArrayDestroy(void* array) noexcept nogil:
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    return vgpu_memory_freed(real_cuArrayDestroy(array), known, &block)
+
+
+cdef public int cuMipmappedArrayDestroy(void* array) noexcept nogil:
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &block)
