@@ -5,11 +5,13 @@ streams, contexts, graphs and modules die. The caller holds no lock.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.hook.generated.driver cimport real_cuEventDestroy_v2, real_cuStreamIsCapturing
+from cython_ext.hook.generated.driver cimport (
+    real_cuCtxGetCurrent, real_cuEventDestroy_v2, real_cuStreamGetCtx, real_cuStreamIsCapturing,
+)
 from cython_ext.hook.hook cimport (
-    CAPTURES, CUDA_SUCCESS, EVENTS, WORD_NEW, Event, Gate, State, Stream, attached, state, vgpu_leave_all_behind,
-    vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead, vgpu_memory_inherited,
-    vgpu_memory_of_context_died,
+    CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Event, Gate, State, Stream, Thread, attached, state,
+    vgpu_claim_thread, vgpu_leave_all_behind, vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead,
+    vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_thread,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport durations_forget
@@ -49,30 +51,78 @@ cdef public void vgpu_capture_begins() noexcept nogil:
 cdef public void vgpu_capture_began(void* handle) noexcept nogil:
     """The driver's answer to vgpu_capture_begins; NULL: it refused."""
     cdef State* all = state()
+    cdef Capture new
     cdef int i
     if not attached():
         return
+    new.handle = handle
+    new.owner = vgpu_claim_thread() if <size_t>handle == OWN_HANDLE else NULL
+    new.context = NULL
+    if handle != NULL and (new.owner != NULL or real_cuStreamGetCtx(handle, &new.context) != CUDA_SUCCESS):
+        real_cuCtxGetCurrent(&new.context)
     lock_acquire(&all.captures_lock)
     if handle == NULL:
         all.captures -= all.captures > 0
     else:
         for i in range(CAPTURES):
-            if all.capturing[i] == NULL:
-                all.capturing[i] = handle
+            if all.capturing[i].handle == NULL:
+                all.capturing[i] = new
                 break
+        else:
+            all.unlisted += 1
     lock_release(&all.captures_lock)
+
+
+cdef inline void strike(Capture* capture) noexcept nogil:
+    """The caller holds captures_lock."""
+    capture.handle = NULL
+    state().captures -= state().captures > 0
 
 
 cdef void drop_capture(void* handle) noexcept nogil:
     cdef State* all = state()
+    cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
     cdef int i
     lock_acquire(&all.captures_lock)
     for i in range(CAPTURES):
-        if all.capturing[i] == handle:
-            all.capturing[i] = NULL
-            all.captures -= all.captures > 0
+        if all.capturing[i].handle == handle and all.capturing[i].owner == owner:
+            strike(&all.capturing[i])
             break
+    else:
+        if all.unlisted:
+            all.unlisted -= 1
+            all.captures -= 1
     lock_release(&all.captures_lock)
+
+
+cdef void drop_captures_of(void* handle) noexcept nogil:
+    """Nothing, if it captured none."""
+    cdef int i
+    lock_acquire(&state().captures_lock)
+    for i in range(CAPTURES):
+        if state().capturing[i].handle == handle:
+            strike(&state().capturing[i])
+    lock_release(&state().captures_lock)
+
+
+cdef void drop_captures_in(void* context) noexcept nogil:
+    """It is gone, and nobody can end them any more."""
+    cdef int i
+    lock_acquire(&state().captures_lock)
+    for i in range(CAPTURES):
+        if state().capturing[i].handle != NULL and state().capturing[i].context == context:
+            strike(&state().capturing[i])
+    lock_release(&state().captures_lock)
+
+
+cdef public void vgpu_captures_end_with(Thread* thread) noexcept nogil:
+    """Likewise of a thread, which takes its default streams along."""
+    cdef int i
+    lock_acquire(&state().captures_lock)
+    for i in range(CAPTURES):
+        if state().capturing[i].handle != NULL and state().capturing[i].owner == thread:
+            strike(&state().capturing[i])
+    lock_release(&state().captures_lock)
 
 
 cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
@@ -112,7 +162,8 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
             memset(stream, 0, sizeof(Stream))
             store32(&gate.round, gate.round + 1)         # the next stream may get the same handle
         lock_release(&gate.lock)
-    drop_capture(handle)     # a stream that is destroyed captures no more
+    if load32(&state().captures):
+        drop_captures_of(handle)         # a stream that is destroyed captures no more
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:
@@ -164,6 +215,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
         return
     bury(context, dead)
     if dead:
+        drop_captures_in(context)
         vgpu_memory_of_context_died(context)
 
 
@@ -172,6 +224,8 @@ cdef public void vgpu_green_context_died(void* context, void* primary, bint dead
     if not attached():
         return
     bury(context, dead)
+    if dead:
+        drop_captures_in(context)
     if dead and primary != NULL:
         vgpu_memory_inherited(context, primary)
 

@@ -28,6 +28,8 @@ from cython_ext.logic.window cimport Backlog
 
 cdef enum:
     MAX_GATES = 16
+    LEGACY_HANDLE = 1        # what streams are called, normalised
+    OWN_HANDLE = 2
     STREAMS = 512            # streams with work of ours, per gate
     EVENTS = 256             # event objects of ours, per gate
     SAMPLES = 32             # timed launches under way
@@ -168,7 +170,8 @@ cdef struct Gate:
     int32_t marked_stream    # whose work ``backlog.unmarked`` is
     uint32_t left_count
     int32_t left[64]         # events behind untracked work whose streams may not be asked about it
-    int32_t probe            # event in the legacy stream, behind the threads' own streams; -1: none
+    int32_t probe            # event in a context's legacy stream, behind the threads' own streams there; -1: none
+    void* probed             # that context
     uint32_t stream_count
     int64_t length_ns        # of the last lease, from its beginning to the end it was given
     uint32_t baton           # its word, as last judged ...
@@ -193,6 +196,12 @@ cdef struct Gate:
     Sample[32] samples
 
 
+cdef struct Capture:
+    void* handle             # its first stream (normalised); NULL: none
+    void* context            # the stream's
+    Thread* owner            # whose default stream it is, else NULL
+
+
 cdef struct State:
     uint32_t attach_lock
     uint32_t attached        # 1 once every gate is there
@@ -200,7 +209,8 @@ cdef struct State:
     uint32_t stopping        # exit has begun: no more driver calls of ours
     uint32_t captures_lock
     uint32_t captures        # open in this process
-    void* capturing[64]      # their first streams
+    uint32_t unlisted        # of them: more than CAPTURES at once
+    Capture capturing[64]    # the others
     uint32_t threads_lock
     Thread* threads
     uint32_t spins           # there are cores to spare for the last microseconds before something known
@@ -353,6 +363,7 @@ cdef extern:
     void vgpu_capture_begins() noexcept nogil
     void vgpu_capture_began(void* stream) noexcept nogil
     void vgpu_capture_ended(void* stream) noexcept nogil
+    void vgpu_captures_end_with(Thread* thread) noexcept nogil
     bint vgpu_capturing(void* stream) noexcept nogil
     void vgpu_stream_dies(void* stream) noexcept nogil
     void vgpu_context_dies(void* context) noexcept nogil

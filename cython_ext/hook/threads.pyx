@@ -4,7 +4,9 @@ from libc.stdint cimport uint64_t
 
 from cython_ext.hook.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport real_cuCtxGetCurrent, real_cuCtxGetDevice
-from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
+from cython_ext.hook.hook cimport (
+    CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
+)
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add64, load32, load64, store32, store64
 
@@ -55,6 +57,7 @@ cdef void release_thread(void* record) noexcept nogil:
     cdef Thread* thread = <Thread*>record
     cdef State* all = state()
     store32(&thread.inside, 0)
+    vgpu_captures_end_with(thread)
     lock_acquire(&all.threads_lock)
     leave_gate(thread)
     store32(&thread.taken, 0)

@@ -22,9 +22,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND, SAMPLES,
-    STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State, Stream, Thread, state, vgpu_log,
-    vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
+    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State,
+    Stream, Thread, state, vgpu_log, vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
@@ -38,8 +38,6 @@ from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog
 from cython_ext.native cimport fence, load32, loadi64, now_ns, store32
 
 cdef enum:
-    LEGACY_HANDLE = 1
-    OWN_HANDLE = 2
     OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
     LOADS_NS = 200_000           # a launch that takes the host longer than this does more than launch
 
@@ -337,42 +335,47 @@ cdef inline bint overlaps_now(const Gate* gate) noexcept nogil:
     )
 
 
-cdef bint own_streams_busy(Gate* gate) noexcept nogil:
-    """Unmarked work in threads' own default streams: an event in the legacy stream completes after all of it. (A marker
-    in another stream may have closed its stretch, so the backlog does not tell.)"""
+cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
+    """Unmarked work in threads' own default streams of the current context: an event in its legacy stream completes
+    after all of it. (A marker in another stream may have closed its stretch, so the backlog does not tell.)"""
     cdef Stream legacy
+    cdef uint32_t i
     if overlaps_now(gate):
         return 1
     if gate.probe < 0:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
         gate.probe = record(gate, &legacy, 0)
+        gate.probed = context
         return 1
     if not done(gate, gate.probe):
         return 1
     vgpu_outdate_probe(gate)
-    return 0
+    for i in range(gate.stream_count):
+        if gate.streams[i].flags & STREAM_OWN and gate.streams[i].context == gate.probed:
+            gate.streams[i].dirty = 0
+    return gate.probed != context        # there may be more of them, in one context after the other
 
 
 cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
-    """Ask each stream with work of ours. ``anywhere``: this thread is ours, it may change its current context."""
+    """Ask each stream with work of ours, the threads' own ones last. ``anywhere``: this thread is ours, it may change
+    its current context."""
     cdef void* context = NULL if anywhere else current_context()
-    cdef bint own = 0
+    cdef bint own, unmarked = gate.untracked or gate.own_unmarked
     cdef Stream* stream
     cdef uint32_t i
-    for i in range(gate.stream_count):
-        stream = &gate.streams[i]
-        if not stream.dirty:
-            continue
-        if stream.context != context:
-            if not anywhere or real_cuCtxSetCurrent(stream.context) != CUDA_SUCCESS:
+    for own in range(2):
+        for i in range(gate.stream_count):
+            stream = &gate.streams[i]
+            if not stream.dirty or own != (stream.flags & STREAM_OWN != 0) or (own and not unmarked):
+                continue
+            if stream.context != context:
+                if not anywhere or real_cuCtxSetCurrent(stream.context) != CUDA_SUCCESS:
+                    return 1
+                context = stream.context
+            if own_streams_busy(gate, context) if own else real_cuStreamQuery(stream.handle) == CUDA_ERROR_NOT_READY:
                 return 1
-            context = stream.context
-        if stream.flags & STREAM_OWN:
-            own = 1
-        elif real_cuStreamQuery(stream.handle) == CUDA_ERROR_NOT_READY:
-            return 1
-    return own and (gate.untracked or gate.own_unmarked) and own_streams_busy(gate)
+    return 0
 
 
 cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.hook.stage import MS, PATIENCE_S, Stage
+from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
 from tests.hook.test_gate import PROLOGUE, drained
 
 DEATHS = """
@@ -175,3 +175,70 @@ print("done", flush=True)
     with vgpu.granting(20 * MS):
         assert stage.heard(program) == "done"
         assert program.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("second", ["PER_THREAD", "LEGACY", "app.new_stream(1)"])
+@pytest.mark.parametrize("order", ["launch_long(); launch_short()", "launch_short(); launch_long()"])
+def test_a_threads_own_streams_in_two_contexts_are_both_waited_for(stage: Stage, second: str, order: str) -> None:
+    body = f"""
+first, other = c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+long = app.kernel(300.0, PER_THREAD)
+app.call("cuCtxCreate_v2", byref(other), 0, app.device)
+app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+short = app.kernel(0.1, {second})
+
+def launch_long():
+    app.call("cuCtxSetCurrent", first)
+    long.launch()
+
+def launch_short():
+    app.call("cuCtxSetCurrent", other)
+    short.launch()
+
+{order}
+print(1, flush=True)
+input()
+"""
+    revoked_during_a_long_kernel(stage, body, 300)
+
+
+ABANDONED = {
+    "a context that is destroyed": """
+first, other = c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+app.call("cuCtxCreate_v2", byref(other), 0, app.device)
+app.call("cuStreamBeginCapture_v2", app.new_stream(1), 2)
+app.call("cuCtxDestroy_v2", other)
+app.call("cuCtxSetCurrent", first)
+""",
+    "a primary context that is reset": """
+app.call("cuStreamBeginCapture_v2", app.new_stream(1), 2)
+app.call("cuDevicePrimaryCtxReset_v2", app.device)
+app = App()
+""",
+    "a stream that is destroyed": """
+stream = app.new_stream(1)
+app.call("cuStreamBeginCapture_v2", stream, 2)
+app.call("cuStreamDestroy_v2", stream)
+""",
+    "a hundred at once, which all end": """
+streams = [app.new_stream(1) for _ in range(100)]
+for stream in streams:
+    app.call("cuStreamBeginCapture_v2", stream, 2)
+for stream in streams:
+    app.call("cuStreamEndCapture", stream, byref(c_void_p()))
+""",
+}
+
+
+@pytest.mark.parametrize("how", ABANDONED.values(), ids=ABANDONED.keys())
+def test_captures_end_with_what_they_are_in(stage: Stage, how: str) -> None:
+    """While one is open no stream is asked whether it is done; what is asked for ever is never answered."""
+    vgpu = stage.vgpu()
+    body = how + "app.kernel(1.0, LEGACY).launch()\napp.synchronize()\nprint('done', flush=True)\ninput()"
+    program = stage.start(PROLOGUE + body, stage.environment(vgpu))
+    vgpu.await_want()
+    vgpu.open()
+    assert stage.heard(program) == "done"
+    eventually(lambda: not vgpu.slot().undrained, "its drain is seen")
