@@ -40,6 +40,8 @@ class Hold:
     """The partition it was granted with; a change of the share counts from the next lease on."""
     bursts: bool = False
     """Granted to one that runs on all SMs anyway, or it does so since."""
+    insists: bool = False
+    """No higher class cuts it short."""
     revised_ns: int | None = None
     """When it was last published with other times."""
     went_ns: int | None = None
@@ -134,6 +136,8 @@ class Account:
     """When its gang is called. None: nothing binds it."""
     away: bool = False
     """Wants, but its gang is not called: waits outside the competition."""
+    urgent_turns: int = 0
+    """How many of its latest leases were urgent ones, in a row."""
     holds: dict[int, Hold] = field(default_factory=dict)
     standing: Hold | None = None
     """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or went."""

@@ -25,6 +25,9 @@ from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.leases import Outlook, Priority, VgpuKey
 from gpuserver.core.policy import PPM, Policy
 
+LATE_DOUBLINGS = 6
+"""Of ``Policy.muster_late_ns``, at most."""
+
 
 class InvariantError(AssertionError):
     """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
@@ -246,9 +249,7 @@ class Membership(ABC):
                 due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
                 late = (self._turn_ends(a, now_ns) if a.away else None, self._overdue_ns(a))
                 due += [at for at in late if at is not None]
-                due += [
-                    h.lease.end_ns + self.policy.muster_late_ns for h in a.holds.values() if h.lease.end_ns is not None
-                ]
+                due += [h.lease.end_ns + self._late_ns(a) for h in a.holds.values() if h.lease.end_ns is not None]
         return min((at for at in due if at > now_ns), default=None)
 
     def _called(self, account: Account, at_ns: int) -> bool:
@@ -264,6 +265,11 @@ class Membership(ABC):
             return False
         overdue_ns = self._overdue_ns(account)
         return account.muster.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
+
+    def _late_ns(self, account: Account) -> int:
+        """So long after its end a lease is late. With each urgent turn in a row twice as long: a kernel that is longer
+        than that would else call another member's, which would call its next one, and neither could be stopped."""
+        return self.policy.muster_late_ns << min(account.urgent_turns, LATE_DOUBLINGS)
 
     def _overdue_ns(self, account: Account) -> int | None:
         """When limit or debt have kept it out for so long, without a word of others, that one of them may be waiting.
@@ -295,7 +301,7 @@ class Membership(ABC):
         lease = oldest.lease
         if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
             return Outlook(ready=ready)
-        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self.policy.muster_late_ns
+        late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self._late_ns(account)
         return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
 
     def _announced(self, account: Account) -> tuple[int, int]:

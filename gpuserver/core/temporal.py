@@ -43,6 +43,9 @@ class Choice:
     account: Account
     length_ns: int
     alone: bool
+    insists: bool = False
+    """Beside a higher class (``_insists``)."""
+    urgent: bool = False
 
     @property
     def open_ended(self) -> bool:
@@ -232,8 +235,10 @@ class TemporalScheduler(Competition):
         end = current.lease.end_ns
         if end is None and (holder.capped or any(self._in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
-        outranked = holder.share.priority < self._highest and any(
-            self._outranks(a, holder, now_ns) for a in self._in_line()
+        outranked = (
+            holder.share.priority < self._highest
+            and not current.insists
+            and any(self._outranks(a, holder, now_ns) for a in self._in_line())
         )
         if outranked or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
@@ -278,12 +283,18 @@ class TemporalScheduler(Competition):
             if a.muster is not None
             and a is not but
             and (a.waiting or a.away)
-            and a.share.priority >= but.share.priority
+            and (a.share.priority >= but.share.priority or self._insists(a))
             and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
             and not self._overserved(a)
             and not (self._called(but, max(a.muster.start_ns, after_ns)) and self._called_ns(a) <= self._called_ns(but))
         ]
         return min(starts, default=None)
+
+    def _insists(self, account: Account) -> bool:
+        """Called, a member of a gang that is owed half of what one may be owed that was idle goes before all classes.
+        It cannot wait for a moment when those are not entitled, as others do: its gang is at work only then."""
+        now_ns = self._now_ns
+        return self._lag(account, self.clock(now_ns), now_ns) >= self._idle_credit(account) // 2
 
     def _called_ns(self, account: Account) -> int:
         assert account.muster is not None
@@ -357,7 +368,10 @@ class TemporalScheduler(Competition):
             go_by_ns=start_ns + patience,
             window_ns=self._window(choice.account),
         )
-        return self._publish(choice.account, lease)
+        hold = self._publish(choice.account, lease)
+        hold.insists = choice.insists
+        account.urgent_turns = account.urgent_turns + 1 if choice.urgent else 0
+        return hold
 
     def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:
         """Who should hold from ``at_ns`` on, everybody charged up to then. ``staying``: the holder, if it may go on.
@@ -367,7 +381,7 @@ class TemporalScheduler(Competition):
         free = {id(h) for h in (staying, self._next) if h is not None}
         urgent = self._most_urgent(free)
         if urgent is not None:
-            return Choice(urgent, self.policy.muster_urgent_ns, alone=False)
+            return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
         competing = [a for a in self._accounts.values() if a.competing]
         company = [a for a in competing if not self._dry_at(a, at_ns)] if self._capped else competing
         coming = [a for a in self._members.values() if a.away]
@@ -394,6 +408,8 @@ class TemporalScheduler(Competition):
             return self._lag_after(a, time, clock) >= -slack
 
         eligible = [a for a in candidates if entitled(a)] or candidates
+        insisting = [a for a in eligible if a.key in called and self._insists(a)]
+        eligible = insisting or eligible
         highest = max([a.share.priority for a in eligible])
         eligible = [a for a in eligible if a.share.priority == highest]
         first = [a for a in eligible if a.key in called and entitled(a)]
@@ -405,7 +421,9 @@ class TemporalScheduler(Competition):
         tied = [a for a in eligible if deadlines[a.key] <= latest]
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
         length = self._length(best, deadlines[best.key], at_ns)
-        return Choice(best, self._mustered_length(best, length, at_ns), alone=wanting == [best])
+        return Choice(
+            best, self._mustered_length(best, length, at_ns), alone=wanting == [best], insists=bool(insisting)
+        )
 
     def _most_urgent(self, free: set[int]) -> Account | None:
         """Who goes at once because another member of its gang waits for it, unless somebody of a higher class wants."""
