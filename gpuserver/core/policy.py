@@ -8,7 +8,7 @@ The values were found by simulation, beside an H200's hand-over costs; see ``doc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000
@@ -91,3 +91,17 @@ class Policy:
 
 
 DEFAULT_POLICY = Policy()
+
+
+def with_period(policy: Policy, period_ns: int) -> Policy:
+    """``policy``, where one round of turns takes ``period_ns``, in either mode. A long one is not cut into shorter
+    turns; a short one is planned less far ahead, within the one before it."""
+    usual = DEFAULT_POLICY
+    return replace(
+        policy,
+        period_ns=period_ns,
+        period_max_ns=max(period_ns, usual.period_max_ns),
+        quantum_max_ns=max(period_ns, usual.quantum_max_ns),
+        round_ns=period_ns,
+        round_lookahead_ns=min(usual.round_lookahead_ns, period_ns * 3 // 4),
+    )

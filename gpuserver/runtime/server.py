@@ -24,7 +24,7 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.partition import SM_STEP
-from gpuserver.core.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.device.mps import MpsDaemon, client_priority
@@ -424,11 +424,6 @@ def first_epoch(remembered: int) -> int:
     """Where to begin after a scheduler that may have given out some more epochs than the journal knows. Epochs are
     compared on a 32-bit circle: half-way round they begin again, long after the last lease of that age."""
     return remembered + EPOCH_RESERVE if remembered < 1 << 31 else 1
-
-
-def with_period(policy: Policy, period_ns: int) -> Policy:
-    """One round of turns takes ``period_ns``, in either mode."""
-    return replace(policy, period_ns=period_ns, period_max_ns=max(period_ns, policy.period_max_ns), round_ns=period_ns)
 
 
 def _environment(settings: Settings) -> dict[str, str]:
