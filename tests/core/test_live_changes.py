@@ -1,0 +1,67 @@
+"""``vgpuctl set`` while leases are held: what changes, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuserver.core.leases import Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core.desk import MS, Desk, spans, withdrawn
+
+HALF = Share(PPM // 2, PPM, 100_000)
+HIGH = replace(HALF, priority=Priority.HIGH)
+LOW = replace(HALF, priority=Priority.LOW)
+SOON_MS = (DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.window_low_ns) / MS
+
+
+def held_by_the_first() -> Desk:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    return desk
+
+
+def test_who_becomes_high_goes_as_soon_as_possible() -> None:
+    desk = held_by_the_first()
+    assert spans(desk.changed(1, HIGH, 3))[0] == (0, 1, 0, 3 + SOON_MS)
+
+
+def test_whose_holder_becomes_low_goes_as_soon_as_possible() -> None:
+    desk = held_by_the_first()
+    assert spans(desk.changed(0, LOW, 3))[0] == (0, 1, 0, 3 + SOON_MS)
+
+
+def test_who_becomes_low_before_its_turn_goes_after_the_others() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF, HALF)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    assert [span[0] for span in spans(desk.wants(2, 1.5))] == [2]  # published as the next one
+    commands = desk.changed(2, LOW, 2)
+    assert withdrawn(commands) == [(2, 3)]
+    assert [span[0] for span in spans(commands)] == [1]
+
+
+def test_a_high_one_takes_its_sms_back_in_spatial_mode() -> None:
+    wide = [replace(share, guarantee_ppm=450_000, sm_mpercent=60_000) for share in (HALF, HALF)]
+    desk = Desk(SpatialScheduler(), *wide)
+    desk.runs(0, 0)
+    desk.wants(1, 3)
+    before = desk.scheduler.published(0)[0][0].end_ns
+    desk.changed(1, replace(wide[1], priority=Priority.HIGH), 4)
+    after = desk.scheduler.published(0)[0][0].end_ns
+    assert before == 20 * MS
+    assert after is not None
+    assert after <= 5 * MS
+
+
+def test_a_limit_that_is_taken_away_ends_the_wait() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10))
+    desk.runs(0, 0)
+    end_ns = desk.scheduler.published(0)[0][0].end_ns
+    assert end_ns is not None
+    desk.drained(0, 1, end_ns / MS)
+    assert desk.statement(0, end_ns / MS + 1).throttled
+    ((_, _, start_ms, end_ms),) = spans(desk.changed(0, Share(PPM // 10, PPM), end_ns / MS + 2))
+    assert (start_ms, end_ms) == (end_ns / MS + 2, None)
