@@ -266,6 +266,12 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_update("cuGraphExecMemsetNodeSetParams", _NODE + ", void* context", 10020),
     *_update("cuGraphExecChildGraphNodeSetParams", "void* executable, void* node, void* graph", 11010),
     *_update("cuGraphExecNodeSetParams", "void* executable, void* node, void* params", 12020),
+    *_update("cuGraphExecHostNodeSetParams", _NODE, 10020),
+    *_update("cuGraphExecBatchMemOpNodeSetParams", _NODE, 11070),
+    *_update("cuGraphExecEventRecordNodeSetEvent", "void* executable, void* node, void* event", 11010),
+    *_update("cuGraphExecEventWaitNodeSetEvent", "void* executable, void* node, void* event", 11010),
+    *_update("cuGraphExecExternalSemaphoresSignalNodeSetParams", _NODE, 11020),
+    *_update("cuGraphExecExternalSemaphoresWaitNodeSetParams", _NODE, 11020),
     *_update("cuGraphNodeSetEnabled", "void* executable, void* node, unsigned enabled", 11060),
     # --- captures, and handles that die (wrappers.pyx, contexts.pyx)
     *_cuda("cuStreamBeginCapture", "void* stream", 10000, twin=10000),
