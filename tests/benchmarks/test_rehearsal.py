@@ -32,6 +32,8 @@ def test_shares_and_their_tables(tmp_path: Path) -> None:
     records = read([tmp_path])
     assert [(m.row, m.way) for m in records.measurements] == [
         ("exclusive", "exclusive"),
+        ("2 of them", "hardware"),
+        ("2 of them", "mps"),
         ("30", "temporal"),
         ("30/70", "temporal"),
         ("30/65 of the time", "spatial"),

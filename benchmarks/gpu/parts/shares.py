@@ -9,6 +9,8 @@ turns, and their quotas are shares of the time: the same is asked of those.
 A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have it
 (held, less the idle gaps that were observed: what a limit is about): never above the share, and below it at most for as
 long as work waited for a lease (looked at fifty times a second).
+
+Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.gpu.catalogue import SHARED, WORKS
-from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, SPATIAL, TEMPORAL, Bench, Options, Part, fit, windows_s
+from benchmarks.gpu.parts.part import (
+    BEGIN_S,
+    EXCLUSIVE,
+    HARDWARE,
+    MPS,
+    SPATIAL,
+    TEMPORAL,
+    Bench,
+    Options,
+    Part,
+    fit,
+    windows_s,
+)
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.tables import Bar, Column, Row, compared
@@ -25,6 +39,7 @@ TURNS = "gemm4096"
 TURN_SMS, TURN_QUOTAS = 60.0, (30.0, 65.0)
 """Percent of the SMs of each of two, and of the time: as much as is admitted."""
 ALONE = (10.0, 30.0, 50.0, 70.0, 90.0)
+UNLIMITED_S = 5.0
 SPLITS = ((10.0, 90.0), (30.0, 70.0), (50.0, 50.0), (20.0, 30.0, 50.0))
 
 
@@ -44,6 +59,8 @@ def measure(bench: Bench) -> None:
         waits = WORKS[work].host_bound
         with bench.block(work) as stage:
             plain = stage.plain(work)
+            unlimited = {HARDWARE: [plain, stage.plain(work)]} if options.shared(HARDWARE) else {}
+            unlimited |= {MPS: [stage.mps(work), stage.mps(work)]} if options.shared(MPS) else {}
             sharers = [stage.vgpu(TEMPORAL, work, 50), stage.vgpu(TEMPORAL, work, 50)]
             stage.ready(stamps=True)
             for splits in (small, larger):
@@ -51,6 +68,9 @@ def measure(bench: Bench) -> None:
                     if splits is small:
                         outcome = stage.window([plain], options.seconds, stamps=True)
                         bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, outcome)
+                        for way, two in unlimited.items():
+                            outcome = stage.window(two, min(options.seconds, UNLIMITED_S), stamps=True)
+                            bench.keep(repeat, work, "2 of them", way, outcome)
                     for split in splits:
                         # The other one sleeps with what is left.
                         fit(stage, work, sharers, split if len(split) > 1 else (*split, 100 - split[0]), stamps=True)
@@ -79,7 +99,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             taken = [100 * r["taken_ratio"] for r in m.results]
             figures = {f"taken{i}_percent": part for i, part in enumerate(taken, 1)} | m.figures
             figures |= {f"busy{i}_percent": 100 * r["busy_ratio"] for i, r in enumerate(m.results, 1)}
-            if m.way != EXCLUSIVE and demand is not None:
+            if m.asked and demand is not None:
                 if work.host_bound:
                     figures["token_error_points"] = max(map(token_error, m.results, m.asked))
                     figures |= {f"token{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
@@ -102,9 +122,10 @@ def estimate(options: Options) -> float:
     begin = BEGIN_S + 8 + (BEGIN_S if any(len(split) > 2 for split in splits) else 0)
     turns = BEGIN_S + windows_s(options.repeat, options.seconds, stamps=True)
     turning = TURNS in options.some(SHARED) and options.shared(SPATIAL)
-    return (
-        works * (begin + windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True)) + turning * turns
-    )
+    ours = windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True)
+    ways = options.shared(HARDWARE) + options.shared(MPS)
+    unlimited = windows_s(options.repeat * ways, min(options.seconds, UNLIMITED_S), stamps=True)
+    return works * (begin + ours + unlimited) + turning * turns
 
 
 PART = Part(
