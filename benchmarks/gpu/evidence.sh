@@ -35,7 +35,7 @@ nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
 part timeline 120 python3 -m benchmarks.gpu.timeline --gpu "${GPU:-0}" "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
-    suite "shares-$work" 280 --part shares --works "$work"
+    suite "shares-$work" 300 --part shares --works "$work"
 done
 LINES_SHOWN=22
 suite colocation 400 --part colocation --works resnet50-graph1 --seconds 10 --splits 30/70 20/80
