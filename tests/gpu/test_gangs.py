@@ -52,13 +52,14 @@ class Job:
     name: str
     share: int
     together: bool
+    options: tuple[str, ...]
     vgpus: list[str] = field(default_factory=list)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def prepare(self) -> None:
-        options = [] if self.together else ["--group", self.name]
+        options = [*self.options, *([] if self.together else ["--group", self.name])]
         for gpu in "01":
-            made = self.node.run("create", "--gpu", gpu, "--sm", str(self.share), "--mem", "30G", "--burst", *options)
+            made = self.node.run("create", "--gpu", gpu, "--sm", str(self.share), "--mem", "30G", *options)
             self.vgpus.append(made.strip())
         if self.together:
             self._start(",".join(self.vgpus), "threads", "-", "-")
@@ -107,10 +108,10 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def run(node: Node, shares: tuple[int, ...], *, together: bool) -> list[float]:
-    """Steps per second of jobs with these shares, at the same time."""
+def run(node: Node, shares: tuple[int, ...], *options: str, together: bool) -> list[float]:
+    """Steps per second of jobs with these shares, at the same time. ``options``: of each of their vGPUs."""
     with ExitStack() as stack:
-        jobs = [Job(node, f"job{i}", share, together) for i, share in enumerate(shares)]
+        jobs = [Job(node, f"job{i}", share, together, options) for i, share in enumerate(shares)]
         for job in jobs:
             stack.callback(job.end)
             job.prepare()
@@ -121,9 +122,12 @@ def run(node: Node, shares: tuple[int, ...], *, together: bool) -> list[float]:
 
 @pytest.mark.parametrize("shares", [(50, 50), (30, 70)], ids=["50 and 50", "30 and 70"])
 @pytest.mark.parametrize("together", [False, True], ids=["a group of processes", "one process with two vGPUs"])
-def test_two_jobs_cross_on_two_gpus(node: Node, shares: tuple[int, int], together: bool) -> None:
-    [alone] = run(node, (100,), together=together)
-    rates = run(node, shares, together=together)
+@pytest.mark.parametrize("options", [("--burst",), ()], ids=["burst", "hard limits"])
+def test_two_jobs_cross_on_two_gpus(
+    node: Node, shares: tuple[int, int], together: bool, options: tuple[str, ...]
+) -> None:
+    [alone] = run(node, (100,), "--burst", together=together)
+    rates = run(node, shares, *options, together=together)
     of_alone = [rate / alone for rate in rates]
     print(f"\n{shares}: alone {alone:.1f} steps/s; {of_alone[0]:.1%} + {of_alone[1]:.1%} = {sum(of_alone):.1%} of it")
     assert abs(rates[0] / sum(rates) - shares[0] / 100) < 0.1
