@@ -97,7 +97,7 @@ cdef void settle_all(bint trim) noexcept nogil:
 
 cdef public void vgpu_settle_pools() noexcept nogil:
     """Pools may have become smaller."""
-    if attached() and state().pool_count:
+    if attached() and state().pool_count and not state().stopping:
         settle_all(0)
 
 

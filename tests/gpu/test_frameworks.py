@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from benchmarks.gpu.node import Node
 from tests.gpu.test_end_to_end import BUSY, last_json, start
+from vgpu.node.link import ControlLink
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -74,12 +76,21 @@ def busy_sibling(node: Node) -> Iterator[None]:
 
 
 def part_beside_another(node: Node, code: str) -> tuple[Any, float]:
-    """What the program says with 30 % beside a sibling of 70 %, and its pace there over its pace with the whole GPU."""
+    """What the program says with 30 % beside a sibling of 70 %, and its pace there over its pace with the whole GPU.
+    ``sibling``: the part of the time that the sibling held the GPU meanwhile."""
     alone = run(node, code, 100)
     with busy_sibling(node):
+        began, held = time.monotonic(), held_s(node)
         beside = run(node, code, 30)
-    print(f"pace alone {alone['pace']:.1f}, beside {beside['pace']:.1f}")
+        beside["sibling"] = (held_s(node) - held) / (time.monotonic() - began)
+    print(f"pace alone {alone['pace']:.1f}, beside {beside['pace']:.1f}; the sibling held {beside['sibling']:.1%}")
     return beside, beside["pace"] / alone["pace"]
+
+
+def held_s(node: Node) -> float:
+    """By the sibling of 70 %, so far."""
+    with ControlLink(node.control_socket) as link:
+        return next(vgpu.held_ns for vgpu in link.list() if vgpu.spec.sm_percent == 70) / 1e9
 
 
 TRANSFERS = """
@@ -254,5 +265,6 @@ def test_a_captured_graph_that_is_changed_does_not_run_over(node: Node) -> None:
         found = pace(step, app.synchronize)
         say(pace=found)
     """
-    _, part = part_beside_another(node, code)
+    beside, part = part_beside_another(node, code)
     assert 0.25 < part < 0.36
+    assert beside["sibling"] > 0.66
