@@ -65,6 +65,15 @@ def test_every_packable_set_of_guarantees_is_served(seed: int, together: bool) -
 
 
 @given(st.integers(0, 2**16), st.booleans())
+def test_no_class_takes_the_guarantee_of_a_lower_one(seed: int, together: bool) -> None:
+    rng = random.Random(seed)
+    shares = [replace(share, priority=rng.choice(list(Priority))) for share in packable(seed, 0.9)]
+    run = simulate(shares, [Work()] * len(shares), seed=seed, together=together)
+    assert not oracle.packed(run)
+    assert not oracle.guarantees(run, 4 * ROUND, begin=1 * S)
+
+
+@given(st.integers(0, 2**16), st.booleans())
 def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -> None:
     shares = packable(seed, 0.9)
     works = [Work(30 * MS), *[Work()] * (len(shares) - 1)]
