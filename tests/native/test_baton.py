@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cython_ext import nativelogic as native
@@ -239,6 +239,12 @@ def lives(draw: st.DrawFn) -> list[tuple[int, int, str, int]]:
 
 
 @given(lives())
+@example(
+    [
+        *((12, 1, "stop", 1), (34, 0, "work", 1), (38, 0, "work", 1), (40, 0, "work", 1), (12, 0, "work", 1)),
+        *((25, 3, "work", 1), (0, 1, "go on", 1), (0, 2, "work", 1)),
+    ]
+)
 def test_one_at_a_time_whatever_happens_and_nobody_waits_for_ever(events: list[tuple[int, int, str, int]]) -> None:
     those = model(MS, MS, 0, 0)
     for after_ms, slot, what, kernel_ms in events:
@@ -257,6 +263,7 @@ def test_one_at_a_time_whatever_happens_and_nobody_waits_for_ever(events: list[t
             case _:
                 those.leased = what == "lease"
     those.leased = True
+    those.run(31 * MS)  # who was stopped with work, and runs again, is charged for it once it has drained
     for process in those.processes.values():
         process.longest_wait_ns, process.waits_since_ns = 0, -1
     # A debt from before is paid off first: a turn beside a holder that did not drain is one of ours, too.
