@@ -321,6 +321,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuMemPoolDestroy", "void* pool", 11020),
     *_cuda("cuMemPoolGetAttribute", "void* pool, int which, void* value", 11020, intercepted=False),
     *_cuda("cuDeviceGetMemPool", "void** pool, int device", 11020, intercepted=False),
+    *_cuda("cuDeviceGetDefaultMemPool", "void** pool, int device", 11020, intercepted=False),
     *_shrinks("cuMemPoolTrimTo", "void* pool, size_t keep", 11020),
     *_shrinks("cuMemPoolSetAttribute", "void* pool, int which, void* value", 11020),
     *_shrinks("cuStreamSynchronize", "void* stream", 2000, twin=7000),

@@ -279,8 +279,8 @@ cdef class PoolBook:
 
     @property
     def words(self):
-        """(charged, reserved, under way, claimed), in bytes."""
-        return self.book.charged, self.book.reserved, self.book.under_way, self.book.claimed
+        """(charged, reserved, claimed), in bytes."""
+        return self.book.charged, self.book.reserved, self.book.claimed
 
     def growth(self, uint64_t taken, uint64_t used, uint64_t size):
         return pools.pool_growth(&self.book, taken, used, size)
@@ -288,11 +288,11 @@ cdef class PoolBook:
     def begin(self, uint64_t asked, uint64_t size):
         pools.pool_begin(&self.book, asked, size)
 
-    def end(self, uint64_t asked, uint64_t size):
-        pools.pool_end(&self.book, asked, size)
+    def end(self, uint64_t size):
+        pools.pool_end(&self.book, size)
 
-    def settle(self, uint64_t taken):
+    def settle(self, uint64_t taken, uint64_t used):
         """(commit, beyond, cancel, release), in bytes."""
         cdef pools.PoolDue due
-        pools.pool_settle(&self.book, taken, &due)
+        pools.pool_settle(&self.book, taken, used, &due)
         return due.commit, due.beyond, due.cancel, due.release

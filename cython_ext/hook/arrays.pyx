@@ -14,7 +14,7 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
-    vgpu_memory_settle, vgpu_reserve,
+    vgpu_memory_settle, vgpu_reserve, vgpu_settle_ahead,
 )
 from cython_ext.layout cimport KIND_OTHER
 from cython_ext.logic.alloctable cimport Block
@@ -82,6 +82,7 @@ cdef uint64_t needed_bytes(const Gate* gate, const Shape* shape, unsigned int le
     cdef bint told
     if shape.flags & (DEFERRED | SPARSE):
         return 0
+    vgpu_settle_ahead()      # a destruction may wait for what is queued, as a free does
     later.flags |= DEFERRED
     if levels:
         if real_cuMipmappedArrayCreate(&twin, &later, levels) != CUDA_SUCCESS:
@@ -166,10 +167,12 @@ cdef public int cuMipmappedArrayCreate(void** array, const void* descriptor, uns
 cdef public int cuArrayDestroy(void* array) noexcept nogil:
     cdef Block block
     cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    vgpu_settle_ahead()
     return vgpu_memory_freed(real_cuArrayDestroy(array), known, &block)
 
 
 cdef public int cuMipmappedArrayDestroy(void* array) noexcept nogil:
     cdef Block block
     cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    vgpu_settle_ahead()
     return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &block)

@@ -30,11 +30,15 @@ cdef public bint vgpu_capturing(void* handle) noexcept nogil:
     return real_cuStreamIsCapturing(handle, &status) == CUDA_SUCCESS and status != 0
 
 
-cdef public void vgpu_capture_begins() noexcept nogil:
-    """A capture is about to begin: mark what may not be marked any more until it ends."""
+cdef public void* vgpu_capture_begins(void* handle) noexcept nogil:
+    """A capture is about to begin: mark what may not be marked any more until it ends. The stream's context, which is
+    not asked for any more then."""
+    cdef void* context = NULL
     cdef uint32_t i
     if not attached():
-        return
+        return NULL
+    if <size_t>handle <= OWN_HANDLE or real_cuStreamGetCtx(handle, &context) != CUDA_SUCCESS:
+        real_cuCtxGetCurrent(&context)
     for i in range(state().gate_count):
         lock_acquire(&state().gates[i].lock)
         if state().gates[i].untracked:
@@ -46,9 +50,10 @@ cdef public void vgpu_capture_begins() noexcept nogil:
     lock_acquire(&state().captures_lock)                 # from here on no stream is asked ...
     state().captures += 1
     lock_release(&state().captures_lock)
+    return context
 
 
-cdef public void vgpu_capture_began(void* handle) noexcept nogil:
+cdef public void vgpu_capture_began(void* handle, void* context) noexcept nogil:
     """The driver's answer to vgpu_capture_begins; NULL: it refused."""
     cdef State* all = state()
     cdef Capture new
@@ -57,9 +62,7 @@ cdef public void vgpu_capture_began(void* handle) noexcept nogil:
         return
     new.handle = handle
     new.owner = vgpu_claim_thread() if <size_t>handle == OWN_HANDLE else NULL
-    new.context = NULL
-    if handle != NULL and (new.owner != NULL or real_cuStreamGetCtx(handle, &new.context) != CUDA_SUCCESS):
-        real_cuCtxGetCurrent(&new.context)
+    new.context = context
     lock_acquire(&all.captures_lock)
     if handle == NULL:
         all.captures -= all.captures > 0
@@ -79,7 +82,8 @@ cdef inline void strike(Capture* capture) noexcept nogil:
     state().captures -= state().captures > 0
 
 
-cdef void drop_capture(void* handle) noexcept nogil:
+cdef void drop_capture(void* handle, bint well) noexcept nogil:
+    """``well``: the driver has ended one, so that it is one of those that are not listed if it is not listed."""
     cdef State* all = state()
     cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
     cdef int i
@@ -89,7 +93,7 @@ cdef void drop_capture(void* handle) noexcept nogil:
             strike(&all.capturing[i])
             break
     else:
-        if all.unlisted:
+        if all.unlisted and well:
             all.unlisted -= 1
             all.captures -= 1
     lock_release(&all.captures_lock)
@@ -125,13 +129,13 @@ cdef public void vgpu_captures_end_with(Thread* thread) noexcept nogil:
     lock_release(&state().captures_lock)
 
 
-cdef public void vgpu_capture_ended(void* handle) noexcept nogil:
+cdef public void vgpu_capture_ended(void* handle, bint well) noexcept nogil:
     """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
     cdef int status = 0
     if not attached() or load32(&state().captures) == 0:
         return
     if real_cuStreamIsCapturing(handle, &status) != CUDA_SUCCESS or status == 0:
-        drop_capture(handle)
+        drop_capture(handle, well)
 
 
 # --- handles that die

@@ -11,7 +11,7 @@ application code and no blocking driver call runs under it.
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
-Order of locks: gate.lock or memory_lock, then captures_lock, threads_lock or gate.page_lock.
+Order of locks: gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or gate.page_lock.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -278,6 +278,7 @@ cdef extern:
     # threads.pyx
     Thread* vgpu_claim_thread() noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
+    Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
     void vgpu_count_copy(uint64_t size_bytes) noexcept nogil
     void vgpu_context_turned() noexcept nogil
@@ -360,9 +361,9 @@ cdef extern:
     # endings.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil
     void vgpu_graph_updated(void* graph) noexcept nogil
-    void vgpu_capture_begins() noexcept nogil
-    void vgpu_capture_began(void* stream) noexcept nogil
-    void vgpu_capture_ended(void* stream) noexcept nogil
+    void* vgpu_capture_begins(void* stream) noexcept nogil
+    void vgpu_capture_began(void* stream, void* context) noexcept nogil
+    void vgpu_capture_ended(void* stream, bint well) noexcept nogil
     void vgpu_captures_end_with(Thread* thread) noexcept nogil
     bint vgpu_capturing(void* stream) noexcept nogil
     void vgpu_stream_dies(void* stream) noexcept nogil

@@ -78,8 +78,9 @@ cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noe
 cdef public bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU. Before anything is refused, what
     the process's own pools keep for nothing goes back to the card."""
-    if gate != NULL and not vgpu_fits(gate, size):
-        vgpu_trim_pools()
+    if gate == NULL or (vgpu_fits(gate, size) and vgpu_reserve_more(gate, kind, size)):
+        return 1
+    vgpu_trim_pools()
     return vgpu_reserve_more(gate, kind, size)
 
 

@@ -17,24 +17,27 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.fastpath cimport named
 from cython_ext.hook.generated.driver cimport (
-    real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz, real_cuMemAllocFromPoolAsync,
+    real_cuDeviceGetDefaultMemPool, real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz, real_cuMemAllocFromPoolAsync,
     real_cuMemAllocFromPoolAsync_ptsz, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemPoolCreate,
     real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_gate_here, vgpu_log,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_gate_of_stream, vgpu_log,
     vgpu_fits, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
 )
+from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport KIND_ASYNC
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pools cimport PoolBook, PoolDue, pool_begin, pool_end, pool_growth, pool_settle
-from cython_ext.native cimport load32
+from cython_ext.native cimport futex_wait, load32, now_ns
 
 cdef enum:
     RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
     USED = 7                 # CU_MEMPOOL_ATTR_USED_MEM_CURRENT
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
     NOBODYS = 0xFFFFFFFF     # PoolBook.gate: no vGPU pays for it
+    LOOKS = 100              # for allocations of other threads to be answered
+    LOOK_NS = 20_000
 
 
 cdef struct PoolProperties:      # CUmemPoolProps, its beginning
@@ -46,9 +49,15 @@ cdef struct PoolProperties:      # CUmemPoolProps, its beginning
 
 # --- books; the caller holds pools_lock
 
-cdef inline uint64_t attribute(uint64_t pool, int which) noexcept nogil:
-    cdef uint64_t value = 0
-    return value if real_cuMemPoolGetAttribute(<void*>pool, which, &value) == CUDA_SUCCESS else 0
+cdef bint ask(uint64_t pool, uint64_t* taken, uint64_t* used) noexcept nogil:
+    """What the pool has taken from the card, and what of it it has handed out. 0: the driver does not say."""
+    cdef int mode = relax()
+    cdef bint told = (
+        real_cuMemPoolGetAttribute(<void*>pool, RESERVED, taken) == CUDA_SUCCESS
+        and real_cuMemPoolGetAttribute(<void*>pool, USED, used) == CUDA_SUCCESS
+    )
+    restore(mode)
+    return told
 
 
 cdef PoolBook* find(uint64_t pool) noexcept nogil:
@@ -66,32 +75,42 @@ cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
-        book.charged = book.reserved = book.under_way = 0
+        book.charged = book.reserved = book.claimed = 0
         state().pool_count += 1
     return book
 
 
-cdef bint settle(PoolBook* book, uint64_t taken, bint limited) noexcept nogil:
+cdef bint settle(PoolBook* book, uint64_t taken, uint64_t used, bint limited) noexcept nogil:
     """Charge it for what it has ``taken``. 0: ``limited``, and beyond what was reserved the limit does not allow it. It
     is charged all the same."""
     cdef PoolDue due
-    pool_settle(book, taken, &due)
+    pool_settle(book, taken, used, &due)
     return vgpu_pay(&state().gates[book.gate], KIND_ASYNC, &due, limited)
+
+
+cdef void trim_one(const PoolBook* book, uint64_t taken, uint64_t needed) noexcept nogil:
+    cdef int mode
+    if taken > needed:
+        mode = relax()
+        real_cuMemPoolTrimTo(<void*>book.pool, needed)
+        restore(mode)
 
 
 cdef void settle_all(bint trim) noexcept nogil:
     """``trim``: what a pool keeps, nobody uses, and nobody is about to goes back to the card."""
     cdef PoolBook* book
-    cdef uint64_t needed
+    cdef uint64_t taken, used
     cdef uint32_t i
     lock_acquire(&state().pools_lock)
     for i in range(state().pool_count):
         book = &state().pools[i]
-        if book.gate != NOBODYS:
-            needed = attribute(book.pool, USED) + book.claimed if trim else 0
-            if trim and attribute(book.pool, RESERVED) > needed:
-                real_cuMemPoolTrimTo(<void*>book.pool, needed)
-            settle(book, attribute(book.pool, RESERVED), 0)
+        if book.gate == NOBODYS or not ask(book.pool, &taken, &used):
+            continue
+        if trim:
+            trim_one(book, taken, used + book.claimed)
+            if not ask(book.pool, &taken, &used):
+                continue
+        settle(book, taken, used, 0)
     lock_release(&state().pools_lock)
 
 
@@ -121,38 +140,79 @@ cdef inline int take(
     return real_cuMemAllocAsync_ptsz(pointer, size, stream) if own else real_cuMemAllocAsync(pointer, size, stream)
 
 
-cdef bint begin(uint64_t pool, Gate** gate, uint64_t size, uint64_t* asked) noexcept nogil:
-    """Reserve what the pool may grow by, from whoever pays for it: ``gate``, if it was unknown, then NULL if nobody. 0:
-    over the limit."""
+cdef uint32_t payer(uint64_t pool) noexcept nogil:
+    """The gate of the device whose pool it is; those that the program has made are known (cuMemPoolCreate)."""
+    cdef void* found
+    cdef uint32_t i
+    for i in range(state().gate_count):
+        found = NULL
+        if real_cuDeviceGetMemPool(&found, state().gates[i].device) == CUDA_SUCCESS and <uint64_t>found == pool:
+            return i
+        if real_cuDeviceGetDefaultMemPool(&found, state().gates[i].device) == CUDA_SUCCESS and <uint64_t>found == pool:
+            return i
+    return NOBODYS
+
+
+cdef enum:
+    GRANTED
+    REFUSED
+    NOBODY_PAYS
+    NO_ROOM                  # as things stand
+
+
+cdef int try_begin(uint64_t pool, uint64_t size, bint last, uint64_t* asked, bint* others) noexcept nogil:
+    """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
+    other threads are under way, which count twice for a moment, as used and as about to be."""
     cdef PoolBook* book
-    cdef bint again, granted = 1
-    for again in range(2):
-        lock_acquire(&state().pools_lock)
-        book = open_book(pool, gate[0] - &state().gates[0])
-        gate[0] = &state().gates[book.gate] if book != NULL and book.gate != NOBODYS else NULL
-        if gate[0] == NULL:
-            break
-        asked[0] = pool_growth(book, attribute(pool, RESERVED), attribute(pool, USED), size)
-        if again or asked[0] == 0 or vgpu_fits(gate[0], asked[0]):
-            granted = asked[0] == 0 or vgpu_reserve_more(gate[0], KIND_ASYNC, asked[0])
-            if granted:
-                pool_begin(book, asked[0], size)
-            break
-        lock_release(&state().pools_lock)
-        vgpu_trim_pools()
+    cdef Gate* gate
+    cdef uint64_t taken, used
+    cdef int answer = NOBODY_PAYS
+    lock_acquire(&state().pools_lock)
+    book = find(pool)
+    if book == NULL:
+        book = open_book(pool, payer(pool))
+    if book != NULL and book.gate != NOBODYS and ask(pool, &taken, &used):
+        gate = &state().gates[book.gate]
+        others[0] = book.claimed != 0
+        settle(book, taken, used, 0)
+        asked[0] = pool_growth(book, taken, used, size)
+        if asked[0] == 0 or (vgpu_fits(gate, asked[0]) or last) and vgpu_reserve_more(gate, KIND_ASYNC, asked[0]):
+            pool_begin(book, asked[0], size)
+            answer = GRANTED
+        else:
+            answer = REFUSED if last else NO_ROOM
     lock_release(&state().pools_lock)
-    return granted
+    return answer
 
 
-cdef bint end(uint64_t pool, uint64_t size, uint64_t asked, bint limited) noexcept nogil:
-    """The driver has answered. 0: the pool grew beyond that, and into the limit."""
+cdef int begin(uint64_t pool, uint64_t size, uint64_t* asked) noexcept nogil:
+    cdef uint32_t nobody_wakes = 0
+    cdef bint others = 0
+    cdef int _, answer = try_begin(pool, size, 0, asked, &others)
+    if answer != NO_ROOM:
+        return answer
+    vgpu_trim_pools()
+    for _ in range(LOOKS):
+        if not others:
+            break
+        answer = try_begin(pool, size, 0, asked, &others)
+        if answer != NO_ROOM:
+            return answer
+        futex_wait(&nobody_wakes, 0, now_ns() + LOOK_NS)
+    return try_begin(pool, size, 1, asked, &others)
+
+
+cdef bint end(uint64_t pool, uint64_t size, bint limited) noexcept nogil:
+    """The driver has answered. 0: the pool grew beyond what was reserved, and into the limit."""
     cdef PoolBook* book
+    cdef uint64_t taken, used
     cdef bint allowed = 1
     lock_acquire(&state().pools_lock)
     book = find(pool)
     if book != NULL:         # else destroyed in the middle of an allocation
-        pool_end(book, asked, size)
-        allowed = settle(book, attribute(pool, RESERVED), limited)
+        pool_end(book, size)
+        if ask(pool, &taken, &used):
+            allowed = settle(book, taken, used, limited)
     lock_release(&state().pools_lock)
     return allowed
 
@@ -160,17 +220,18 @@ cdef bint end(uint64_t pool, uint64_t size, uint64_t asked, bint limited) noexce
 cdef int allocate(
     bint own, bint given, unsigned long long* pointer, size_t size, void* pool, void* stream
 ) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef uint64_t asked
-    cdef int result
+    cdef Gate* gate = vgpu_gate_of_stream(named(stream, own))
+    cdef uint64_t asked = 0
+    cdef int answer, result
     if gate == NULL or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
-    if not begin(<uint64_t>pool, &gate, size, &asked):
+    answer = begin(<uint64_t>pool, size, &asked)
+    if answer == REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
     result = take(own, given, pointer, size, pool, stream)
-    if gate == NULL or end(<uint64_t>pool, size, asked, result == CUDA_SUCCESS):
+    if answer == NOBODY_PAYS or end(<uint64_t>pool, size, result == CUDA_SUCCESS):
         return result
     vgpu_log(b"pool grew into the limit, for bytes", size, asked)
     if own:
@@ -220,18 +281,21 @@ cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept no
 
 
 cdef public int cuMemPoolDestroy(void* pool) noexcept nogil:
-    """Its handle may not be asked afterwards: what is still allocated from it is implicit memory from then on."""
+    """Its handle may not be asked afterwards: what is still allocated from it stays charged, to the process's end."""
     cdef PoolBook* book
+    cdef uint64_t taken = 0, used = 0
     cdef int result
     if not attached():
         return real_cuMemPoolDestroy(pool)
     lock_acquire(&state().pools_lock)        # held across: the driver may hand the handle out again at once
+    book = find(<uint64_t>pool)
+    if book != NULL and not ask(<uint64_t>pool, &taken, &used):
+        used = book.charged
     result = real_cuMemPoolDestroy(pool)
-    book = find(<uint64_t>pool) if result == CUDA_SUCCESS else NULL
-    if book != NULL:
+    if result == CUDA_SUCCESS and book != NULL:
         if book.gate != NOBODYS:
-            book.under_way = 0
-            settle(book, 0, 0)
+            book.claimed = 0
+            settle(book, used, used, 0)
         state().pool_count -= 1
         book[0] = state().pools[state().pool_count]
     lock_release(&state().pools_lock)

@@ -3,7 +3,9 @@
 from libc.stdint cimport uint64_t
 
 from cython_ext.hook.fastpath cimport announce
-from cython_ext.hook.generated.driver cimport real_cuCtxGetCurrent, real_cuCtxGetDevice
+from cython_ext.hook.generated.driver cimport (
+    real_cuCtxGetCurrent, real_cuCtxGetDevice, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuStreamGetCtx,
+)
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
 )
@@ -108,6 +110,21 @@ cdef public Gate* vgpu_gate_here() noexcept nogil:
         if all.gates[i].device == device:
             return &all.gates[i]
     return NULL
+
+
+cdef public Gate* vgpu_gate_of_stream(void* stream) noexcept nogil:
+    """The gate of the stream's (normalised) device, which need not be that of the current context."""
+    cdef void* context = NULL
+    cdef Gate* gate
+    if (
+        not attached() or state().gate_count == 1 or <size_t>stream <= DEFAULT_HANDLES
+        or real_cuStreamGetCtx(stream, &context) != CUDA_SUCCESS
+        or real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS
+    ):
+        return vgpu_gate_here()
+    gate = vgpu_gate_here()
+    real_cuCtxPopCurrent_v2(&context)
+    return gate
 
 
 # --- several vGPUs in a process

@@ -311,54 +311,54 @@ cdef public int cuGraphLaunch_ptsz(void* graph, void* stream) noexcept nogil:
 
 # --- captures
 
-cdef inline int begun(int result, void* stream) noexcept nogil:
-    vgpu_capture_began(stream if result == CUDA_SUCCESS else NULL)
+cdef inline int begun(int result, void* stream, void* context) noexcept nogil:
+    vgpu_capture_began(stream if result == CUDA_SUCCESS else NULL, context)
     return result
 
 
 cdef public int cuStreamBeginCapture(void* stream) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCapture(stream), named(stream, 0))
+    cdef void* context = vgpu_capture_begins(named(stream, 0))
+    return begun(real_cuStreamBeginCapture(stream), named(stream, 0), context)
 
 
 cdef public int cuStreamBeginCapture_ptsz(void* stream) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCapture_ptsz(stream), named(stream, 1))
+    cdef void* context = vgpu_capture_begins(named(stream, 1))
+    return begun(real_cuStreamBeginCapture_ptsz(stream), named(stream, 1), context)
 
 
 cdef public int cuStreamBeginCapture_v2(void* stream, int mode) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCapture_v2(stream, mode), named(stream, 0))
+    cdef void* context = vgpu_capture_begins(named(stream, 0))
+    return begun(real_cuStreamBeginCapture_v2(stream, mode), named(stream, 0), context)
 
 
 cdef public int cuStreamBeginCapture_v2_ptsz(void* stream, int mode) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCapture_v2_ptsz(stream, mode), named(stream, 1))
+    cdef void* context = vgpu_capture_begins(named(stream, 1))
+    return begun(real_cuStreamBeginCapture_v2_ptsz(stream, mode), named(stream, 1), context)
 
 
 cdef public int cuStreamBeginCaptureToGraph(
     void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode
 ) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode), named(stream, 0))
+    cdef void* context = vgpu_capture_begins(named(stream, 0))
+    return begun(real_cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode), named(stream, 0), context)
 
 
 cdef public int cuStreamBeginCaptureToGraph_ptsz(
     void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode
 ) noexcept nogil:
-    vgpu_capture_begins()
-    return begun(real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1))
+    cdef void* context = vgpu_capture_begins(named(stream, 1))
+    return begun(real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1), context)
 
 
 cdef public int cuStreamEndCapture(void* stream, void** graph) noexcept nogil:
     cdef int result = real_cuStreamEndCapture(stream, graph)
-    vgpu_capture_ended(named(stream, 0))
+    vgpu_capture_ended(named(stream, 0), result == CUDA_SUCCESS)
     return result
 
 
 cdef public int cuStreamEndCapture_ptsz(void* stream, void** graph) noexcept nogil:
     cdef int result = real_cuStreamEndCapture_ptsz(stream, graph)
-    vgpu_capture_ended(named(stream, 1))
+    vgpu_capture_ended(named(stream, 1), result == CUDA_SUCCESS)
     return result
 
 

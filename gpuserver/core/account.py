@@ -41,7 +41,8 @@ class Hold:
     bursts: bool = False
     """Granted to one that runs on all SMs anyway, or it does so since."""
     insists: bool = False
-    """No higher class cuts it short."""
+    """No higher class cuts it short while its gang is called."""
+    urgent: bool = False
     revised_ns: int | None = None
     """When it was last published with other times."""
     went_ns: int | None = None

@@ -115,7 +115,7 @@ class TemporalScheduler(Competition):
         ahead = account.time_at(now_ns) - total // weight
         # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
         # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
-        return real(ahead, min(account.guarantee, weight)) > self.policy.grace_ns
+        return real(ahead, min(account.guarantee, weight)) > max(self.policy.grace_ns, 2 * self._quantum(account))
 
     def _quantum(self, account: Account) -> int:
         return self._quanta((account,), self._weight())[account.key]
@@ -168,6 +168,8 @@ class TemporalScheduler(Competition):
     # --- events
 
     def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+        account = self._accounts[hold.lease.vgpu]
+        account.urgent_turns = account.urgent_turns + 1 if hold.urgent else 0
         if hold is self._next:
             self._current, self._next = hold, None
 
@@ -237,7 +239,7 @@ class TemporalScheduler(Competition):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = (
             holder.share.priority < self._highest
-            and not current.insists
+            and not (current.insists and self._called(holder, now_ns))
             and any(self._outranks(a, holder, now_ns) for a in self._in_line())
         )
         if outranked or not self._admitted(holder, now_ns):
@@ -331,6 +333,7 @@ class TemporalScheduler(Competition):
         elif following is None:
             self._next = self._grant(choice, at_ns)
         else:
+            following.insists, following.urgent = choice.insists, choice.urgent
             self._revise(
                 following,
                 now_ns,
@@ -369,8 +372,7 @@ class TemporalScheduler(Competition):
             window_ns=self._window(choice.account),
         )
         hold = self._publish(choice.account, lease)
-        hold.insists = choice.insists
-        account.urgent_turns = account.urgent_turns + 1 if choice.urgent else 0
+        hold.insists, hold.urgent = choice.insists, choice.urgent
         return hold
 
     def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:

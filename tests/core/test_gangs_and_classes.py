@@ -3,15 +3,18 @@ longer than a late lease."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.account import Account
-from gpuserver.core.leases import Priority, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.leases import Muster, Mustered, Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
+from tests.core.desk import Desk
 from tests.core.model import MS, US, S, Work
 
 CLASSES = list(Priority)
@@ -134,3 +137,50 @@ def test_whatever_their_classes_all_make_progress(
         for key, progress in cluster.progress.items():
             assert progress.done > before[key], f"job {key} did nothing in a second, after {before[key]}"
     assert cluster.violations() == []
+
+
+def follower_at_work() -> Desk:
+    """vGPU 0 follows a leader elsewhere, and holds beside vGPU 1, to whom it was owed; vGPU 2, high, is idle."""
+    desk = Desk(TemporalScheduler(), Share(PPM // 4), Share(PPM // 2), Share(PPM // 4, priority=Priority.HIGH))
+    desk.tell(Mustered(0, Muster(0, 0, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 0)
+    held = desk.runs(1, 0)
+    desk.wants(0, 1)
+    desk.tell(Mustered(0, Muster(30 * MS, 330 * MS, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 30)
+    end_ns = desk.scheduler.published(1)[0][0].end_ns
+    assert end_ns is not None
+    desk.drained(1, held.epoch, end_ns / MS)
+    ((lease, _),) = desk.scheduler.published(0)
+    desk.went(0, lease.epoch, end_ns / MS + 0.1)
+    return desk
+
+
+def ends_ms(desk: Desk) -> float:
+    ((lease, _),) = desk.scheduler.published(0)
+    assert lease.end_ns is not None
+    return lease.end_ns / MS
+
+
+def test_a_high_one_waits_for_a_member_that_is_owed_only_while_that_is_called() -> None:
+    desk = follower_at_work()
+    desk.wants(2, 50)
+    assert ends_ms(desk) > 100
+    desk = follower_at_work()
+    desk.tell(Mustered(0, Muster(lapses_ns=10 * S)), 49)  # its leader has nothing to do any more
+    desk.wants(2, 50)
+    assert ends_ms(desk) < 51
+
+
+def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 2), Share(PPM // 2))
+    held = desk.runs(1, 0)
+    called = Muster(0, 10**12, binding=True, urgent=False, lapses_ns=10**13, leader=0)
+    desk.tell(Mustered(0, called), 1)
+    desk.wants(0, 2)
+    before_ns = desk.scheduler.published(1)[0][0].end_ns
+    assert before_ns is not None
+    desk.tell(Mustered(0, replace(called, urgent=True)), before_ns / MS - 3)
+    ((lease, went),) = desk.scheduler.published(0)
+    assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.muster_urgent_ns, False)  # type: ignore[operator]
+    desk.drained(1, held.epoch, lease.start_ns / MS)
+    desk.went(0, lease.epoch, lease.start_ns / MS)
+    assert desk.scheduler._accounts[0].urgent_turns == 1  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpuserver.core.leases import Share
@@ -43,6 +45,16 @@ def round_seen_ns(period_ns: int) -> float:
 @pytest.mark.parametrize("period_ns", [70 * MS, 200 * MS, 400 * MS, LONGEST_PERIOD_NS])
 def test_two_take_turns_as_often_as_was_asked_for(period_ns: int) -> None:
     assert round_seen_ns(period_ns) == pytest.approx(period_ns, rel=0.02)
+
+
+@pytest.mark.parametrize("period_ns", [400 * MS, LONGEST_PERIOD_NS])
+def test_a_long_turn_is_no_debt(period_ns: int) -> None:
+    """Half of a second at once is more than the grace of others for a drain; nobody is kept out for it."""
+    policy = with_period(DEFAULT_POLICY, period_ns)
+    shares = [Share(PPM * part // 1000) for part in (500, 250, 125, 125)]
+    run = Run(TemporalScheduler(policy), shares, [Work(MS)] * len(shares)).run(20 * S)
+    turns = [record.go_ns for record in run.records if record.key == 0 and record.go_ns > 4 * S]
+    assert max(after - before for before, after in pairwise(turns)) < 1.2 * period_ns
 
 
 def test_a_period_may_be_changed_and_changed_back() -> None:

@@ -3,10 +3,14 @@ what they keep."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from tests.hook.stage import GIB, Stage, eventually
-from tests.hook.test_memory import Talk
+from tests.hook.test_memory import PROLOGUE, Talk
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -160,12 +164,16 @@ say(allocate(256 * MIB)[0], allocate(10 * MIB, new_pool())[0])
 
 
 def test_pools_come_and_go(stage: Stage) -> None:
+    """What is still allocated from one that is destroyed stays charged: nobody can be asked about it any more."""
     said = talk(
         stage,
         """
 pools = [new_pool() for _ in range(80)]
-say([allocate(MIB, pool)[0] for pool in pools[:60]])
-for pool in pools[:60]:
+blocks = [allocate(MIB, pool) for pool in pools[:60]]
+say([code for code, _ in blocks])
+for _, block in blocks[:40]:
+    free(block)
+for pool in pools:
     app.call("cuMemPoolDestroy", pool)
 say()
 """,
@@ -173,7 +181,48 @@ say()
     (codes,), slot = said.next()
     assert not any(codes)
     assert slot.charged_bytes == 60 * 32 * MIB
-    assert said.next()[1].charged_bytes == 0
+    assert said.next()[1].charged_bytes == 20 * MIB
+
+
+def test_pools_that_come_and_go_evade_no_limit(stage: Stage) -> None:
+    body = """
+codes = []
+for _ in range(4):
+    pool = new_pool()
+    codes.append(allocate(960 * MIB, pool)[0])
+    app.call("cuMemPoolDestroy", pool)
+say(codes)
+"""
+    (codes,), slot = talk(stage, body, GIB).next()
+    assert (codes, slot.charged_bytes) == ([0, OUT_OF_MEMORY, OUT_OF_MEMORY, OUT_OF_MEMORY], 960 * MIB)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path, gpus=2)
+    yield stage
+    stage.close()
+
+
+def test_the_gpu_that_a_pool_is_on_pays_whatever_context_is_current(two_gpus: Stage) -> None:
+    vgpus = two_gpus.vgpu(0), two_gpus.vgpu(1, memory_bytes=GIB)
+    for vgpu in vgpus:
+        vgpu.open()
+    body = """
+first, second = app, App(1)
+first.call("cuCtxSetCurrent", first.context)
+app = second
+codes = [allocate(512 * MIB)[0]]                   # the stream is the second one's
+app = first
+codes.append(allocate(100 * MIB, pool_of(1))[0])   # the pool is
+codes.append(allocate(900 * MIB, pool_of(1))[0])
+codes.append(allocate(900 * MIB)[0])
+say(codes)
+"""
+    program = two_gpus.start(PROLOGUE + POOLS + body, two_gpus.environment(*vgpus))
+    (codes,) = json.loads(two_gpus.heard(program))
+    assert codes == [0, 0, OUT_OF_MEMORY, 0]
+    assert [vgpu.slot().charged_bytes for vgpu in vgpus] == [928 * MIB, 640 * MIB]
 
 
 THREADS = """
@@ -212,7 +261,7 @@ say(reserved.value, len(refused))
 
 
 def test_threads_on_one_pool_leave_the_books_exact(stage: Stage) -> None:
-    limit = 512 * MIB
+    limit = 256 * MIB
     said = talk(stage, THREADS, limit)
     (reserved, refused), slot = said.next()
     assert (slot.charged_bytes, slot.reserved_bytes) == (reserved, 0)

@@ -31,49 +31,74 @@ def test_growth_is_whole_steps_beyond_the_room(taken: int, used: int, claimed: i
 
 
 class Pool(RuleBasedStateMachine):
-    """A pool, its book, and the ledger's two words for it. The driver grows the pool at any time in an allocation."""
+    """A pool, its book, and the ledger's two words for it. Each allocation is begun, made by the driver, and answered;
+    in between, others are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.book = native.PoolBook()
-        self.taken = self.reserved = self.committed = 0
-        self.under_way: list[int] = []
+        self.taken = self.used = 0
+        self.reserved = self.committed = 0
         self.told = 0
         """What it had taken when it was settled last."""
+        self.claims: list[int] = []
         self.beyond = self.unasked = 0
 
     asked = Bundle("asked")
-    """Allocations that the driver has not answered: (reserved, what the pool still grows by in it)."""
+    """Sizes of allocations that are begun, and not made yet."""
+    made = Bundle("made")
+    """Of those that are made, and not answered yet."""
+    owned = Bundle("owned")
 
-    @rule(target=asked, reserved=st.integers(0, 3), grows=st.integers(0, 4))
-    def begin(self, reserved: int, grows: int) -> list[int]:
-        reserved *= STEP
-        self.reserved += reserved
-        self.book.begin(reserved, reserved + 1)
-        self.under_way.append(reserved)
-        self.unasked += max(0, grows * STEP - reserved)
-        return [reserved, grows * STEP]
+    @rule(target=asked, mib=st.integers(1, 70))
+    def begin(self, mib: int) -> int:
+        size = mib * MIB
+        self.settle()
+        growth = self.book.growth(self.taken, self.used, size)
+        self.reserved += growth
+        self.book.begin(growth, size)
+        self.claims.append(size)
+        return size
 
-    @rule(allocation=asked)
-    def grow(self, allocation: list[int]) -> None:
-        """In the driver; others may settle before this one does."""
-        self.taken += allocation[1]
-        allocation[1] = 0
+    @rule(target=made, size=consumes(asked), pieces=st.sampled_from([0, 0, 0, 1]))
+    def make(self, size: int, pieces: int) -> int:
+        """``pieces``: the driver finds no room, though there is some."""
+        before = self.taken
+        needed = self.used + size
+        if needed > self.taken:
+            self.taken += -(-(needed - self.taken) // STEP) * STEP
+        self.taken += pieces * STEP
+        self.unasked += pieces * STEP
+        assert self.taken >= before
+        self.used += size
+        return size
 
-    @rule(allocation=consumes(asked))
-    def answer(self, allocation: list[int]) -> None:
-        self.taken += allocation[1]
-        self.under_way.remove(allocation[0])
-        self.book.end(allocation[0], allocation[0] + 1)
+    @rule(target=owned, size=consumes(made))
+    def answer(self, size: int) -> int:
+        self.claims.remove(size)
+        self.book.end(size)
+        self.settle()
+        return size
+
+    @rule(size=consumes(asked))
+    def fail(self, size: int) -> None:
+        self.claims.remove(size)
+        self.book.end(size)
         self.settle()
 
-    @rule(part=st.integers(0, 4))
-    def shrink(self, part: int) -> None:
-        self.taken -= self.taken * part // 4 // STEP * STEP
+    @rule(size=consumes(owned))
+    def free(self, size: int) -> None:
+        self.used -= size
+
+    @rule()
+    def trim(self) -> None:
+        """What nobody uses or is about to goes back to the card."""
+        self.taken = min(self.taken, self.used + sum(self.claims))
         self.settle()
 
+    @rule()
     def settle(self) -> None:
-        commit, beyond, cancel, release = self.book.settle(self.taken)
+        commit, beyond, cancel, release = self.book.settle(self.taken, self.used)
         assert commit + cancel <= self.reserved
         assert release <= self.committed
         assert release == 0 or commit + beyond == 0
@@ -84,16 +109,15 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def charged_is_what_it_had_when_it_was_asked(self) -> None:
-        asked = sum(self.under_way)
-        assert self.book.words == (self.committed, self.reserved, asked, asked + len(self.under_way))
+        assert self.book.words == (self.committed, self.reserved, sum(self.claims))
         assert self.committed == self.told
 
     @invariant()
     def nothing_is_reserved_for_nobody(self) -> None:
-        assert self.reserved <= sum(self.under_way)
+        assert self.reserved == 0 or self.claims
 
     @invariant()
-    def who_reserves_enough_pays_for_nothing_beyond(self) -> None:
+    def nobody_pays_beyond_what_was_reserved_unless_the_room_was_in_pieces(self) -> None:
         assert self.beyond <= self.unasked
 
 
