@@ -17,9 +17,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.fastpath cimport named
 from cython_ext.hook.generated.driver cimport (
-    real_cuDeviceGetDefaultMemPool, real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz, real_cuMemAllocFromPoolAsync,
-    real_cuMemAllocFromPoolAsync_ptsz, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemPoolCreate,
-    real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
+    real_cuDeviceGetDefaultMemPool, real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz,
+    real_cuMemAllocFromPoolAsync, real_cuMemAllocFromPoolAsync_ptsz, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz,
+    real_cuMemPoolCreate, real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_gate_of_stream, vgpu_log,

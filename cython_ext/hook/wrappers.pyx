@@ -347,7 +347,9 @@ cdef public int cuStreamBeginCaptureToGraph_ptsz(
     void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode
 ) noexcept nogil:
     cdef void* context = vgpu_capture_begins(named(stream, 1))
-    return begun(real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1), context)
+    return begun(
+        real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1), context
+    )
 
 
 cdef public int cuStreamEndCapture(void* stream, void** graph) noexcept nogil:

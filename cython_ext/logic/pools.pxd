@@ -33,7 +33,7 @@ cdef inline uint64_t pool_lacks(uint64_t taken, uint64_t used, uint64_t claimed)
 
 
 cdef inline uint64_t pool_growth(const PoolBook* book, uint64_t taken, uint64_t used, uint64_t size) noexcept nogil:
-    """What has to be reserved for ``size`` bytes more. After it was settled: what is reserved pays for growth to come."""
+    """What has to be reserved for ``size`` bytes more. Settle before: what is reserved pays for growth to come."""
     cdef uint64_t lacks = pool_lacks(taken, used, book.claimed + size)
     return lacks - book.reserved if lacks > book.reserved else 0
 
