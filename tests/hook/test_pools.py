@@ -163,6 +163,27 @@ say(allocate(256 * MIB)[0], allocate(10 * MIB, new_pool())[0])
     assert (slot.charged_bytes, slot.reserved_bytes) == (512 * MIB, 0)
 
 
+def test_the_books_are_kept_while_something_is_captured_and_no_capture_ends_for_it(stage: Stage) -> None:
+    """In its default mode a capture forbids its thread to ask about pools, and dies of the question."""
+    said = talk(
+        stage,
+        """
+keep_all(pool_of())
+kept = allocate(40 * MIB)[1]
+stream, graph = app.new_stream(1), c_void_p()
+app.call("cuStreamBeginCapture_v2", stream, 0)
+say(app.memory_info())
+codes = [allocate(MIB)[0], allocate(9 * GIB)[0]]
+say(codes, app.result("cuStreamEndCapture", stream, byref(graph)))
+""",
+    )
+    (info,), slot = said.next()
+    assert (info, slot.charged_bytes) == ([8 * GIB - 64 * MIB, 8 * GIB], 64 * MIB)
+    (codes, ended), slot = said.next()
+    assert (codes, ended) == ([0, OUT_OF_MEMORY], 0)
+    assert slot.charged_bytes == 64 * MIB
+
+
 def test_pools_come_and_go(stage: Stage) -> None:
     """What is still allocated from one that is destroyed stays charged: nobody can be asked about it any more."""
     said = talk(

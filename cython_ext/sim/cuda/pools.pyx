@@ -14,7 +14,7 @@ from cython_ext.sim.cuda.allocations cimport (
 )
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, Device, INVALID_DEVICE, INVALID_VALUE, MARK_POOL, NOT_PERMITTED, NOT_SUPPORTED,
-    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_begin, drv_device, drv_end, drv_stream, drv_submit,
+    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_begin, drv_check_unsafe, drv_device, drv_end, drv_stream, drv_submit,
 )
 from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
@@ -299,6 +299,9 @@ cdef public CUresult cuDeviceSetMemPool(int device, Pool* pool) noexcept nogil:
 
 
 cdef public CUresult cuMemPoolTrimTo(Pool* pool, size_t keep) noexcept nogil:
+    cdef CUresult result = drv_check_unsafe()
+    if result != SUCCESS:
+        return result
     if not is_pool(pool):
         return INVALID_VALUE
     if pool.context != NULL:
@@ -310,6 +313,9 @@ cdef public CUresult cuMemPoolTrimTo(Pool* pool, size_t keep) noexcept nogil:
 
 cdef public CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) noexcept nogil:
     cdef uint64_t* wide = <uint64_t*>value
+    cdef CUresult result = drv_check_unsafe()
+    if result != SUCCESS:
+        return result
     if not is_pool(pool) or not 1 <= attribute <= ATTRIBUTE_USED_HIGH:
         return INVALID_VALUE
     if attribute < ATTRIBUTE_RELEASE_THRESHOLD:
