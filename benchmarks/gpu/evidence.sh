@@ -65,3 +65,4 @@ part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
 part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
 part blocked 60 python3 -m benchmarks.gpu.blocked
+part taken 60 python3 -m benchmarks.gpu.taken

@@ -97,71 +97,74 @@ cdef uint64_t needed_bytes(const Gate* gate, const Shape* shape, unsigned int le
     return needs.size if told else asked_bytes(shape, levels)
 
 
-cdef bint begin(Gate* gate, const Shape* shape, unsigned int levels, uint64_t* size) noexcept nogil:
-    """0: over the limit."""
-    size[0] = needed_bytes(gate, shape, levels) if gate != NULL else 0
-    return size[0] == 0 or vgpu_reserve(gate, KIND_OTHER, size[0])
+ctypedef int (*Create)(void**, const void*) noexcept nogil
 
 
-cdef int end(Gate* gate, uint64_t size, int result, void** array) noexcept nogil:
+cdef int create(void** array, const void* descriptor, const Shape* shape, Create real) noexcept nogil:
+    """``descriptor``, in whatever version ``real`` takes it, says ``shape``."""
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t size = needed_bytes(gate, shape, 0) if gate != NULL else 0
     if size == 0:
-        return result
+        return real(array, descriptor)
+    if not vgpu_reserve(gate, KIND_OTHER, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    return settled(gate, size, real(array, descriptor), array)
+
+
+cdef inline int settled(Gate* gate, uint64_t size, int result, void** array) noexcept nogil:
     return vgpu_memory_settle(gate, KIND_OTHER, size, result, <uint64_t>array[0] if result == CUDA_SUCCESS else 0, size)
 
 
+cdef inline Shape shape_of(
+    size_t width, size_t height, size_t depth, int format, unsigned int channels, unsigned int flags
+) noexcept nogil:
+    cdef Shape shape
+    shape.width, shape.height, shape.depth = width, height, depth
+    shape.format, shape.channels, shape.flags = format, channels, flags
+    return shape
+
+
 cdef public int cuArray3DCreate_v2(void** array, const void* descriptor) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
-    cdef uint64_t size
-    if not begin(gate, <const Shape*>descriptor, 0, &size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    return end(gate, size, real_cuArray3DCreate_v2(array, descriptor), array)
+    if descriptor == NULL:
+        return real_cuArray3DCreate_v2(array, NULL)
+    return create(array, descriptor, <const Shape*>descriptor, real_cuArray3DCreate_v2)
 
 
 cdef public int cuArrayCreate_v2(void** array, const void* descriptor) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
-    cdef const FlatShape* flat = <const FlatShape*>descriptor
+    cdef const FlatShape* given = <const FlatShape*>descriptor
     cdef Shape shape
-    cdef uint64_t size
-    if gate != NULL:
-        shape.width, shape.height, shape.depth, shape.flags = flat.width, flat.height, 0, 0
-        shape.format, shape.channels = flat.format, flat.channels
-    if not begin(gate, &shape, 0, &size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    return end(gate, size, real_cuArrayCreate_v2(array, descriptor), array)
+    if descriptor == NULL:
+        return real_cuArrayCreate_v2(array, NULL)
+    shape = shape_of(given.width, given.height, 0, given.format, given.channels, 0)
+    return create(array, descriptor, &shape, real_cuArrayCreate_v2)
 
 
 cdef public int cuArray3DCreate(void** array, const void* descriptor) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
-    cdef const ShapeV1* old = <const ShapeV1*>descriptor
+    cdef const ShapeV1* given = <const ShapeV1*>descriptor
     cdef Shape shape
-    cdef uint64_t size
-    if gate != NULL:
-        shape.width, shape.height, shape.depth, shape.flags = old.width, old.height, old.depth, old.flags
-        shape.format, shape.channels = old.format, old.channels
-    if not begin(gate, &shape, 0, &size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    return end(gate, size, real_cuArray3DCreate(array, descriptor), array)
+    if descriptor == NULL:
+        return real_cuArray3DCreate(array, NULL)
+    shape = shape_of(given.width, given.height, given.depth, given.format, given.channels, given.flags)
+    return create(array, descriptor, &shape, real_cuArray3DCreate)
 
 
 cdef public int cuArrayCreate(void** array, const void* descriptor) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here() if descriptor != NULL else NULL
-    cdef const FlatShapeV1* old = <const FlatShapeV1*>descriptor
+    cdef const FlatShapeV1* given = <const FlatShapeV1*>descriptor
     cdef Shape shape
-    cdef uint64_t size
-    if gate != NULL:
-        shape.width, shape.height, shape.depth, shape.flags = old.width, old.height, 0, 0
-        shape.format, shape.channels = old.format, old.channels
-    if not begin(gate, &shape, 0, &size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    return end(gate, size, real_cuArrayCreate(array, descriptor), array)
+    if descriptor == NULL:
+        return real_cuArrayCreate(array, NULL)
+    shape = shape_of(given.width, given.height, 0, given.format, given.channels, 0)
+    return create(array, descriptor, &shape, real_cuArrayCreate)
 
 
 cdef public int cuMipmappedArrayCreate(void** array, const void* descriptor, unsigned int levels) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here() if descriptor != NULL and levels else NULL
-    cdef uint64_t size
-    if not begin(gate, <const Shape*>descriptor, levels, &size):
+    cdef uint64_t size = needed_bytes(gate, <const Shape*>descriptor, levels) if gate != NULL else 0
+    if size == 0:
+        return real_cuMipmappedArrayCreate(array, descriptor, levels)
+    if not vgpu_reserve(gate, KIND_OTHER, size):
         return CUDA_ERROR_OUT_OF_MEMORY
-    return end(gate, size, real_cuMipmappedArrayCreate(array, descriptor, levels), array)
+    return settled(gate, size, real_cuMipmappedArrayCreate(array, descriptor, levels), array)
 
 
 cdef public int cuArrayDestroy(void* array) noexcept nogil:

@@ -99,34 +99,27 @@ cdef void drop_capture(void* handle, bint well) noexcept nogil:
     lock_release(&all.captures_lock)
 
 
-cdef void drop_captures_of(void* handle) noexcept nogil:
-    """Nothing, if it captured none."""
+cdef void drop_captures(void* handle, void* context, const Thread* owner) noexcept nogil:
+    """Those of that stream, in that context, or of that thread (one is given, the others are NULL): it is gone, and
+    nobody can end them any more."""
+    cdef Capture* capture
     cdef int i
+    if load32(&state().captures) == 0:
+        return
     lock_acquire(&state().captures_lock)
     for i in range(CAPTURES):
-        if state().capturing[i].handle == handle:
-            strike(&state().capturing[i])
-    lock_release(&state().captures_lock)
-
-
-cdef void drop_captures_in(void* context) noexcept nogil:
-    """It is gone, and nobody can end them any more."""
-    cdef int i
-    lock_acquire(&state().captures_lock)
-    for i in range(CAPTURES):
-        if state().capturing[i].handle != NULL and state().capturing[i].context == context:
-            strike(&state().capturing[i])
+        capture = &state().capturing[i]
+        if capture.handle != NULL and (
+            capture.handle == handle or context != NULL and capture.context == context
+            or owner != NULL and capture.owner == owner
+        ):
+            strike(capture)
     lock_release(&state().captures_lock)
 
 
 cdef public void vgpu_captures_end_with(Thread* thread) noexcept nogil:
-    """Likewise of a thread, which takes its default streams along."""
-    cdef int i
-    lock_acquire(&state().captures_lock)
-    for i in range(CAPTURES):
-        if state().capturing[i].handle != NULL and state().capturing[i].owner == thread:
-            strike(&state().capturing[i])
-    lock_release(&state().captures_lock)
+    """It takes its default streams along."""
+    drop_captures(NULL, NULL, thread)
 
 
 cdef public void vgpu_capture_ended(void* handle, bint well) noexcept nogil:
@@ -166,8 +159,7 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
             memset(stream, 0, sizeof(Stream))
             store32(&gate.round, gate.round + 1)         # the next stream may get the same handle
         lock_release(&gate.lock)
-    if load32(&state().captures):
-        drop_captures_of(handle)         # a stream that is destroyed captures no more
+    drop_captures(handle, NULL, NULL)
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:
@@ -219,7 +211,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
         return
     bury(context, dead)
     if dead:
-        drop_captures_in(context)
+        drop_captures(NULL, context, NULL)
         vgpu_memory_of_context_died(context)
 
 
@@ -229,7 +221,7 @@ cdef public void vgpu_green_context_died(void* context, void* primary, bint dead
         return
     bury(context, dead)
     if dead:
-        drop_captures_in(context)
+        drop_captures(NULL, context, NULL)
     if dead and primary != NULL:
         vgpu_memory_inherited(context, primary)
 

@@ -8,9 +8,9 @@ what is free, and before anybody is refused; then what pools keep for nothing go
 
 What an allocation may make its pool grow by is reserved before, a whole step. If the pool grew by more, and into the
 limit, the allocation is given back and the call fails: its free memory was in pieces, or went back to the card in that
-very moment because another thread synchronised. What is allocated under a
-capture becomes a node of a graph, and is no pool's. Nor are pools charged whose memory is the host's, or on a GPU where
-the process has no vGPU; those beyond POOLS are seen by the GPU Server alone, as implicit memory.
+very moment because another thread synchronised. What is allocated under a capture becomes a node of a graph, and is no
+pool's. Nor are pools charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS
+are seen by the GPU Server alone, as implicit memory.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,8 +22,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemPoolCreate, real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_gate_of_stream, vgpu_log,
-    vgpu_fits, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_fits,
+    vgpu_gate_of_stream, vgpu_log, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport KIND_ASYNC
@@ -69,9 +69,9 @@ cdef PoolBook* find(uint64_t pool) noexcept nogil:
 
 
 cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
-    """The pool's book, a new one if it has none. NULL: there is no room for one."""
-    cdef PoolBook* book = find(pool)
-    if book == NULL and state().pool_count < POOLS:
+    """A book for a pool that has none. NULL: there is no room for one."""
+    cdef PoolBook* book = NULL
+    if state().pool_count < POOLS:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
@@ -160,12 +160,12 @@ cdef enum:
     NO_ROOM                  # as things stand
 
 
-cdef int try_begin(uint64_t pool, uint64_t size, bint last, uint64_t* asked, bint* others) noexcept nogil:
+cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexcept nogil:
     """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
     other threads are under way, which count twice for a moment, as used and as about to be."""
     cdef PoolBook* book
     cdef Gate* gate
-    cdef uint64_t taken, used
+    cdef uint64_t taken, used, asked
     cdef int answer = NOBODY_PAYS
     lock_acquire(&state().pools_lock)
     book = find(pool)
@@ -175,9 +175,9 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, uint64_t* asked, bin
         gate = &state().gates[book.gate]
         others[0] = book.claimed != 0
         settle(book, taken, used, 0)
-        asked[0] = pool_growth(book, taken, used, size)
-        if asked[0] == 0 or (vgpu_fits(gate, asked[0]) or last) and vgpu_reserve_more(gate, KIND_ASYNC, asked[0]):
-            pool_begin(book, asked[0], size)
+        asked = pool_growth(book, taken, used, size)
+        if asked == 0 or (vgpu_fits(gate, asked) or last) and vgpu_reserve_more(gate, KIND_ASYNC, asked):
+            pool_begin(book, asked, size)
             answer = GRANTED
         else:
             answer = REFUSED if last else NO_ROOM
@@ -185,21 +185,22 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, uint64_t* asked, bin
     return answer
 
 
-cdef int begin(uint64_t pool, uint64_t size, uint64_t* asked) noexcept nogil:
+cdef int begin(uint64_t pool, uint64_t size) noexcept nogil:
+    """Before anybody is refused, what pools keep for nothing goes back, and others are waited for a moment."""
     cdef uint32_t nobody_wakes = 0
     cdef bint others = 0
-    cdef int _, answer = try_begin(pool, size, 0, asked, &others)
+    cdef int _, answer = try_begin(pool, size, 0, &others)
     if answer != NO_ROOM:
         return answer
     vgpu_trim_pools()
     for _ in range(LOOKS):
         if not others:
             break
-        answer = try_begin(pool, size, 0, asked, &others)
+        answer = try_begin(pool, size, 0, &others)
         if answer != NO_ROOM:
             return answer
         futex_wait(&nobody_wakes, 0, now_ns() + LOOK_NS)
-    return try_begin(pool, size, 1, asked, &others)
+    return try_begin(pool, size, 1, &others)
 
 
 cdef bint end(uint64_t pool, uint64_t size, bint limited) noexcept nogil:
@@ -221,19 +222,18 @@ cdef int allocate(
     bint own, bint given, unsigned long long* pointer, size_t size, void* pool, void* stream
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_of_stream(named(stream, own))
-    cdef uint64_t asked = 0
     cdef int answer, result
     if gate == NULL or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
-    answer = begin(<uint64_t>pool, size, &asked)
+    answer = begin(<uint64_t>pool, size)
     if answer == REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
     result = take(own, given, pointer, size, pool, stream)
     if answer == NOBODY_PAYS or end(<uint64_t>pool, size, result == CUDA_SUCCESS):
         return result
-    vgpu_log(b"pool grew into the limit, for bytes", size, asked)
+    vgpu_log(b"pool grew into the limit, for bytes", size, 0)
     if own:
         real_cuMemFreeAsync_ptsz(pointer[0], stream)
     else:

@@ -43,6 +43,7 @@ class Hold:
     insists: bool = False
     """No higher class cuts it short while its gang is called."""
     urgent: bool = False
+    """Short, because another member of its gang is late."""
     revised_ns: int | None = None
     """When it was last published with other times."""
     went_ns: int | None = None
