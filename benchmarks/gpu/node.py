@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +34,8 @@ class Node:
     Raises RuntimeError with the node's log if it does not come up within 30 s.
     """
 
-    def __init__(self, mode: str = "temporal", simulate: int = 0) -> None:
+    def __init__(self, mode: str = "temporal", simulate: int = 0, gpus: Iterable[int] | None = None) -> None:
+        """``gpus``: indices; default: of a machine's own the one in ``$GPU``, or the first; of simulated ones all."""
         self.simulated = simulate > 0
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
         self.environment = {
@@ -44,7 +46,10 @@ class Node:
         self.control_socket = self.directory / "run" / "control.sock"
         self.vgpuctl = [sys.executable, "-m", "vgpu.ctl"]
         self.log = self.directory / "serve.log"
-        arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else [])]
+        if gpus is None:
+            gpus = () if simulate else (int(os.environ.get("GPU", "0")),)
+        alone = [argument for index in gpus for argument in ("--gpu", str(index))]
+        arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else []), *alone]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*self.vgpuctl, *arguments], env=self.environment, stdout=log, stderr=log)
 

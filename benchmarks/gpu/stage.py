@@ -157,7 +157,7 @@ class Outcome:
 class Ground:
     """What sharers stand on: nodes and an MPS daemon of our own, started when they are first needed.
 
-    ``gpu``: the one to measure, by NVML's index. Nodes serve the others as well, and nothing is done there.
+    ``gpu``: the one to measure, by NVML's index. Nodes serve it alone.
     """
 
     def __init__(self, simulated: bool, gpu: int = 0) -> None:
@@ -177,7 +177,7 @@ class Ground:
 
     def node(self, mode: str) -> Node:
         if mode not in self._nodes:
-            self._nodes[mode] = self._owned.enter_context(Node(mode, (self.gpu + 1) * self.simulated))
+            self._nodes[mode] = self._owned.enter_context(Node(mode, (self.gpu + 1) * self.simulated, [self.gpu]))
         return self._nodes[mode]
 
     def plain(self) -> dict[str, str]:

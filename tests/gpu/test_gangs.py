@@ -40,7 +40,7 @@ def two_gpus() -> None:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with Node(mode="temporal") as node:
+    with Node(mode="temporal", gpus=(0, 1)) as node:
         yield node
 
 

@@ -41,7 +41,7 @@ def eventually(look: Callable[[], T | None], what: str) -> T:
 class SimulatedNode:
     """Context manager: ``python -m vgpu.node --simulate COUNT`` in directories of its own; everything ends with it."""
 
-    def __init__(self, count: int = 1, mode: str = "temporal") -> None:
+    def __init__(self, count: int = 1, mode: str = "temporal", *options: str) -> None:
         # Not pytest's tmp_path: a socket's path has 107 characters at most.
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-test-"))
         self.paths = NodePaths(self.directory / "run", self.directory / "state")
@@ -51,7 +51,7 @@ class SimulatedNode:
             "PYTHONPATH": str(ROOT),
             "VGPU_LOG": "json",
         }
-        self._argv = [sys.executable, "-m", "vgpu.node", "--simulate", str(count), "--mode", mode]
+        self._argv = [sys.executable, "-m", "vgpu.node", "--simulate", str(count), "--mode", mode, *options]
         self._children: list[process.Child] = []
 
     def __enter__(self) -> SimulatedNode:

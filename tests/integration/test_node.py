@@ -243,6 +243,32 @@ def test_only_one_node_serves_a_directory(node: SimulatedNode) -> None:
     assert "\n  → stop it: vgpuctl stop" in second.stderr
 
 
+def test_gpus_that_are_not_chosen_are_left_alone() -> None:
+    with SimulatedNode(3, "temporal", "--gpu", "2", "--gpu", "0", "--gpu", "2") as node:
+        with node.link() as link:
+            assert [gpu.index for gpu in link.gpus()] == [0, 2]
+            with pytest.raises(VgpuError, match="there is no GPU '1'; this node has GPU 0, 2"):
+                link.create(VgpuSpec.parse(sm_percent=10, memory_bytes="1G"), "1")
+        made = [node.create(sm_percent=60, memory_bytes="1G") for _ in range(2)]
+        assert [vgpu.gpu_index for vgpu in made] == [0, 2]
+        assert not node.paths.server_socket(1).exists()
+        assert node.attach(made[1].vgpu_id, use=False).replies[0]["gpu_uuid"] == made[1].gpu_uuid
+
+
+@pytest.mark.parametrize(("count", "here"), [("1", "GPU 0 alone"), ("2", "GPUs 0 to 1")])
+def test_a_gpu_that_is_not_there_is_not_served(tmp_path: Path, count: str, here: str) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "vgpu.ctl", "serve", "--simulate", count, "--gpu", "0", "--gpu", "3"],
+        env=os.environ | {"VGPU_RUNTIME_DIR": str(tmp_path / "run"), "VGPU_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == Exit.NOT_FOUND
+    assert refused.stderr == f"vgpuctl: there is no GPU 3\n  → this machine has {here}\n"
+
+
 def test_directories_let_in_whom_they_should(node: SimulatedNode) -> None:
     vgpu = node.create(sm_percent=10, memory_bytes="1G")
     mode = lambda path: stat.S_IMODE(path.stat().st_mode)  # noqa: E731

@@ -95,7 +95,7 @@ def test_one_user_does_not_take_all_links(
 
     async def run() -> None:
         paths = NodePaths(tmp_path, tmp_path)
-        node = Node(paths, Servers("temporal", simulated=True, environment={}), 0, simulated=True)
+        node = Node(paths, Servers("temporal", simulated=True, environment={}), (), simulated=True)
         links: list[MessageStream] = []
         async with trio.open_nursery() as nursery:
 

@@ -14,6 +14,7 @@ from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterable
 
     from vgpu.protocol.messages import NodeStatus
 
@@ -31,20 +32,24 @@ def software_version() -> str:
         return "unknown"
 
 
-def node_command(simulate: int, mode: Mode) -> list[str]:
-    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones)."""
+def node_command(simulate: int, mode: Mode, gpus: Iterable[int] = ()) -> list[str]:
+    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone."""
     simulated = ["--simulate", str(simulate)] if simulate else []
+    alone = [argument for index in gpus for argument in ("--gpu", str(index))]
     # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
-    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated]
+    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated, *alone]
 
 
 def serve(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
     simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=16)] = 0,
     mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.TEMPORAL,
+    gpu: Annotated[
+        list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0)
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
-    command = node_command(simulate, mode)
+    command = node_command(simulate, mode, gpu or ())
     if not detach:
         sys.stdout.flush()
         os.execv(command[0], command)

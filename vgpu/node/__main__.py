@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -31,24 +32,34 @@ def main() -> None:
     )
     parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="serve N simulated GPUs")
+    parser.add_argument("--gpu", type=int, action="append", default=[], metavar="INDEX", help="serve this GPU alone")
     arguments = parser.parse_args()
     to_stderr()
     paths = NodePaths.from_environment()
     try:
-        run(paths, arguments.mode, arguments.simulate)
+        run(paths, arguments.mode, arguments.simulate, arguments.gpu)
     except VgpuError as error:
         sys.exit(report(error))
 
 
-def run(paths: NodePaths, mode: str, simulate: int) -> None:
-    """Serve until told to stop. ``VgpuError``: why it cannot."""
+def run(paths: NodePaths, mode: str, simulate: int, gpus: Sequence[int] = ()) -> None:
+    """Serve until told to stop; ``gpus``: these indices alone. ``VgpuError``: why it cannot."""
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
         servers = Servers(
             mode, simulated=bool(simulate), environment=server_environment(paths, simulate=bool(simulate))
         )
-        trio.run(Node(paths, servers, count, simulated=bool(simulate)).run)
+        trio.run(Node(paths, servers, chosen(gpus, count), simulated=bool(simulate)).run)
+
+
+def chosen(gpus: Sequence[int], count: int) -> list[int]:
+    """Each of ``gpus`` once, or all ``count`` if none is named. ``VgpuError`` (not found): one that is not here."""
+    missing = [index for index in gpus if not 0 <= index < count]
+    if missing:
+        here = "GPU 0 alone" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise VgpuError(ErrorCode.NOT_FOUND, f"there is no GPU {missing[0]}", f"this machine has {here}")
+    return sorted(set(gpus)) or list(range(count))
 
 
 def only_node(paths: NodePaths) -> IO[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +148,7 @@ class Servers:
             setsigdef=[signal.SIGPIPE],
         )
 
-    async def stop(self, servers: list[ServerProcess]) -> None:
+    async def stop(self, servers: Collection[ServerProcess]) -> None:
         """SIGTERM to each; SIGKILL to what is still there after ``STOP_S``."""
         self._stopping = True
         for number, limit in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 1.0)):

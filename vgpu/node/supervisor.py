@@ -71,7 +71,7 @@ MOST_LINKS_OF_ONE: Final = 64
 class Node:
     """``run`` until SIGTERM or SIGINT; then the servers stop too."""
 
-    def __init__(self, paths: NodePaths, servers: Servers, count: int, *, simulated: bool) -> None:
+    def __init__(self, paths: NodePaths, servers: Servers, gpus: Iterable[int], *, simulated: bool) -> None:
         self._paths = paths
         self._servers = servers
         self._simulated = simulated
@@ -79,16 +79,16 @@ class Node:
         self._creating = trio.Lock()
         self._links: Counter[int] = Counter()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
-        self._processes = [
-            ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in range(count)
-        ]
+        self._processes = {
+            index: ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in gpus
+        }
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for process in self._processes:
+            for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, self._hear)
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
-            for process in self._processes:
+            for process in self._processes.values():
                 await process.settled.wait()
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
@@ -99,7 +99,7 @@ class Node:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 self._paths.control_socket.unlink(missing_ok=True)
-                await self._servers.stop(self._processes)
+                await self._servers.stop(self._processes.values())
                 scope.cancel()
 
     # --- links
@@ -225,7 +225,7 @@ class Node:
                 lists.append(await self._forward(index, Processes(), uid, ProcessList, LOOK_S))
 
         async with trio.open_nursery() as nursery:
-            for process in self._processes:
+            for process in self._processes.values():
                 nursery.start_soon(collect, process.index)
         found = (process for part in lists for process in part.processes)
         return ProcessList(processes=tuple(sorted(found, key=lambda p: (p.gpu_index, p.vgpu_id, p.slot))))
@@ -250,7 +250,7 @@ class Node:
             snapshots[process.index] = await self._look_at(process)
 
         async with trio.open_nursery() as nursery:
-            for process in self._processes:
+            for process in self._processes.values():
                 nursery.start_soon(look, process)
         found = [snapshot for _, snapshot in sorted(snapshots.items())]
         return Snapshot(
