@@ -373,8 +373,8 @@ cdef class Ahead:
     def mark(self, uint64_t tag):
         return bool(ahead_logic.ahead_mark(&self.ahead, tag))
 
-    def release(self, Backlog backlog, int64_t now_ns):
-        ahead_logic.ahead_release(&self.ahead, &backlog.backlog, now_ns)
+    def release(self, Backlog backlog, int64_t now_ns, bint late=False):
+        ahead_logic.ahead_release(&self.ahead, &backlog.backlog, now_ns, late)
 
     def takes_graph(self, int64_t learned_ns):
         return bool(ahead_logic.ahead_takes_graph(&self.ahead, learned_ns))

@@ -168,7 +168,7 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
 cdef void join(Gate* gate, int64_t now) noexcept nogil:
     """What is queued ahead is about to run: into the backlog."""
     gate.backlog.discard = not gate.lease_sampled
-    ahead_release(&gate.ahead, &gate.backlog, now)
+    ahead_release(&gate.ahead, &gate.backlog, now, epoch_reached(load32(&gate.slot.turn), gate.turn))
     gate.marked_stream = gate.ahead_stream
     gate.idle_since_ns = 0
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))

@@ -38,6 +38,9 @@ from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
 )
 
+cdef extern from "limits.h":
+    const int INT_MAX
+
 cdef enum:
     OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
@@ -47,6 +50,7 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
+    LONG_NS = 4_000_000      # who has such kernels may launch nothing but firsts of leases; a switch is 4 % of it
 
 
 # --- what the relay is told
@@ -237,7 +241,7 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if sample and (not first or takes) and not gate.backlog.discard and (unknown or (
+    if sample and (not first or takes or learned_ns >= LONG_NS) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes)
@@ -387,7 +391,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         else:
             if verdict.closed and load32(&gate.activity.processes) == 1:
                 gate.closed_epoch = verdict.closed
-            vgpu_end(gate, &plan, now)
+            if vgpu_end(gate, &plan, now):
+                futex_wake(&gate.grants.change, INT_MAX)     # our hook thread, if it sleeps until the lease would end
             if (
                 manner & LAUNCH_WAITS == 0 and not vgpu_go_follows(gate, &plan, &view)
                 and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))

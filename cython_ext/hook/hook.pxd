@@ -325,7 +325,7 @@ cdef extern:
     void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
     uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil
     void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
-    void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
+    bint vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil
     bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil
     bint vgpu_siblings_run(const Gate* gate) noexcept nogil

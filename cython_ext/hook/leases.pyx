@@ -100,16 +100,17 @@ cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
     )
 
 
-cdef public void vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Note in the books that the lease is over, if it is."""
+cdef public bint vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
+    """Note in the books that the lease is over: 1; 0 if there is none that is."""
     if gate.began_epoch == 0 or not over(gate, plan, now):
-        return
+        return 0
     gate.over_epoch = gate.began_epoch
     gate.over_end_ns = gate.lease_end_ns
     gate.over_markers = -1
     gate.length_ns = gate.lease_end_ns - gate.backlog.lease_ns
     gate.began_epoch = 0
     backlog_finish(&gate.backlog, now)
+    return 1
 
 
 cdef public bint vgpu_siblings_run(const Gate* gate) noexcept nogil:

@@ -213,9 +213,9 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
             if gate.over_epoch and load32(&slot.tail_epoch) != gate.over_epoch:
                 again = max(again - TAIL_NS, now)
             return min(max(again, now + LOOK_ENDED_LEAST_NS), now + look_every_ns(gate, now))
-        if others_gain(gate):
-            again = min(ends_ns(gate), max(again, now + look_every_ns(gate, now)))
-            return max(again, now + LOOK_ENDED_LEAST_NS)
+        if others_gain(gate):            # the prediction may be too long, and what is idle is to be seen
+            again = now + max((again - now) / 4, look_every_ns(gate, now))
+            return max(min(ends_ns(gate), again), now + LOOK_ENDED_LEAST_NS)
         return now + LOOK_ALONE_NS
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0:
         give_back(gate, now)

@@ -45,12 +45,13 @@ cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:
 cdef inline bint ahead_takes(
     const Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t most_ns
 ) noexcept nogil:
-    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all."""
+    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all. One of any length
+    may, as one of any length may be the first of a lease."""
     return (
         learned_ns >= 0
         and ahead.launches + ahead.nodes < AHEAD_LAUNCHES
         and ahead.count < AHEAD_MARKERS
-        and backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns
+        and (ahead.launches == 0 or backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns)
     )
 
 
@@ -98,14 +99,14 @@ cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept n
         stretch.work_ns = min(stretch.work_ns + other.work_ns, PREDICTION_MAX_NS)
         stretch.learned_ns = min(stretch.learned_ns + other.learned_ns, PREDICTION_MAX_NS)
         stretch.tail_ns = max(stretch.tail_ns, other.tail_ns)
-        stretch.tainted = 1
+        stretch.held_up = 1
 
 
-cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) noexcept nogil:
-    """The word is about to be advanced: everything counts as submitted at ``now_ns``. For ``ahead_begins`` held, and
-    nothing was submitted since, there is room for every marker."""
+cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, bint late) noexcept nogil:
+    """The word is about to be advanced: everything counts as submitted at ``now_ns``. ``late``: somebody has advanced it
+    before. For ``ahead_begins`` held, and nothing was submitted since, there is room for every marker."""
     cdef Stretch* stretch
-    cdef bint tainted = backlog.discard or backlog.refilling
+    cdef bint held_up = backlog.discard or backlog.refilling
     cdef uint32_t i
     if ahead.launches == 0:
         return
@@ -116,7 +117,8 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) n
             continue
         stretch.first_ns = stretch.last_ns = now_ns
         stretch.tail_ns = min(now_ns, PREDICTION_MAX_NS) + stretch.work_ns
-        stretch.tainted = tainted
+        stretch.held_up = held_up
+        stretch.tainted = late
         note_longest(backlog, now_ns, stretch.work_ns / stretch.launches)
         backlog.work_ns = min(backlog.work_ns + stretch.work_ns, PREDICTION_MAX_NS)
         backlog.end_ns = stretch_end_ns(stretch, max(backlog.end_ns, now_ns))
@@ -126,7 +128,7 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns) n
         else:
             join_stretch(stretch, &backlog.unmarked)
             backlog.unmarked = stretch[0]
-        tainted = backlog.discard
+        held_up = backlog.discard
     memset(&ahead.unmarked, 0, sizeof(Stretch))
     ahead.count = 0
     ahead.launches = 0

@@ -12,7 +12,7 @@ When a completion is seen, it happened somewhere between the last look that foun
 completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
 if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed
 interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
-7.5).
+7.5). What may have been held up (the first of a lease, work beside a sibling's) can only show it to be too long.
 
 A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream), which the
 window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
@@ -61,7 +61,8 @@ cdef struct Stretch:
     int64_t last_ns          # last submission
     uint32_t launches
     uint32_t unknown         # of these of unknown length
-    bint tainted             # teaches the scale nothing: something else may have run beside it
+    bint held_up             # something else may have run before or beside it: too long is no error of the prediction's
+    bint tainted             # teaches the scale nothing: nobody knows when it began, or all of it was wrong
     uint64_t tag             # of the marker at its end: the caller's event
 
 
@@ -210,7 +211,7 @@ cdef inline void backlog_submit(
     """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
     cdef bint unknown = predicted_ns < 0
     cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
-    cdef bint tainted = backlog.discard or backlog.refilling
+    cdef bint held_up = backlog.discard or backlog.refilling
     cdef Stretch* stretch = &backlog.unmarked
     work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
     if not unknown:
@@ -221,7 +222,7 @@ cdef inline void backlog_submit(
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
-    stretch.tainted = stretch.tainted or tainted
+    stretch.held_up = stretch.held_up or held_up
     stretch.last_ns = now_ns
     stretch.launches += 1
     stretch.work_ns = min(stretch.work_ns + work_ns, PREDICTION_MAX_NS)
@@ -306,7 +307,7 @@ cdef inline void learn_scale(
         return
     if high_ns < start_ns + stretch.work_ns:             # shorter than predicted, even without a gap
         lasted_ns = high_ns - start_ns
-    elif low_ns > late_ns + stretch.work_ns:             # longer, even if it all began with the last launch
+    elif low_ns > late_ns + stretch.work_ns and not stretch.held_up:     # longer, even if it began with the last launch
         lasted_ns = low_ns - late_ns
     else:
         return
@@ -419,6 +420,7 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
             whole.tail_ns = stretch_end_ns(part, whole.tail_ns)
             whole.last_ns = part.last_ns
             whole.unknown += part.unknown
+            whole.held_up = whole.held_up or part.held_up
             whole.tainted = whole.tainted or part.tainted
     backlog.count = 0
     memset(&backlog.unmarked, 0, sizeof(Stretch))
