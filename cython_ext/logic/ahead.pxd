@@ -103,8 +103,8 @@ cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept n
 
 
 cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, bint late) noexcept nogil:
-    """The word is about to be advanced: everything counts as submitted at ``now_ns``. ``late``: somebody has advanced it
-    before. For ``ahead_begins`` held, and nothing was submitted since, there is room for every marker."""
+    """The word is about to be advanced: everything counts as submitted at ``now_ns``. ``late``: somebody has advanced
+    it before. For ``ahead_begins`` held, and nothing was submitted since, there is room for every marker."""
     cdef Stretch* stretch
     cdef bint held_up = backlog.discard or backlog.refilling
     cdef uint32_t i

@@ -70,7 +70,15 @@ def test_without_an_exclusive_run_no_error_is_claimed() -> None:
 def test_a_host_bound_work_is_short_of_its_share_only_while_work_waited(
     token: float, waited: float, points: float
 ) -> None:
-    assert shares.token_error({"charged_ratio": token, "waiting_ratio": waited}, 30.0) == pytest.approx(points)
+    alone = {"charged_ratio": token, "held_ratio": 0.9, "waiting_ratio": waited}
+    company = {"charged_ratio": min(token, 0.1), "held_ratio": token, "waiting_ratio": waited}
+    assert shares.token_error(alone, 30.0, in_company=False) == pytest.approx(points)
+    assert shares.token_error(company, 30.0, in_company=True) == pytest.approx(points if token < 0.3 else 0.0)
+
+
+def test_no_company_lets_a_host_bound_work_compute_for_longer_than_its_share() -> None:
+    result = {"charged_ratio": 0.33, "held_ratio": 0.4, "waiting_ratio": 0.0}
+    assert shares.token_error(result, 30.0, in_company=True) == pytest.approx(3.0)
 
 
 def test_totals_are_compared_with_the_exclusive_runs_before_and_after() -> None:

@@ -6,9 +6,10 @@ GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed
 when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not fit the card together take
 turns, and their quotas are shares of the time: the same is asked of those.
 
-A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have it
-(held, less the idle gaps that were observed: what a limit is about): never above the share, and below it at most for as
-long as work waited for a lease (looked at fifty times a second).
+A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have
+it: never above the share, and below it at most for as long as work waited for a lease (looked at fifty times a second).
+Alone that is the time held, less the idle gaps that were observed: that is what a limit is about. In company it is all
+the time held: nobody else could use those gaps, for a switch takes longer.
 
 Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
@@ -101,8 +102,10 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             figures |= {f"busy{i}_percent": 100 * r["busy_ratio"] for i, r in enumerate(m.results, 1)}
             if m.asked and demand is not None:
                 if work.host_bound:
-                    figures["token_error_points"] = max(map(token_error, m.results, m.asked))
-                    figures |= {f"token{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
+                    company = len(m.asked) > 1
+                    each = zip(m.results, m.asked, strict=True)
+                    figures["token_error_points"] = max(token_error(r, share, company) for r, share in each)
+                    figures |= {f"token{i}_percent": 100 * given(r, company) for i, r in enumerate(m.results, 1)}
                     figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
                 else:
                     owed = [min(share, 100 * demand) for share in m.asked]
@@ -111,10 +114,15 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     return rows
 
 
-def token_error(result: dict[str, float], share: float) -> float:
+def given(result: dict[str, float], in_company: bool) -> float:
+    """Its token time over the wall time."""
+    return result["held_ratio" if in_company else "charged_ratio"]
+
+
+def token_error(result: dict[str, float], share: float, in_company: bool) -> float:
     """Points of GPU time above ``share``; or below it, as far as work waited."""
-    token, waited = 100 * result["charged_ratio"], 100 * result["waiting_ratio"]
-    return max(token - share, min(share - token, waited), 0.0)
+    missing = share - 100 * given(result, in_company)
+    return max(100 * result["charged_ratio"] - share, min(missing, 100 * result["waiting_ratio"]), 0.0)
 
 
 def estimate(options: Options) -> float:

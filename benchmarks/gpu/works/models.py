@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, ELEMENTS, RNNT_BATCH, TRAINING_BATCH
+from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, ELEMENTS, RNNT_BATCH, TRAINING_BATCH, WORKS
 
 Step = Callable[[], object]
 
@@ -16,7 +16,12 @@ def gemm(size: int) -> Callable[[torch.device], Step]:
     def build(device: torch.device) -> Step:
         a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
         out = torch.empty(size, size, device=device, dtype=torch.bfloat16)
-        return lambda: torch.mm(a, b, out=out)
+
+        def step() -> None:
+            for _ in range(WORKS[f"gemm{size}"].kernels):
+                torch.mm(a, b, out=out)
+
+        return step
 
     return build
 
