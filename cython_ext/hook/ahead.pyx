@@ -5,9 +5,9 @@ The word is ``Slot.turn``: the newest epoch whose work may run. Each stream wait
 thread, the hook thread, or, if both are held up, the broker's relay. To advance it takes no call to the driver, which
 another thread of the application may have locked while it waits for that very queue.
 
-Only where it is simple, and else a launch waits in the gate as ever: temporal mode, one vGPU in the process and one
-process in the vGPU, no capture open, streams that any thread can name. ``vgpu_let_go`` is for whatever ends that: the
-exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
+Only where it is simple, and else a launch waits in the gate as ever: one vGPU in the process and one process in the
+vGPU, leases with an end, no capture open, streams that any thread can name. ``vgpu_let_go`` is for whatever ends that:
+the exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -23,7 +23,7 @@ from cython_ext.hook.hook cimport (
     Stream, state, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
@@ -76,8 +76,7 @@ cdef int64_t most_ns(const Gate* gate) noexcept nogil:
 
 cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
     return (
-        gate.grants.mode == MODE_TEMPORAL
-        and 0 < gate.length_ns < FOREVER_NS / 2
+        0 < gate.length_ns < FOREVER_NS / 2
         and state().gate_count == 1
         and load32(&gate.activity.processes) == 1
         and load32(&state().captures) == 0

@@ -159,10 +159,11 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return stage.vgpu()
 
 
-@pytest.mark.parametrize("stream", ["own", "legacy"])
+@pytest.mark.parametrize(("stream", "spatial"), [("own", False), ("legacy", False), ("own", True)])
 def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_begins(
-    stage: Stage, vgpu: StagedVgpu, stream: str
+    stage: Stage, stream: str, spatial: bool
 ) -> None:
+    vgpu = stage.spatial_vgpu() if spatial else stage.vgpu()
     program = Program(stage, vgpu)
     program.ask(f"use {stream}")
     for _ in range(3):
