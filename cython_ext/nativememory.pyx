@@ -1,4 +1,4 @@
-"""Ledger, robust words, lock, allocation table and pools of ``cython_ext/logic`` for Python, as in ``nativelogic``."""
+"""Ledger, robust words, lock, allocation table, pieces and pools of ``cython_ext/logic`` for Python, as in ``nativelogic``."""
 
 import os
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport ActivityPage, Slot
 from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.logic cimport alloctable, ledger, lock, pools, robust
+from cython_ext.logic cimport alloctable, ledger, lock, pieces, pools, robust
 from cython_ext.native cimport load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
@@ -267,6 +267,33 @@ cdef class Allocations:
             if self.table.blocks[i].address:
                 longest = max(longest, alloctable.probe_length(&self.table, i))
         return longest
+
+
+PIECE_BYTES = pieces.PIECE_BYTES
+
+
+cdef class Pieces:
+    cdef pieces.Pieces pieces
+
+    def __dealloc__(self):
+        alloctable.alloc_clear(&self.pieces.shared)
+
+    def take(self, uint64_t address, uint64_t size):
+        return pieces.pieces_take(&self.pieces, address, size)
+
+    def give(self, uint64_t address, uint64_t size):
+        return pieces.pieces_give(&self.pieces, address, size)
+
+    @property
+    def room_bytes(self):
+        return self.pieces.room_bytes
+
+    def __len__(self):
+        return self.pieces.shared.count
+
+
+def pieces_for(uint64_t size):
+    return pieces.pieces_for(size)
 
 
 # --- books of pools

@@ -13,11 +13,13 @@ import argparse
 import ctypes
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Final
 
+from cython_ext.nativememory import Pieces
 from vgpu.workload.driver import CudaError, Gpu
 from vgpu.workload.kernels import PTX
 
@@ -27,6 +29,7 @@ SIZES: Final = (
     *(3 * MIB, 5 * MIB + 1, 32 * MIB, 32 * MIB + 1, GIB, GIB + 1),
 )
 MANY: Final = ((4096, 256), (4096, 4 * KIB), (256, 256 * KIB), (256, MIB - 512), (64, MIB + 512), (64, 3 * MIB))
+MIXED: Final = (1, 300, 4 * KIB, 70 * KIB, 512 * KIB, MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB, 5 * MIB + 7, 33 * MIB)
 DEVICE, PINNED, GLOBAL = 1, 1, 1
 POOL_THRESHOLD, POOL_RESERVED, POOL_USED = 4, 5, 7
 GRAPH_USED, GRAPH_RESERVED = 0, 2
@@ -161,6 +164,32 @@ def plain(ask: Asked) -> None:
 
     ask.taken("cuMemAllocPitch 100 B × 100000", 100 * 100_000, pitched)
     ask.taken("cuMemAllocManaged 20 MiB, written by the GPU", 20 * MIB, managed)
+
+
+def pieces(ask: Asked) -> None:
+    """Whether what is touched by address (cython_ext/logic/pieces.pxd) is what is taken, as blocks come and go."""
+    gpu, chosen, touched = ask.gpu, random.Random(0), Pieces()
+    blocks: list[tuple[int, int]] = []
+    before, charged = ask.free, 0
+
+    def free(block: int) -> int:
+        address, size = blocks.pop(block)
+        gpu.free(address)
+        return touched.give(address, size)
+
+    for count in range(1, 401):
+        size = chosen.choice(MIXED)
+        address = gpu.allocate(size)
+        assert address is not None
+        blocks.append((address, size))
+        charged += touched.take(address, size)
+        if chosen.random() < 0.5:
+            charged -= free(chosen.randrange(len(blocks)))
+        if count % 50 == 0:
+            ask.tell(f"pieces: {count} blocks, half of them freed", taken=before - ask.free, touched=charged)
+    while blocks:
+        charged -= free(-1)
+    ask.tell("pieces: all of them freed", taken=before - ask.free, touched=charged)
 
 
 def physical(ask: Asked) -> None:
@@ -340,7 +369,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one object per line")
     ask = Asked(parser.parse_args().json)
-    for part in (plain, physical, pool, arrays, graphs, own_process):
+    for part in (plain, pieces, physical, pool, arrays, graphs, own_process):
         part(ask)
 
 

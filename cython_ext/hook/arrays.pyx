@@ -13,11 +13,10 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMipmappedArrayGetMemoryRequirements,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Freed, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
     vgpu_memory_settle, vgpu_reserve, vgpu_settle_ahead,
 )
 from cython_ext.layout cimport KIND_OTHER
-from cython_ext.logic.alloctable cimport Block
 
 cdef enum:
     SPARSE = 0x40
@@ -112,7 +111,7 @@ cdef int create(void** array, const void* descriptor, const Shape* shape, Create
 
 
 cdef inline int settled(Gate* gate, uint64_t size, int result, void** array) noexcept nogil:
-    return vgpu_memory_settle(gate, KIND_OTHER, size, result, <uint64_t>array[0] if result == CUDA_SUCCESS else 0, size)
+    return vgpu_memory_settle(gate, KIND_OTHER, size, result, <uint64_t>array[0] if result == CUDA_SUCCESS else 0)
 
 
 cdef inline Shape shape_of(
@@ -168,14 +167,14 @@ cdef public int cuMipmappedArrayCreate(void** array, const void* descriptor, uns
 
 
 cdef public int cuArrayDestroy(void* array) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &freed)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuArrayDestroy(array), known, &block)
+    return vgpu_memory_freed(real_cuArrayDestroy(array), known, &freed)
 
 
 cdef public int cuMipmappedArrayDestroy(void* array) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &freed)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &block)
+    return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &freed)

@@ -22,6 +22,7 @@ from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.graphs cimport GraphTable
+from cython_ext.logic.pieces cimport Pieces
 from cython_ext.logic.pools cimport PoolBook, PoolDue
 from cython_ext.logic.transfers cimport Trifles
 from cython_ext.logic.window cimport Backlog
@@ -54,6 +55,10 @@ cdef enum:
     CU_EVENT_DISABLE_TIMING = 2
     CU_STREAM_NON_BLOCKING = 1
     CAPTURE_RELAXED = 2      # CU_STREAM_CAPTURE_MODE_RELAXED
+
+    # Block.flags of an allocation
+    BLOCK_GATE = 0xFFFF      # whose it is
+    BLOCK_PIECES = 0x10000   # charged by the pieces that it touches; Block.bytes is its length
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -218,7 +223,8 @@ cdef struct State:
     uint32_t dying           # contexts that are being destroyed just now
     uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
     uint32_t memory_lock
-    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: gate)
+    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
+    Pieces pieces            # ... that allocations with BLOCK_PIECES share
     AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
     uint32_t pools_lock
@@ -228,6 +234,11 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
+
+
+cdef struct Freed:           # on its way back to the driver
+    Block block
+    uint64_t bytes           # what the card has back by that
 
 
 cdef struct Pass:
@@ -382,11 +393,14 @@ cdef extern:
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_cancel(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t size, Block* block) noexcept nogil
     int vgpu_memory_settle(
-        Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual
+        Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address
     ) noexcept nogil
-    bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
-    int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
+    bint vgpu_memory_forget(uint64_t address, Freed* freed) noexcept nogil
+    int vgpu_memory_freed(int result, bint known, const Freed* freed) noexcept nogil
     bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free

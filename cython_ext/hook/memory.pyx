@@ -1,8 +1,9 @@
 """Memory: every allocation is reserved in the vGPU's ledger, then asked of the driver, then committed or cancelled.
 
-Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what was asked for,
-rounded up to the driver's granularity where the program sees it (pitch, cuMemCreate); of stream-ordered memory what
-its pools have taken (pools.pyx). Any free call may free any pointer, so what it was worth is looked up by address.
+Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what the driver takes
+from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have (pools.pyx), of
+arrays what their twins need (arrays.pyx), and what was asked for of the rest, managed memory and cuMemCreate's. Any free
+call may free any pointer, so what it was worth is looked up by address.
 Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped. What the
 program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
 """
@@ -10,19 +11,19 @@ program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAlloc, real_cuMemAlloc_v2,
-    real_cuMemAllocManaged, real_cuMemAllocPitch, real_cuMemAllocPitch_v2, real_cuMemCreate, real_cuMemFree,
-    real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo, real_cuMemGetInfo_v2,
-    real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+    real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAllocManaged, real_cuMemCreate,
+    real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo,
+    real_cuMemGetInfo_v2, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log, vgpu_settle_ahead,
-    vgpu_settle_pools, vgpu_trim_pools,
+    BLOCK_GATE, BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Freed, Gate, attached, state, vgpu_gate_here,
+    vgpu_log, vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
 from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.pieces cimport pieces_give, pieces_take
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
 from cython_ext.native cimport load64
@@ -68,7 +69,7 @@ cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit) noexce
 
 
 cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    """``vgpu_reserve`` by one who holds pools_lock."""
+    """``vgpu_reserve`` by one who holds pools_lock, or may not take it."""
     if gate == NULL or charge(gate, kind, size, limit_bytes(gate)) == LEDGER_OK:
         return 1
     vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))
@@ -105,29 +106,41 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
     return allowed
 
 
+cdef public void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    if size:
+        enter(gate, ledger_commit, kind, size)
+
+
+cdef public void vgpu_cancel(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    if size:
+        enter(gate, ledger_cancel, kind, size)
+
+
+cdef public void vgpu_describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t size, Block* block) noexcept nogil:
+    """An entry of the table of allocations, by whoever made it in the current context."""
+    block.address = address
+    block.bytes = size
+    block.kind = kind
+    block.flags = gate - &state().gates[0]
+    block.aux = current_context()
+
+
 cdef public int vgpu_memory_settle(
-    Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address, uint64_t actual
+    Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address
 ) noexcept nogil:
-    """The driver has answered: commit ``actual`` bytes at ``address``, or cancel. ``result`` is passed on. An array's
+    """The driver has answered: commit what was reserved for ``address``, or cancel. ``result`` is passed on. An array's
     address is its handle: no memory of the GPU is where the host's is."""
     cdef Block block
     if gate == NULL:
         return result
     if result != CUDA_SUCCESS:
-        enter(gate, ledger_cancel, kind, reserved)
+        vgpu_cancel(gate, kind, reserved)
         return result
-    if actual > reserved:    # more than asked for (a pitch): charged too, even where that is beyond the limit
-        charge(gate, kind, actual - reserved, UINT64_MAX)
-        reserved = actual
-    block.address = address
-    block.bytes = reserved
-    block.kind = kind
-    block.flags = gate - &state().gates[0]
-    block.aux = current_context()
+    vgpu_describe(gate, kind, address, reserved, &block)
     lock_acquire(&state().memory_lock)
     alloc_insert(&state().allocations, &block)           # without room for it: charged to the end, never uncharged
     lock_release(&state().memory_lock)
-    enter(gate, ledger_commit, kind, reserved)
+    vgpu_commit(gate, kind, reserved)
     return result
 
 
@@ -137,31 +150,53 @@ cdef inline uint64_t current_context() noexcept nogil:
     return <uint64_t>context
 
 
-cdef inline void release(const Block* block) noexcept nogil:
-    enter(&state().gates[block.flags], ledger_release, block.kind, block.bytes)
+cdef inline Gate* payer(const Block* block) noexcept nogil:
+    return &state().gates[block.flags & BLOCK_GATE]
 
 
-cdef public bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil:
+cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
+    if size:
+        enter(payer(block), ledger_release, block.kind, size)
+
+
+cdef inline uint64_t worth(const Block* block) noexcept nogil:
+    """Of a block that is out of the table: what the card has back when the driver frees it. The caller holds
+    memory_lock."""
+    return pieces_give(&state().pieces, block.address, block.bytes) if block.flags & BLOCK_PIECES else block.bytes
+
+
+cdef public bint vgpu_memory_forget(uint64_t address, Freed* freed) noexcept nogil:
     """Take the block out of the table *before* the driver frees it: another thread may be given the address at once."""
     cdef bint known
     if not attached() or address == 0:
         return 0
     lock_acquire(&state().memory_lock)
-    known = alloc_remove(&state().allocations, address, block)
+    known = alloc_remove(&state().allocations, address, &freed.block)
+    if known:
+        freed.bytes = worth(&freed.block)
     lock_release(&state().memory_lock)
     return known
 
 
-cdef public int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil:
+cdef public int vgpu_memory_freed(int result, bint known, const Freed* freed) noexcept nogil:
     """The driver's answer to a free: give the charge back, or, if it refused, keep the block."""
+    cdef uint64_t taken
     if not known:
         return result
     if result == CUDA_SUCCESS:
-        release(block)
+        release(&freed.block, freed.bytes)
+        return result
+    lock_acquire(&state().memory_lock)
+    alloc_insert(&state().allocations, &freed.block)
+    taken = freed.bytes
+    if freed.block.flags & BLOCK_PIECES:     # its neighbours may have come and gone meanwhile
+        taken = pieces_take(&state().pieces, freed.block.address, freed.block.bytes)
+    lock_release(&state().memory_lock)
+    if taken > freed.bytes:
+        charge(payer(&freed.block), freed.block.kind, taken - freed.bytes, UINT64_MAX)
+        vgpu_commit(payer(&freed.block), freed.block.kind, taken - freed.bytes)
     else:
-        lock_acquire(&state().memory_lock)
-        alloc_insert(&state().allocations, block)
-        lock_release(&state().memory_lock)
+        release(&freed.block, freed.bytes - taken)
     return result
 
 
@@ -176,7 +211,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
         if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
             block = table.blocks[i]
             alloc_remove(table, block.address, &block)
-            release(&block)
+            release(&block, worth(&block))
         else:
             i += 1
     lock_release(&state().memory_lock)
@@ -218,86 +253,41 @@ cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t 
 
 # --- allocations
 
-cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef int result
-    if not vgpu_reserve(gate, KIND_DEVICE, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemAlloc_v2(pointer, size)
-    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
-
-
-cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef int result
-    if not vgpu_reserve(gate, KIND_DEVICE, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemAlloc(pointer, size)
-    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
-
-
-cdef public int cuMemAllocPitch_v2(
-    unsigned long long* pointer, size_t* pitch, size_t width, size_t height, unsigned int element
-) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef int result
-    if not vgpu_reserve(gate, KIND_DEVICE, width * height):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)
-    if result != CUDA_SUCCESS:
-        return vgpu_memory_settle(gate, KIND_DEVICE, width * height, result, 0, 0)
-    return vgpu_memory_settle(gate, KIND_DEVICE, width * height, result, pointer[0], pitch[0] * height)
-
-
-cdef public int cuMemAllocPitch(
-    unsigned int* pointer, unsigned int* pitch, unsigned int width, unsigned int height, unsigned int element
-) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
-    cdef uint64_t size = <uint64_t>width * height
-    cdef int result
-    if not vgpu_reserve(gate, KIND_DEVICE, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemAllocPitch(pointer, pitch, width, height, element)
-    if result != CUDA_SUCCESS:
-        return vgpu_memory_settle(gate, KIND_DEVICE, size, result, 0, 0)
-    return vgpu_memory_settle(gate, KIND_DEVICE, size, result, pointer[0], <uint64_t>pitch[0] * height)
-
-
 cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef int result
     if not vgpu_reserve(gate, KIND_MANAGED, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocManaged(pointer, size, flags)
-    return vgpu_memory_settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+    return vgpu_memory_settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0)
 
 
 # --- frees
 
 cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(pointer, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(pointer, &freed)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
+    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &freed)
 
 
 cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(pointer, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(pointer, &freed)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMemFree(pointer), known, &block)
+    return vgpu_memory_freed(real_cuMemFree(pointer), known, &freed)
 
 
 cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(pointer, &block)
-    return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(pointer, &freed)
+    return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &freed)
 
 
 cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) noexcept nogil:
-    cdef Block block
-    cdef bint known = vgpu_memory_forget(pointer, &block)
-    return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
+    cdef Freed freed
+    cdef bint known = vgpu_memory_forget(pointer, &freed)
+    return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &freed)
 
 
 # --- physical memory with mappings of its own
@@ -313,7 +303,7 @@ cdef void let_go(uint64_t handle) noexcept nogil:
         return
     block.aux -= 1
     if block.aux == 0 and alloc_remove(&state().handles, handle, &gone):
-        release(&gone)
+        release(&gone, gone.bytes)
 
 
 cdef public int cuMemCreate(

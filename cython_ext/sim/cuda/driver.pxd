@@ -196,7 +196,7 @@ cdef public struct Context:
     uint32_t attached       # by cuCtxAttach, and not detached yet
     SimGpu* gpu
     Stream* legacy
-    uint64_t small_bytes    # sum of allocations below 1 MiB; the driver carves those from 2 MiB blocks
+    void* shared            # blocks of 2 MiB that allocations up to 1 MiB are carved from (memory.pyx)
     uint32_t captures       # captures open on blocking streams
     uint64_t limits[16]
     Context* next

@@ -4,8 +4,8 @@ A device pointer can be followed by the program: what is allocated is memory of 
 only where touched. That lets copies really copy.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport realloc
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
@@ -26,9 +26,18 @@ from cython_ext.sim.state cimport SIM_QUEUE
 
 cdef enum:
     PAGE = 4096
-    SMALL = 1 << 20         # below this an allocation is carved from a shared block
+    SMALL = 1 << 20         # up to this an allocation is carved from a shared block
     BLOCK = 2 << 20         # the driver takes memory from the GPU in blocks of this size
     PITCH = 512
+    UNITS = 4096            # of 512 bytes, in a block
+
+
+cdef struct Shared:
+    uint64_t address
+    uint32_t used           # units
+    unsigned char unit[4096]
+    Shared* next
+
 
 cdef Allocation* table
 cdef uint32_t entries
@@ -104,22 +113,85 @@ cdef public void mem_discharge(Context* context, uint64_t size) noexcept nogil:
     context.gpu.contexts[context.slot].memory_bytes -= size
 
 
-cdef uint64_t charged_bytes(Context* context, uint64_t size, bint adding) noexcept nogil:
-    """What the GPU gives for (takes back with) an allocation: whole blocks, shared by the small ones."""
-    cdef uint64_t before = rounded(context.small_bytes, BLOCK)
-    if size >= SMALL:
-        return rounded(size, BLOCK)
-    size = rounded(size, PITCH)
-    if adding:
-        return rounded(context.small_bytes + size, BLOCK) - before
-    return before - rounded(context.small_bytes - size, BLOCK)
+cdef uint64_t map_blocks(Context* context, uint64_t size) noexcept nogil:
+    """Whole blocks of the GPU's memory, where the address of one begins; 0: there are none."""
+    cdef uint64_t begin, whole = rounded(size, BLOCK)
+    cdef void* memory
+    if whole < size or not mem_charge(context, whole):
+        return 0
+    memory = mmap(NULL, whole + BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if memory == MAP_FAILED:
+        mem_discharge(context, whole)
+        return 0
+    begin = rounded(<uint64_t>memory, BLOCK)
+    if begin > <uint64_t>memory:
+        munmap(memory, begin - <uint64_t>memory)
+    munmap(<void*>(begin + whole), <uint64_t>memory + BLOCK - begin)
+    return begin
+
+
+cdef void unmap_blocks(Context* context, uint64_t address, uint64_t size) noexcept nogil:
+    munmap(<void*>address, rounded(size, BLOCK))
+    mem_discharge(context, rounded(size, BLOCK))
+
+
+cdef int32_t free_units(const Shared* shared, uint32_t wanted) noexcept nogil:
+    """The first of so many free ones in a row; -1: there are none."""
+    cdef uint32_t i, found = 0
+    if UNITS - shared.used < wanted:
+        return -1
+    for i in range(UNITS):
+        found = 0 if shared.unit[i] else found + 1
+        if found == wanted:
+            return <int32_t>(i + 1 - wanted)
+    return -1
+
+
+cdef uint64_t carve(Context* context, uint64_t size) noexcept nogil:
+    """Part of a shared block; 0: there is no memory for another one."""
+    cdef Shared* shared = <Shared*>context.shared
+    cdef uint32_t wanted = <uint32_t>(rounded(size, PITCH) / PITCH)
+    cdef int32_t at = -1
+    while shared != NULL:
+        at = free_units(shared, wanted)
+        if at >= 0:
+            break
+        shared = shared.next
+    if shared == NULL:
+        shared = <Shared*>calloc(1, sizeof(Shared))
+        if shared == NULL:
+            return 0
+        shared.address = map_blocks(context, BLOCK)
+        if shared.address == 0:
+            free(shared)
+            return 0
+        shared.next = <Shared*>context.shared
+        context.shared = shared
+        at = 0
+    memset(&shared.unit[at], 1, wanted)
+    shared.used += wanted
+    return shared.address + <uint64_t>at * PITCH
+
+
+cdef void uncarve(Context* context, uint64_t address, uint64_t size) noexcept nogil:
+    cdef Shared** link = <Shared**>&context.shared
+    cdef uint32_t units = <uint32_t>(rounded(size, PITCH) / PITCH)
+    cdef Shared* shared
+    while link[0].address != address / BLOCK * BLOCK:
+        link = &link[0].next
+    shared = link[0]
+    memset(&shared.unit[(address - shared.address) / PITCH], 0, units)
+    shared.used -= units
+    if shared.used == 0:
+        link[0] = shared.next
+        unmap_blocks(context, shared.address, BLOCK)
+        free(shared)
 
 
 cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexcept nogil:
     cdef Context* context
     cdef Allocation allocation
-    cdef uint64_t charge
-    cdef void* memory
+    cdef uint64_t given = 0
     cdef CUresult result = drv_current_context(&context)
     if result != SUCCESS:
         return result
@@ -131,26 +203,19 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexc
     if context.is_green:
         context = drv_device(context.device).primary
     result = drv_begin(context)
-    charge = charged_bytes(context, size, True)
-    if result == SUCCESS and not mem_charge(context, charge):
-        result = OUT_OF_MEMORY
     if result == SUCCESS:
-        memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-        if memory == MAP_FAILED:
-            mem_discharge(context, charge)
+        given = carve(context, size) if size <= SMALL else map_blocks(context, size)
+        if given == 0:
             result = OUT_OF_MEMORY
     if result == SUCCESS:
         memset(&allocation, 0, sizeof(Allocation))
-        allocation.address = <uint64_t>memory
+        allocation.address = given
         allocation.size = size
-        allocation.mapped = rounded(size, PAGE)
+        allocation.mapped = size
         allocation.context = context
         allocation.backing = backing
         allocation.accessible = True
         mem_add(&allocation)
-        if size < SMALL:
-            context.small_bytes += rounded(size, PITCH)
         address[0] = allocation.address
     drv_end(context)
     return result
@@ -158,10 +223,10 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexc
 
 cdef public void mem_release(Allocation* allocation) noexcept nogil:
     """Give back what `allocate` took. Under the locks of its context."""
-    mem_discharge(allocation.context, charged_bytes(allocation.context, allocation.size, False))
-    if allocation.size < SMALL:
-        allocation.context.small_bytes -= rounded(allocation.size, PITCH)
-    munmap(<void*>allocation.address, allocation.mapped)
+    if allocation.size <= SMALL:
+        uncarve(allocation.context, allocation.address, allocation.size)
+    else:
+        unmap_blocks(allocation.context, allocation.address, allocation.size)
     mem_remove(allocation)
 
 
@@ -405,7 +470,10 @@ cdef public void drv_forget_context(Context* context) noexcept nogil:
         if table[i].context != context:
             i += 1
             continue
-        if table[i].backing in (BACKING_PRIVATE, BACKING_MANAGED, BACKING_HOST):
+        if table[i].backing in (BACKING_PRIVATE, BACKING_MANAGED):
+            mem_release(&table[i])
+            continue
+        if table[i].backing == BACKING_HOST:
             munmap(<void*>table[i].address, table[i].mapped)
         mem_remove(&table[i])
     stream = drv_streams()
