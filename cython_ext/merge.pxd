@@ -151,11 +151,14 @@ cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
     cdef bint due = in_force(wire) and AHEAD_LATE_NS < late_ns < (wire.held.end_ns - wire.held.start_ns) / 2
     cdef uint64_t left = wire.admitted if due else 0
     cdef Slot* slot
-    cdef uint32_t turn
+    cdef uint32_t turn, index
     while left:
-        slot = &wire.activity.slots[index_of(lowest(left))]
+        index = index_of(lowest(left))
+        slot = &wire.activity.slots[index]
         left &= left - 1
         turn = load32(&slot.turn)
+        if wire.baton.word != 0 and not baton_names(wire.baton.word, index):
+            continue
         if turn != 0 and not epoch_reached(turn, wire.held.epoch):
             cas32(&slot.turn, turn, wire.held.epoch)
 

@@ -5,9 +5,10 @@ The word is ``Slot.turn``: the newest epoch whose work may run. Each stream wait
 thread, the hook thread, or, if both are held up, the broker's relay. To advance it takes no call to the driver, which
 another thread of the application may have locked while it waits for that very queue.
 
-Only where it is simple, and else a launch waits in the gate as ever: one vGPU in the process and one process in the
-vGPU, leases with an end, no capture open, streams that any thread can name. ``vgpu_let_go`` is for whatever ends that:
-the exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
+Only where it is simple, and else a launch waits in the gate as ever: temporal mode, one vGPU in the process and one
+process in the vGPU, no capture open, streams that any thread can name. (Under MPS a killed client would leave its
+neighbours beside work that waits for ever.) ``vgpu_let_go`` is for whatever ends that: the exit, a lost server, a
+removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -20,10 +21,10 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate, State,
-    Stream, state, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
+    Stream, state, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport FOREVER_NS, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
@@ -76,7 +77,8 @@ cdef int64_t most_ns(const Gate* gate) noexcept nogil:
 
 cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
     return (
-        0 < gate.length_ns < FOREVER_NS / 2
+        gate.grants.mode == MODE_TEMPORAL
+        and 0 < gate.length_ns < FOREVER_NS / 2
         and state().gate_count == 1
         and load32(&gate.activity.processes) == 1
         and load32(&state().captures) == 0
@@ -174,8 +176,8 @@ cdef void join(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
-    """The lease of ``epoch`` has begun."""
-    if gate.ahead.launches == 0 or not vgpu_publish_submission(gate, epoch, 0, now):
+    """The lease of ``epoch`` has begun. If a process has come beside us since, and it is its turn: later."""
+    if gate.ahead.launches == 0 or vgpu_baton_over(gate, now) or not vgpu_publish_submission(gate, epoch, 0, now):
         return
     vgpu_log(b"released: launches, ns", gate.ahead.launches, gate.ahead.work_ns)
     join(gate, now)
@@ -200,11 +202,12 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
     cdef GateState view
     cdef Plan plan
     cdef const Lease* lease
+    cdef int64_t now = now_ns()
     cdef int i
     plan.current.epoch = plan.next.epoch = 0
-    if gate.ahead.launches == 0 or not read_plan(gate.grants, &plan):
+    if gate.ahead.launches == 0 or vgpu_baton_over(gate, now) or not read_plan(gate.grants, &plan):
         return
-    vgpu_look(gate, now_ns(), &view)
+    vgpu_look(gate, now, &view)
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
         if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):

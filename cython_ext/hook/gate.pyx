@@ -50,7 +50,7 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
-    LONG_NS = 4_000_000      # who has such kernels may launch nothing but firsts of leases; a switch is 4 % of it
+    LONG_NS = 4_000_000      # who has such kernels may launch nothing but firsts of leases, which are timed then, too
 
 
 # --- what the relay is told

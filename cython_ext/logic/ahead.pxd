@@ -19,7 +19,7 @@ from libc.string cimport memset
 
 from cython_ext.logic.window cimport (
     MARKERS, PREDICTION_MAX_NS, Backlog, Stretch, backlog_scaled_ns, backlog_wake, clip_ns, note_longest,
-    stretch_end_ns,
+    stretch_end_ns, unsure_now_ns,
 )
 
 cdef enum:
@@ -45,13 +45,12 @@ cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:
 cdef inline bint ahead_takes(
     const Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t most_ns
 ) noexcept nogil:
-    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all. One of any length
-    may, as one of any length may be the first of a lease."""
+    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all."""
     return (
         learned_ns >= 0
         and ahead.launches + ahead.nodes < AHEAD_LAUNCHES
         and ahead.count < AHEAD_MARKERS
-        and (ahead.launches == 0 or backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns)
+        and backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns
     )
 
 
@@ -99,14 +98,14 @@ cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept n
         stretch.work_ns = min(stretch.work_ns + other.work_ns, PREDICTION_MAX_NS)
         stretch.learned_ns = min(stretch.learned_ns + other.learned_ns, PREDICTION_MAX_NS)
         stretch.tail_ns = max(stretch.tail_ns, other.tail_ns)
-        stretch.held_up = 1
+        stretch.unsure_ns = PREDICTION_MAX_NS
 
 
 cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, bint late) noexcept nogil:
     """The word is about to be advanced: everything counts as submitted at ``now_ns``. ``late``: somebody has advanced
     it before. For ``ahead_begins`` held, and nothing was submitted since, there is room for every marker."""
     cdef Stretch* stretch
-    cdef bint held_up = backlog.discard or backlog.refilling
+    cdef int64_t unsure_ns = PREDICTION_MAX_NS if late else unsure_now_ns(backlog)
     cdef uint32_t i
     if ahead.launches == 0:
         return
@@ -117,8 +116,7 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, b
             continue
         stretch.first_ns = stretch.last_ns = now_ns
         stretch.tail_ns = min(now_ns, PREDICTION_MAX_NS) + stretch.work_ns
-        stretch.held_up = held_up
-        stretch.tainted = late
+        stretch.unsure_ns = unsure_ns
         note_longest(backlog, now_ns, stretch.work_ns / stretch.launches)
         backlog.work_ns = min(backlog.work_ns + stretch.work_ns, PREDICTION_MAX_NS)
         backlog.end_ns = stretch_end_ns(stretch, max(backlog.end_ns, now_ns))
@@ -128,7 +126,7 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, b
         else:
             join_stretch(stretch, &backlog.unmarked)
             backlog.unmarked = stretch[0]
-        held_up = backlog.discard
+        unsure_ns = PREDICTION_MAX_NS if late or backlog.discard else 0
     memset(&ahead.unmarked, 0, sizeof(Stretch))
     ahead.count = 0
     ahead.launches = 0

@@ -12,7 +12,8 @@ When a completion is seen, it happened somewhere between the last look that foun
 completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
 if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed
 interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
-7.5). What may have been held up (the first of a lease, work beside a sibling's) can only show it to be too long.
+7.5). With the first of a lease it has to be more than what a predecessor's tail may take; beside a sibling's work nothing
+is learned.
 
 A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream), which the
 window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
@@ -39,6 +40,7 @@ cdef enum:
     PART_START = 1                       # the first REFILL_NS
     PART_REST = 2                        # after it
     SCALE_SETTLES_NS = 60_000_000        # GPU time over which the scale follows what is observed
+    FIRST_UNSURE_NS = 1_000_000          # of a lease's first: a switch, and what the GPU goes back to a tail for
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
     OVERRUN_LEAST_NS = 1_000_000         # tolerated whatever the window
@@ -61,8 +63,7 @@ cdef struct Stretch:
     int64_t last_ns          # last submission
     uint32_t launches
     uint32_t unknown         # of these of unknown length
-    bint held_up             # something else may have run before or beside it: too long is no error of the prediction's
-    bint tainted             # teaches the scale nothing: nobody knows when it began, or all of it was wrong
+    int64_t unsure_ns        # so much of its time may be another's: no error of the prediction's. PREDICTION_MAX_NS: all
     uint64_t tag             # of the marker at its end: the caller's event
 
 
@@ -205,13 +206,20 @@ cdef inline void backlog_wake(Backlog* backlog, int64_t now_ns) noexcept nogil:
     backlog.refilling = 0
 
 
+cdef inline int64_t unsure_now_ns(const Backlog* backlog) noexcept nogil:
+    """``Stretch.unsure_ns`` of what is submitted now."""
+    if backlog.discard:
+        return PREDICTION_MAX_NS
+    return FIRST_UNSURE_NS if backlog.refilling else 0
+
+
 cdef inline void backlog_submit(
     Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
 ) noexcept nogil:
     """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
     cdef bint unknown = predicted_ns < 0
     cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
-    cdef bint held_up = backlog.discard or backlog.refilling
+    cdef int64_t unsure_ns = unsure_now_ns(backlog)
     cdef Stretch* stretch = &backlog.unmarked
     work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
     if not unknown:
@@ -222,7 +230,7 @@ cdef inline void backlog_submit(
     if stretch.launches == 0:
         memset(stretch, 0, sizeof(Stretch))
         stretch.first_ns = now_ns
-    stretch.held_up = stretch.held_up or held_up
+    stretch.unsure_ns = max(stretch.unsure_ns, unsure_ns)
     stretch.last_ns = now_ns
     stretch.launches += 1
     stretch.work_ns = min(stretch.work_ns + work_ns, PREDICTION_MAX_NS)
@@ -283,9 +291,9 @@ cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept no
 cdef inline void forgive(Backlog* backlog, int64_t now_ns) noexcept nogil:
     cdef uint32_t i
     for i in range(backlog.count):
-        backlog.marked[(backlog.head + i) % MARKERS].tainted = 1
+        backlog.marked[(backlog.head + i) % MARKERS].unsure_ns = PREDICTION_MAX_NS
         backlog.marked[(backlog.head + i) % MARKERS].unknown = 0
-    backlog.unmarked.tainted = backlog.unmarked.launches > 0
+    backlog.unmarked.unsure_ns = PREDICTION_MAX_NS if backlog.unmarked.launches else 0
     backlog.unmarked.unknown = 0
     backlog.unknown = 0
     backlog.end_ns = now_ns
@@ -303,12 +311,12 @@ cdef inline void learn_scale(
     cdef int64_t late_ns = max(start_ns, stretch.last_ns)
     cdef int64_t lasted_ns
     cdef double weight
-    if stretch.tainted or stretch.unknown or stretch.work_ns <= 0 or stretch.learned_ns <= 0:
+    if stretch.unknown or stretch.work_ns <= 0 or stretch.learned_ns <= 0:
         return
-    if high_ns < start_ns + stretch.work_ns:             # shorter than predicted, even without a gap
-        lasted_ns = high_ns - start_ns
-    elif low_ns > late_ns + stretch.work_ns and not stretch.held_up:     # longer, even if it began with the last launch
-        lasted_ns = low_ns - late_ns
+    if high_ns + stretch.unsure_ns < start_ns + stretch.work_ns:     # shorter than predicted, even without a gap
+        lasted_ns = high_ns + stretch.unsure_ns - start_ns
+    elif low_ns - stretch.unsure_ns > late_ns + stretch.work_ns:     # longer, even if it all began with the last launch
+        lasted_ns = low_ns - stretch.unsure_ns - late_ns
     else:
         return
     weight = <double>stretch.work_ns / (<double>stretch.work_ns + <double>SCALE_SETTLES_NS)
@@ -420,8 +428,7 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
             whole.tail_ns = stretch_end_ns(part, whole.tail_ns)
             whole.last_ns = part.last_ns
             whole.unknown += part.unknown
-            whole.held_up = whole.held_up or part.held_up
-            whole.tainted = whole.tainted or part.tainted
+            whole.unsure_ns = max(whole.unsure_ns, part.unsure_ns)
     backlog.count = 0
     memset(&backlog.unmarked, 0, sizeof(Stretch))
     retire(backlog, &whole, now_ns)

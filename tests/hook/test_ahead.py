@@ -11,7 +11,7 @@ import pytest
 
 from cython_ext.readings import GrantsFlag, SlotState
 from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually, stop
-from tests.hook.test_gate import PROLOGUE, drained
+from tests.hook.test_gate import PROLOGUE, Endless, drained
 
 UNAVAILABLE = 46
 RETURNED_EPOCH_AT = 36  # ActivityPage.returned_epoch
@@ -159,11 +159,10 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return stage.vgpu()
 
 
-@pytest.mark.parametrize(("stream", "spatial"), [("own", False), ("legacy", False), ("own", True)])
+@pytest.mark.parametrize("stream", ["own", "legacy"])
 def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_begins(
-    stage: Stage, stream: str, spatial: bool
+    stage: Stage, vgpu: StagedVgpu, stream: str
 ) -> None:
-    vgpu = stage.spatial_vgpu() if spatial else stage.vgpu()
     program = Program(stage, vgpu)
     program.ask(f"use {stream}")
     for _ in range(3):
@@ -206,6 +205,17 @@ def test_no_more_is_queued_than_half_a_lease(stage: Stage, vgpu: StagedVgpu) -> 
     with vgpu.granting(16 * MS):
         eventually(lambda: program.ask("seen") == "[0]", "all were launched")
         eventually(program.is_done, "all have run")
+
+
+def test_what_was_queued_alone_has_its_turn_beside_a_sibling(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("launch 20")
+    program.stays_queued()
+    sibling = Endless(stage, vgpu)
+    eventually(lambda: all(slot.want for slot in vgpu.slots()), "both want")
+    with vgpu.granting(40 * MS):
+        eventually(program.is_done, "its turn comes")
+        sibling.await_more()
 
 
 @pytest.mark.parametrize("how", ["switched off", "per-thread", "capture"])

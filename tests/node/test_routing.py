@@ -41,6 +41,15 @@ def test_references_that_name_nothing_or_too_much(reference: str, code: str) -> 
     assert refused.value.code == code
 
 
+def test_a_name_that_two_have_is_not_the_firsts() -> None:
+    """A GPU that was not served when the name was given has kept one of that name."""
+    twins = [vgpu("vgpu-1", "train"), vgpu("vgpu-2", "train")]
+    with pytest.raises(VgpuError, match=r"'train' fits 2 vGPUs \(vgpu-1, vgpu-2\)") as refused:
+        find_vgpu("train", twins)
+    assert refused.value.code is ErrorCode.AMBIGUOUS
+    assert find_vgpu("vgpu-2", twins) is twins[1]
+
+
 def test_most_room_goes_by_what_is_scarcer() -> None:
     gpus = [
         gpu(0, guaranteed_ratio=0.5),

@@ -11,16 +11,16 @@ from vgpu.protocol.messages import GpuReading, VgpuReading
 def find_vgpu(reference: str, vgpus: Sequence[VgpuReading]) -> VgpuReading:
     """The vGPU that ``reference`` names: its id, its name, or a prefix of an id that fits one alone (``vgpu-`` may be
     left out). Errors: ``not-found``, ``ambiguous``."""
-    for vgpu in vgpus:
-        if reference in {vgpu.vgpu_id, vgpu.name}:
-            return vgpu
     prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
-    fitting = [vgpu for vgpu in vgpus if reference and vgpu.vgpu_id.startswith(prefix)]
+    fitting = [vgpu for vgpu in vgpus if reference == vgpu.vgpu_id]
+    # Several may have the name: a GPU that was not served when it was given comes back with what it knows.
+    fitting = fitting or [vgpu for vgpu in vgpus if reference and reference == vgpu.name]
+    fitting = fitting or [vgpu for vgpu in vgpus if reference and vgpu.vgpu_id.startswith(prefix)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         ids = ", ".join(vgpu.vgpu_id for vgpu in fitting[:4])
-        raise VgpuError(ErrorCode.AMBIGUOUS, f"{reference!r} fits {len(fitting)} vGPUs ({ids})", "write more of the id")
+        raise VgpuError(ErrorCode.AMBIGUOUS, f"{reference!r} fits {len(fitting)} vGPUs ({ids})", "write the id")
     raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}", "see: vgpuctl ls")
 
 

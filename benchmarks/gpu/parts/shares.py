@@ -6,10 +6,10 @@ GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed
 when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not fit the card together take
 turns, and their quotas are shares of the time: the same is asked of those.
 
-A host-bound work computes only while its host feeds the GPU. For those, token time counts, as the vGPU's books have
-it: never above the share, and below it at most for as long as work waited for a lease (looked at fifty times a second).
-Alone that is the time held, less the idle gaps that were observed: that is what a limit is about. In company it is all
-the time held: nobody else could use those gaps, for a switch takes longer.
+A host-bound work computes only while its host feeds the GPU. For those the vGPU's books count. What it is charged, the
+time held less the idle gaps that were observed, is never above the share: a limit is about that. Its token time is
+below the share at most for as long as work waited for a lease (looked at fifty times a second): alone what it is
+charged, in company all the time held, for nobody else could use those gaps: a switch takes longer.
 
 Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
@@ -106,6 +106,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
                     each = zip(m.results, m.asked, strict=True)
                     figures["token_error_points"] = max(token_error(r, share, company) for r, share in each)
                     figures |= {f"token{i}_percent": 100 * given(r, company) for i, r in enumerate(m.results, 1)}
+                    figures |= {f"charged{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
                     figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
                 else:
                     owed = [min(share, 100 * demand) for share in m.asked]
@@ -146,6 +147,7 @@ PART = Part(
         *(Column(f"taken{i}_percent", f"taken {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"busy{i}_percent", f"busy {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"token{i}_percent", f"token time {i}", digits=2) for i in (1, 2, 3)),
+        *(Column(f"charged{i}_percent", f"charged {i}", digits=2) for i in (1, 2, 3)),
         Column("waiting_percent", "work waited, most"),
         Column("nvml_percent", "NVML"),
     ),
