@@ -21,7 +21,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate, State,
-    Stream, state, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
+    Stream, state, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead,
+    vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached

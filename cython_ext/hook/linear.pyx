@@ -14,7 +14,7 @@ from cython_ext.hook.hook cimport (
     vgpu_fits, vgpu_gate_here, vgpu_reserve, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_pools,
 )
 from cython_ext.layout cimport KIND_DEVICE
-from cython_ext.logic.alloctable cimport Block, alloc_insert, alloc_remove
+from cython_ext.logic.alloctable cimport Block, alloc_insert
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_for, pieces_give, pieces_take
 from cython_ext.native cimport load64

@@ -2,8 +2,8 @@
 
 Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what the driver takes
 from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have (pools.pyx), of
-arrays what their twins need (arrays.pyx), and what was asked for of the rest, managed memory and cuMemCreate's. Any free
-call may free any pointer, so what it was worth is looked up by address.
+arrays what their twins need (arrays.pyx), and what was asked for of the rest, managed memory and cuMemCreate's. Any
+free call may free any pointer, so what it was worth is looked up by address.
 Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped. What the
 program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
 """
