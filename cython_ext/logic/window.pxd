@@ -12,8 +12,8 @@ When a completion is seen, it happened somewhere between the last look that foun
 completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
 if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed
 interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
-7.5). With the first of a lease it has to be more than what a predecessor's tail may take; beside a sibling's work nothing
-is learned.
+7.5). With the first of a lease it has to be more than what a predecessor's tail may take; beside a sibling's work
+nothing is learned.
 
 A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream), which the
 window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
@@ -63,7 +63,7 @@ cdef struct Stretch:
     int64_t last_ns          # last submission
     uint32_t launches
     uint32_t unknown         # of these of unknown length
-    int64_t unsure_ns        # so much of its time may be another's: no error of the prediction's. PREDICTION_MAX_NS: all
+    int64_t unsure_ns        # so much of its time may be another's, no error of ours; PREDICTION_MAX_NS: all of it
     uint64_t tag             # of the marker at its end: the caller's event
 
 
