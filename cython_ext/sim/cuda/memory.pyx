@@ -281,7 +281,7 @@ cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
     return result
 
 
-cdef public CUresult cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+cdef public CUresult cuMemGetInfo_v2(size_t* left, size_t* total) noexcept nogil:
     cdef Context* context
     cdef uint64_t limit, used
     cdef CUresult result = drv_current_context(&context)
@@ -291,11 +291,11 @@ cdef public CUresult cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil
     sim_reap(context.gpu)
     used = sim_memory_used(context.gpu)
     total[0] = context.gpu.memory_bytes
-    free[0] = total[0] - min(used, <uint64_t>total[0])
+    left[0] = total[0] - min(used, <uint64_t>total[0])
     limit = context.gpu.contexts[context.slot].memory_limit
     used = context.gpu.contexts[context.slot].memory_bytes
     if limit:
-        free[0] = min(<uint64_t>free[0], limit - min(used, limit))
+        left[0] = min(<uint64_t>left[0], limit - min(used, limit))
     drv_end(context)
     return result
 
