@@ -1,4 +1,4 @@
-"""Ledger, robust words, lock, allocation table, pieces, pools of ``cython_ext/logic`` for Python, as in ``nativelogic``."""
+"""Ledger, robust words, lock, allocation table, pieces and pools of ``cython_ext/logic``, as in ``nativelogic``."""
 
 import os
 from typing import NamedTuple
