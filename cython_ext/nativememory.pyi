@@ -66,6 +66,7 @@ class Allocations:
     def longest_probe(self) -> int: ...
 
 PIECE_BYTES: int
+SMALL_BYTES: int
 
 class Pieces:
     room_bytes: int
@@ -74,6 +75,7 @@ class Pieces:
     def __len__(self) -> int: ...
 
 def pieces_for(size: int) -> int: ...
+def pieces_for_rows(row_bytes: int, rows: int, unit_bytes: int) -> int: ...
 
 POOL_STEP: int
 

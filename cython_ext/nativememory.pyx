@@ -269,7 +269,7 @@ cdef class Allocations:
         return longest
 
 
-PIECE_BYTES = pieces.PIECE_BYTES
+PIECE_BYTES, SMALL_BYTES = pieces.PIECE_BYTES, pieces.SMALL_BYTES
 
 
 cdef class Pieces:
@@ -294,6 +294,10 @@ cdef class Pieces:
 
 def pieces_for(uint64_t size):
     return pieces.pieces_for(size)
+
+
+def pieces_for_rows(uint64_t row_bytes, uint64_t rows, uint64_t unit_bytes):
+    return pieces.pieces_for_rows(row_bytes, rows, unit_bytes)
 
 
 # --- books of pools

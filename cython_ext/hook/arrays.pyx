@@ -13,10 +13,11 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMipmappedArrayGetMemoryRequirements,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Freed, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed,
     vgpu_memory_settle, vgpu_reserve, vgpu_settle_ahead,
 )
 from cython_ext.layout cimport KIND_OTHER
+from cython_ext.logic.alloctable cimport Block
 
 cdef enum:
     SPARSE = 0x40
@@ -167,14 +168,14 @@ cdef public int cuMipmappedArrayCreate(void** array, const void* descriptor, uns
 
 
 cdef public int cuArrayDestroy(void* array) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(<uint64_t>array, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuArrayDestroy(array), known, &freed)
+    return vgpu_memory_freed(real_cuArrayDestroy(array), known, &block)
 
 
 cdef public int cuMipmappedArrayDestroy(void* array) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(<uint64_t>array, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(<uint64_t>array, &block)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &freed)
+    return vgpu_memory_freed(real_cuMipmappedArrayDestroy(array), known, &block)

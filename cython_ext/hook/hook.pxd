@@ -58,7 +58,7 @@ cdef enum:
 
     # Block.flags of an allocation
     BLOCK_GATE = 0xFFFF      # whose it is
-    BLOCK_PIECES = 0x10000   # charged by the pieces that it touches; Block.bytes is its length
+    BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -142,6 +142,7 @@ cdef struct Gate:
     char[48] gpu_uuid
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
+    Pieces pieces            # of its linear memory; under State.memory_lock
     # --- under lock
     uint32_t lock
     uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
@@ -224,7 +225,6 @@ cdef struct State:
     uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
     uint32_t memory_lock
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
-    Pieces pieces            # ... that allocations with BLOCK_PIECES share
     AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
     uint32_t pools_lock
@@ -234,11 +234,6 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
-
-
-cdef struct Freed:           # on its way back to the driver
-    Block block
-    uint64_t bytes           # what the card has back by that
 
 
 cdef struct Pass:
@@ -393,14 +388,16 @@ cdef extern:
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_charge(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_cancel(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t size, Block* block) noexcept nogil
     int vgpu_memory_settle(
         Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address
     ) noexcept nogil
-    bint vgpu_memory_forget(uint64_t address, Freed* freed) noexcept nogil
-    int vgpu_memory_freed(int result, bint known, const Freed* freed) noexcept nogil
+    void vgpu_note(const Block* block) noexcept nogil
+    bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
+    int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
     bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free

@@ -1,47 +1,58 @@
 """Linear memory, with a pitch or without: charged are the pieces that it takes from the card (logic/pieces.pxd).
 
-Which these are is known when the driver has answered. What an allocation takes alone is reserved before; where so much
-is not left, a small one may still fit into a piece that is paid for. It is given back at once where it does not.
+Which these are is known when the driver has answered. What an allocation takes alone is reserved before. Where so much
+is not left, a small one is asked for all the same if the pieces that are paid for have room: it takes nothing then. Where
+the driver finds that room too scattered it takes one piece more, and until that is made up for nothing is asked for that
+way. (To free it again would wait for all that is queued: cuMemFree does.)
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2, real_cuMemFree_v2,
+    real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_cancel, vgpu_commit, vgpu_describe,
-    vgpu_fits, vgpu_gate_here, vgpu_reserve, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_pools,
+    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_cancel, vgpu_charge, vgpu_commit,
+    vgpu_describe, vgpu_fits, vgpu_gate_here, vgpu_note, vgpu_reserve, vgpu_reserve_more,
 )
 from cython_ext.layout cimport KIND_DEVICE
-from cython_ext.logic.alloctable cimport Block, alloc_insert
+from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_for, pieces_give, pieces_take
-from cython_ext.native cimport load64
+from cython_ext.logic.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for, pieces_for_rows, pieces_take
+
+cdef enum:
+    PITCH_BYTES = 512        # rows begin at a multiple of it (H200)
 
 
 cdef bint fits_between(Gate* gate, uint64_t size) noexcept nogil:
-    """There is no piece more to be had, and it may be that none is needed."""
-    if size >= PIECE_BYTES or vgpu_fits(gate, PIECE_BYTES):
-        return 0
-    vgpu_trim_pools()
-    return not vgpu_fits(gate, PIECE_BYTES) and size <= load64(&state().pieces.room_bytes)
+    """Whether pieces that are paid for may have room for it."""
+    cdef bint room
+    lock_acquire(&state().memory_lock)
+    room = <int64_t>size <= gate.pieces.room_bytes
+    lock_release(&state().memory_lock)
+    return room and vgpu_fits(gate, 0)
 
 
-cdef bint reserve(Gate* gate, uint64_t size, uint64_t* reserved) noexcept nogil:
-    """1: go on and ask the driver; ``reserved`` bytes are. A NULL gate has no limit."""
-    if gate == NULL or size == 0 or fits_between(gate, size):
-        reserved[0] = 0
+cdef bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved) noexcept nogil:
+    """1: go on and ask the driver for ``size`` bytes, which take ``alone``, if nobody shares; ``reserved`` of them are.
+    A NULL gate has no limit."""
+    cdef bint small = size <= SMALL_BYTES
+    reserved[0] = alone
+    if gate == NULL or size == 0 or (vgpu_fits(gate, alone) and vgpu_reserve_more(gate, KIND_DEVICE, alone)):
         return 1
-    reserved[0] = pieces_for(size)
-    return vgpu_reserve(gate, KIND_DEVICE, reserved[0])
+    if not (small and fits_between(gate, size)):
+        if vgpu_reserve(gate, KIND_DEVICE, alone):
+            return 1
+        if not (small and fits_between(gate, size)):     # others may have brought some meanwhile
+            return 0
+    reserved[0] = 0
+    return 1
 
 
 cdef int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uint64_t size) noexcept nogil:
     """The driver has answered: pay for the pieces, or let it have them back."""
     cdef uint64_t taken
     cdef Block block
-    cdef bint paid
     if gate == NULL:
         return result
     if result != CUDA_SUCCESS:
@@ -50,18 +61,11 @@ cdef int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uin
     vgpu_describe(gate, KIND_DEVICE, address, size, &block)
     block.flags |= BLOCK_PIECES
     lock_acquire(&state().memory_lock)
-    taken = pieces_take(&state().pieces, address, size)
-    paid = taken <= reserved or vgpu_reserve_more(gate, KIND_DEVICE, taken - reserved)
-    if paid:
-        alloc_insert(&state().allocations, &block)       # without room for it: charged to the end, never uncharged
-    else:
-        pieces_give(&state().pieces, address, size)
+    taken = pieces_take(&gate.pieces, address, size)
     lock_release(&state().memory_lock)
-    if not paid:
-        vgpu_settle_ahead()
-        real_cuMemFree_v2(address)
-        vgpu_cancel(gate, KIND_DEVICE, reserved)
-        return CUDA_ERROR_OUT_OF_MEMORY
+    vgpu_note(&block)
+    if taken > reserved:
+        vgpu_charge(gate, KIND_DEVICE, taken - reserved)
     vgpu_commit(gate, KIND_DEVICE, taken)
     vgpu_cancel(gate, KIND_DEVICE, reserved - min(taken, reserved))
     return result
@@ -71,7 +75,7 @@ cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
-    if not reserve(gate, size, &reserved):
+    if not reserve(gate, size, pieces_for(size), &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
     return settle(gate, reserved, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
@@ -81,10 +85,15 @@ cdef public int cuMemAlloc(unsigned int* pointer, unsigned int size) noexcept no
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
-    if not reserve(gate, size, &reserved):
+    if not reserve(gate, size, pieces_for(size), &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc(pointer, size)
     return settle(gate, reserved, result, pointer[0] if result == CUDA_SUCCESS else 0, size)
+
+
+cdef bint reserve_rows(Gate* gate, uint64_t width, uint64_t height, uint64_t* reserved) noexcept nogil:
+    cdef uint64_t alone = pieces_for_rows(width, height, PITCH_BYTES)
+    return reserve(gate, width * height if alone <= PIECE_BYTES else alone, alone, reserved)
 
 
 cdef public int cuMemAllocPitch_v2(
@@ -93,7 +102,7 @@ cdef public int cuMemAllocPitch_v2(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
-    if not reserve(gate, width * height, &reserved):
+    if not reserve_rows(gate, width, height, &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:
@@ -107,7 +116,7 @@ cdef public int cuMemAllocPitch(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
-    if not reserve(gate, <uint64_t>width * height, &reserved):
+    if not reserve_rows(gate, width, height, &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch(pointer, pitch, width, height, element)
     if result != CUDA_SUCCESS:

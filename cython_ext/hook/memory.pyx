@@ -16,14 +16,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemGetInfo_v2, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Freed, Gate, attached, state, vgpu_gate_here,
-    vgpu_log, vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
+    BLOCK_GATE, BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
+    vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport pieces_give, pieces_take
+from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
 from cython_ext.native cimport load64
@@ -106,6 +106,11 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
     return allowed
 
 
+cdef public void vgpu_charge(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """What nobody could refuse any more, also beyond the limit; to be committed."""
+    charge(gate, kind, size, UINT64_MAX)
+
+
 cdef public void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     if size:
         enter(gate, ledger_commit, kind, size)
@@ -137,9 +142,7 @@ cdef public int vgpu_memory_settle(
         vgpu_cancel(gate, kind, reserved)
         return result
     vgpu_describe(gate, kind, address, reserved, &block)
-    lock_acquire(&state().memory_lock)
-    alloc_insert(&state().allocations, &block)           # without room for it: charged to the end, never uncharged
-    lock_release(&state().memory_lock)
+    vgpu_note(&block)
     vgpu_commit(gate, kind, reserved)
     return result
 
@@ -160,43 +163,48 @@ cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
 
 
 cdef inline uint64_t worth(const Block* block) noexcept nogil:
-    """Of a block that is out of the table: what the card has back when the driver frees it. The caller holds
-    memory_lock."""
-    return pieces_give(&state().pieces, block.address, block.bytes) if block.flags & BLOCK_PIECES else block.bytes
+    """Of a block that is out of the table and freed: what the card has back. The caller holds memory_lock."""
+    return pieces_give(&payer(block).pieces, block.address, block.bytes) if block.flags & BLOCK_PIECES else block.bytes
 
 
-cdef public bint vgpu_memory_forget(uint64_t address, Freed* freed) noexcept nogil:
+cdef public void vgpu_note(const Block* block) noexcept nogil:
+    """An allocation is there. Without room for it in the table it is charged to the end, never uncharged. What was at
+    its address was freed without our being told yet (with its context, by another thread)."""
+    cdef Block old
+    cdef uint64_t bytes
+    cdef bint stale
+    lock_acquire(&state().memory_lock)
+    stale = alloc_remove(&state().allocations, block.address, &old)
+    bytes = worth(&old) if stale else 0
+    alloc_insert(&state().allocations, block)
+    lock_release(&state().memory_lock)
+    if stale:
+        release(&old, bytes)
+
+
+cdef public bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil:
     """Take the block out of the table *before* the driver frees it: another thread may be given the address at once."""
     cdef bint known
     if not attached() or address == 0:
         return 0
     lock_acquire(&state().memory_lock)
-    known = alloc_remove(&state().allocations, address, &freed.block)
-    if known:
-        freed.bytes = worth(&freed.block)
+    known = alloc_remove(&state().allocations, address, block)
     lock_release(&state().memory_lock)
     return known
 
 
-cdef public int vgpu_memory_freed(int result, bint known, const Freed* freed) noexcept nogil:
+cdef public int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil:
     """The driver's answer to a free: give the charge back, or, if it refused, keep the block."""
-    cdef uint64_t taken
+    cdef uint64_t bytes
     if not known:
         return result
-    if result == CUDA_SUCCESS:
-        release(&freed.block, freed.bytes)
+    if result != CUDA_SUCCESS:
+        vgpu_note(block)
         return result
     lock_acquire(&state().memory_lock)
-    alloc_insert(&state().allocations, &freed.block)
-    taken = freed.bytes
-    if freed.block.flags & BLOCK_PIECES:     # its neighbours may have come and gone meanwhile
-        taken = pieces_take(&state().pieces, freed.block.address, freed.block.bytes)
+    bytes = worth(block)
     lock_release(&state().memory_lock)
-    if taken > freed.bytes:
-        charge(payer(&freed.block), freed.block.kind, taken - freed.bytes, UINT64_MAX)
-        vgpu_commit(payer(&freed.block), freed.block.kind, taken - freed.bytes)
-    else:
-        release(&freed.block, freed.bytes - taken)
+    release(block, bytes)
     return result
 
 
@@ -265,29 +273,29 @@ cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsi
 # --- frees
 
 cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(pointer, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &freed)
+    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
 
 
 cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(pointer, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
-    return vgpu_memory_freed(real_cuMemFree(pointer), known, &freed)
+    return vgpu_memory_freed(real_cuMemFree(pointer), known, &block)
 
 
 cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(pointer, &freed)
-    return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(pointer, &block)
+    return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &block)
 
 
 cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) noexcept nogil:
-    cdef Freed freed
-    cdef bint known = vgpu_memory_forget(pointer, &freed)
-    return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &freed)
+    cdef Block block
+    cdef bint known = vgpu_memory_forget(pointer, &block)
+    return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
 
 
 # --- physical memory with mappings of its own
@@ -404,12 +412,13 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
 cdef public bint vgpu_memory_reading(
     const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
 ) noexcept nogil:
-    """The vGPU's memory instead of the card's, never more than the card's."""
+    """The vGPU's memory instead of the card's, never more than the card's; as free what whole pieces can be had of."""
     cdef uint64_t limit = min(load64(&gate.grants.memory_limit_bytes), card_total)
     cdef uint64_t used = load64(&gate.activity.charged_bytes)
     used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))
     total[0] = limit
     free[0] = min(limit - used, card_free)
+    free[0] -= free[0] % PIECE_BYTES
     return 1
 
 

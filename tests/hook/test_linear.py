@@ -78,7 +78,8 @@ say([kib(size) is not None for size in (700, 700, 700, 600, 100)])
     assert (charged, taken, refusals) == (8 * MIB, 8 * MIB, 2)
 
 
-def test_what_fits_in_sum_and_nowhere_in_one_is_refused_and_leaves_nothing_behind(stage: Stage) -> None:
+def test_where_the_room_is_scattered_one_piece_more_is_taken_and_nothing_after_it(stage: Stage) -> None:
+    """It is charged, beyond the limit; a real card's driver would have refused. To free it would wait for the queue."""
     program = Program(
         stage,
         stage.vgpu(memory_bytes=8 * MIB),
@@ -87,14 +88,60 @@ kib(6 << 10)
 quarters = [kib(512) for _ in range(4)]
 app.free(quarters[0])
 app.free(quarters[2])
-say(kib(700))
+more = kib(700)
+say(more is not None, kib(1))
+app.free(more)
 say(kib(512) is not None, kib(512) is not None, kib(1))
 """,
     )
     said, charged, taken, refusals = program.words()
-    assert (said, charged, taken, refusals) == ([None], 8 * MIB, 8 * MIB, 1)
+    assert (said, charged, taken, refusals) == ([True, None], 10 * MIB, 10 * MIB, 1)
     said, charged, taken, _ = program.words()
     assert (said, charged, taken) == ([True, True, None], 8 * MIB, 8 * MIB)
+
+
+def test_at_the_limit_nothing_waits_for_what_is_queued(stage: Stage) -> None:
+    program = Program(
+        stage,
+        stage.vgpu(memory_bytes=8 * MIB),
+        """
+kib(6 << 10)
+kept = [kib(1024), kib(1000)]
+app.kernel(60_000).launch()
+say([kib(size) is not None for size in (20, 700, 1)])
+""",
+    )
+    assert program.words()[0] == [[True, False, True]]
+
+
+THREADS = """
+import threading
+def work():
+    gpu = ctypes.CDLL("libcuda.so.1")
+    context = c_void_p()
+    gpu.cuDevicePrimaryCtxRetain(byref(context), app.device)
+    gpu.cuCtxSetCurrent(context)
+    for i in range(500):
+        pointer = c_uint64()
+        failed.append(gpu.cuMemAlloc_v2(byref(pointer), c_size_t(4096)) != 0)
+        failed.append(gpu.cuMemFree_v2(pointer) != 0)
+failed = []
+first = kib(4)
+kib(6 << 10)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+say(sum(failed))
+app.free(first)
+say()
+"""
+
+
+def test_threads_that_share_the_last_piece_are_not_refused(stage: Stage) -> None:
+    program = Program(stage, stage.vgpu(memory_bytes=8 * MIB), THREADS)
+    said, charged, taken, refusals = program.words()
+    assert (said, charged, taken, refusals) == ([0], 8 * MIB, 8 * MIB, 0)
+    assert program.words()[1] == 6 * MIB
 
 
 def test_rows_that_are_made_longer_do_not_go_beyond_the_limit(stage: Stage) -> None:
@@ -115,12 +162,12 @@ say()
     assert program.words() == ([], 0, 0, 1)
 
 
-def test_below_a_limit_that_shrank_only_what_takes_nothing_more_is_granted(stage: Stage) -> None:
+def test_below_a_limit_that_shrank_nothing_is_granted(stage: Stage) -> None:
     vgpu = stage.vgpu(memory_bytes=8 * MIB)
     program = Program(stage, vgpu, "kib(6 << 10)\nkib(100)\nsay()\nsay(kib(100) is not None, kib(2 << 10))")
     assert program.words()[1] == 8 * MIB
     vgpu.grants.memory_limit_bytes = 4 * MIB
-    assert program.words()[:2] == ([True, None], 8 * MIB)
+    assert program.words()[:2] == ([False, None], 8 * MIB)
 
 
 @pytest.mark.parametrize("seed", range(3))
