@@ -1,9 +1,9 @@
 """Linear memory, with a pitch or without: charged are the pieces that it takes from the card (logic/pieces.pxd).
 
-Which these are is known when the driver has answered. What an allocation takes alone is reserved before. Where so much
-is not left, a small one is asked for all the same if the pieces that are paid for have room: it takes nothing then. Where
-the driver finds that room too scattered it takes one piece more, and until that is made up for nothing is asked for that
-way. (To free it again would wait for all that is queued: cuMemFree does.)
+Which these are is known when the driver has answered. What an allocation takes alone is reserved before. Where so
+much is not left, a small one is asked for all the same if the pieces that are paid for have room: it takes nothing
+then. Where the driver finds that room too scattered it takes one piece more, and until that is made up for nothing is
+asked for that way. (To free it again would wait for all that is queued: cuMemFree does.)
 """
 
 from libc.stdint cimport int64_t, uint64_t
