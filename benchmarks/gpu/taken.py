@@ -191,6 +191,16 @@ def pieces(ask: Asked) -> None:
         charged -= free(-1)
     ask.tell("pieces: all of them freed", taken=before - ask.free, touched=charged)
 
+    # Whether small ones come into what large ones leave of their last piece
+    for size in (MIB + 512, 256 * KIB):
+        for _ in range(32):
+            address = gpu.allocate(size)
+            assert address is not None
+            blocks.append((address, size))
+        ask.tell(f"pieces: 32 × {_size(size)}", taken=before - ask.free)
+    for address, _ in blocks:
+        gpu.free(address)
+
 
 def physical(ask: Asked) -> None:
     gpu, properties = ask.gpu, PhysicalProperties(PINNED, 0, ask.here)
@@ -292,6 +302,14 @@ def arrays(ask: Asked) -> None:
 
         ask.taken(f"array {name}", asked, lambda create=create: create(0))  # type: ignore[misc]
         ask.taken(f"array {name}, 5 levels", asked, lambda create=create: create(5))  # type: ignore[misc]
+
+    def several(count: int) -> Callable[[], object]:
+        made = [c_void_p() for _ in range(count)]
+        for array in made:
+            gpu.call("cuArray3DCreate_v2", byref(array), byref(shapes["1D 1000"]))
+        return lambda: [gpu.call("cuArrayDestroy", array) for array in made]
+
+    ask.taken("64 arrays of 1D 1000", 64 * 4000, lambda: several(64))
 
 
 def graphs(ask: Asked) -> None:
