@@ -307,7 +307,12 @@ def arrays(ask: Asked) -> None:
         made = [c_void_p() for _ in range(count)]
         for array in made:
             gpu.call("cuArray3DCreate_v2", byref(array), byref(shapes["1D 1000"]))
-        return lambda: [gpu.call("cuArrayDestroy", array) for array in made]
+
+        def destroy() -> None:
+            for array in made:
+                gpu.call("cuArrayDestroy", array)
+
+        return destroy
 
     ask.taken("64 arrays of 1D 1000", 64 * 4000, lambda: several(64))
 
