@@ -4,7 +4,7 @@
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
-# GPU=1 before it: the suite's parts on that one; with a folder each, several GPUs can be at it side by side, once
+# GPU=1 before it: the suite's parts and all nodes on that one; with a folder each, several GPUs can be at it side by side, once
 # prepare.sh was sourced.
 #
 # Parts that measure run alone; tests that only look at what happens run side by side. FOLDER/all.tgz has everything,

@@ -69,7 +69,7 @@ cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit) noexce
 
 
 cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    """``vgpu_reserve`` by one who holds pools_lock, or may not take it."""
+    """``vgpu_reserve``, but no pool is asked for anything: the caller holds pools_lock, or has another way."""
     if gate == NULL or charge(gate, kind, size, limit_bytes(gate)) == LEDGER_OK:
         return 1
     vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))

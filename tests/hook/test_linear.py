@@ -9,7 +9,7 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.hook.stage import Stage, StagedVgpu
-from tests.hook.test_memory import Talk
+from tests.hook.test_memory import THREADS, Talk
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -114,13 +114,8 @@ say([kib(size) is not None for size in (20, 700, 1)])
     assert program.words()[0] == [[True, False, True]]
 
 
-THREADS = """
-import threading
-def work():
-    gpu = ctypes.CDLL("libcuda.so.1")
-    context = c_void_p()
-    gpu.cuDevicePrimaryCtxRetain(byref(context), app.device)
-    gpu.cuCtxSetCurrent(context)
+SHARE = """
+def share(gpu):
     for i in range(500):
         pointer = c_uint64()
         failed.append(gpu.cuMemAlloc_v2(byref(pointer), c_size_t(4096)) != 0)
@@ -128,9 +123,7 @@ def work():
 failed = []
 first = kib(4)
 kib(6 << 10)
-threads = [threading.Thread(target=work) for _ in range(8)]
-for t in threads: t.start()
-for t in threads: t.join()
+in_eight_threads(share)
 say(sum(failed))
 app.free(first)
 say()
@@ -138,7 +131,7 @@ say()
 
 
 def test_threads_that_share_the_last_piece_are_not_refused(stage: Stage) -> None:
-    program = Program(stage, stage.vgpu(memory_bytes=8 * MIB), THREADS)
+    program = Program(stage, stage.vgpu(memory_bytes=8 * MIB), THREADS + SHARE)
     said, charged, taken, refusals = program.words()
     assert (said, charged, taken, refusals) == ([0], 8 * MIB, 8 * MIB, 0)
     assert program.words()[1] == 6 * MIB

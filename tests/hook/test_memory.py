@@ -241,24 +241,30 @@ say()
 
 THREADS = """
 import threading
-def work():
-    gpu = ctypes.CDLL("libcuda.so.1")
-    context = c_void_p()
-    gpu.cuDevicePrimaryCtxRetain(byref(context), app.device)
-    gpu.cuCtxSetCurrent(context)
+def in_eight_threads(act):
+    def work():
+        gpu = ctypes.CDLL("libcuda.so.1")
+        context = c_void_p()
+        gpu.cuDevicePrimaryCtxRetain(byref(context), app.device)
+        gpu.cuCtxSetCurrent(context)
+        act(gpu)
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+"""
+RACE = """
+def race(gpu):
     for i in range(300):
         pointer = c_uint64()
         if gpu.cuMemAlloc_v2(byref(pointer), c_size_t(60 << 20)) == 0:
             gpu.cuMemFree_v2(pointer)
-threads = [threading.Thread(target=work) for _ in range(8)]
-for t in threads: t.start()
-for t in threads: t.join()
+in_eight_threads(race)
 say()
 """
 
 
 def test_threads_never_exceed_the_limit(stage: Stage) -> None:
-    talk = Talk(stage, stage.vgpu(memory_bytes=200 << 20), THREADS)
+    talk = Talk(stage, stage.vgpu(memory_bytes=200 << 20), THREADS + RACE)
     _, slot = talk.next()
     assert slot.charged_bytes == 0
     assert slot.peak_bytes <= 180 << 20
