@@ -128,6 +128,7 @@ class TokenLoop:
 
     def record(self, recorder: Recorder) -> None:
         """From now on ``recorder`` hears what the scheduler does, and hooks note what they see of the GPU."""
+        self._hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
             recorder.enter(
