@@ -63,6 +63,12 @@ class Cuda:
         self.ok(name, byref(out), *arguments)
         return out.value or 0
 
+    def new_last(self, name: str, *arguments: object) -> int:
+        """A call whose last argument receives a handle."""
+        out = c_void_p()
+        self.ok(name, *arguments, byref(out))
+        return out.value or 0
+
     def launch(self, kernel: str, *values: int, stream: object = None, blocks: int = 132) -> int:
         function = c_void_p()
         self.ok("cuModuleGetFunction", byref(function), self.module, kernel.encode())
@@ -354,7 +360,7 @@ def unmap_under_work(how: str) -> dict[str, object]:
     """Unmapping does not wait; queued work that touches the range takes the context with it."""
     cuda = Cuda()
     address = mapped(cuda)
-    cuda.launch("work", 20_000_000, 132)
+    cuda.launch("work", 500_000_000, 132)
     if how == "memset":
         cuda.ok("cuMemsetD8Async", address, 1, c_size_t(PIECE), cuda.stream)
     elif how == "kernel":
@@ -390,6 +396,109 @@ def pools() -> dict[str, object]:
         cuda.ok("cuStreamSynchronize", cuda.stream)
         report[name] = [had, freed, [attribute(5), attribute(7)]]
     return report
+
+
+class GraphMemory:
+    """A graph built node by node, one behind the other, and what the device says of graphs' memory."""
+
+    class Params(ctypes.Structure):
+        _fields_ = [
+            ("type", c_int),
+            ("handle_types", c_int),
+            ("location_type", c_int),
+            ("location", c_int),
+            ("security", c_void_p),
+            ("most_bytes", c_size_t),
+            ("usage", ctypes.c_ushort),
+            ("reserved", ctypes.c_ubyte * 54),
+            ("accesses", c_void_p),
+            ("access_count", c_size_t),
+            ("size", c_size_t),
+            ("address", c_uint64),
+        ]
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.graph = c_void_p(cuda.new("cuGraphCreate", 0))
+        self.last: list[int] = []
+
+    def _behind(self, name: str, *arguments: object) -> None:
+        before = (c_void_p * 1)(*self.last)
+        self.last = [self.cuda.new(name, self.graph, before, c_size_t(len(self.last)), *arguments)]
+
+    def take(self, size: int) -> int:
+        params = self.Params(type=1, location_type=1, size=size)
+        self._behind("cuGraphAddMemAllocNode", byref(params))
+        return int(params.address)
+
+    def give(self, address: int) -> None:
+        self._behind("cuGraphAddMemFreeNode", address)
+
+    def executable(self) -> c_void_p:
+        return c_void_p(self.cuda.new("cuGraphInstantiateWithFlags", self.graph, c_uint64(0)))
+
+    def taken(self) -> int:
+        """MiB that graphs have of the device."""
+        value = c_uint64()
+        self.cuda.ok("cuDeviceGetGraphMemAttribute", 0, 2, byref(value))
+        return value.value // MIB
+
+
+def graph_memory() -> dict[str, object]:
+    """100 MiB, freed; 60 in its place; 20 that stay until the program frees them."""
+    cuda = Cuda()
+    made = GraphMemory(cuda)
+    first = made.take(100 * MIB)
+    made.give(first)
+    made.give(made.take(60 * MIB))
+    left = made.take(20 * MIB)
+    early = cuda("cuMemcpyDtoH_v2", ctypes.create_string_buffer(1), left, c_size_t(1))
+    report: dict[str, object] = {"before it ran": early}
+    taken = [made.taken()]
+    graph = made.executable()
+    taken.append(made.taken())
+    cuda.ok("cuGraphUpload", graph, cuda.stream)
+    taken.append(made.taken())
+    cuda.ok("cuGraphLaunch", graph, cuda.stream)
+    cuda.ok("cuStreamSynchronize", cuda.stream)
+    taken.append(made.taken())
+    report["the one that stays"] = cuda("cuMemsetD8_v2", left, 7, c_size_t(MIB))
+    report["the one that was freed"] = cuda("cuMemsetD8_v2", first, 7, c_size_t(MIB))
+    report["again before that is freed"] = cuda("cuGraphLaunch", graph, cuda.stream)
+    cuda.ok("cuMemFreeAsync", left, cuda.stream)
+    report["again"] = cuda("cuGraphLaunch", graph, cuda.stream)
+    cuda.ok("cuMemFree_v2", left)
+    report["a second time executable"] = cuda(
+        "cuGraphInstantiateWithFlags", byref(c_void_p()), made.graph, c_uint64(0)
+    )
+    cuda.ok("cuDeviceGraphMemTrim", 0)
+    taken.append(made.taken())
+    report["after a trim"] = cuda("cuGraphLaunch", graph, cuda.stream)
+    taken.append(made.taken())
+    cuda.ok("cuMemFreeAsync", left, cuda.stream)
+    cuda.ok("cuStreamSynchronize", cuda.stream)
+    cuda.ok("cuGraphExecDestroy", graph)
+    cuda.ok("cuGraphDestroy", made.graph)
+    taken.append(made.taken())
+    cuda.ok("cuDeviceGraphMemTrim", 0)
+    taken.append(made.taken())
+    return report | {"taken": taken}
+
+
+def captured_memory() -> dict[str, object]:
+    """Stream-ordered allocations under a capture become nodes."""
+    cuda = Cuda()
+    cuda.ok("cuStreamBeginCapture_v2", cuda.stream, THREAD_LOCAL)
+    address = cuda.new("cuMemAllocAsync", c_size_t(40 * MIB), cuda.stream)
+    cuda.ok("cuMemsetD8Async", address, 3, c_size_t(MIB), cuda.stream)
+    cuda.ok("cuMemFreeAsync", address, cuda.stream)
+    graph = c_void_p(cuda.new_last("cuStreamEndCapture", cuda.stream))
+    count = c_size_t()
+    cuda.ok("cuGraphGetNodes", graph, None, byref(count))
+    executable = c_void_p(cuda.new("cuGraphInstantiateWithFlags", graph, c_uint64(0)))
+    answers = [cuda("cuGraphLaunch", executable, cuda.stream) for _ in range(3)]
+    cuda.ok("cuStreamSynchronize", cuda.stream)
+    return {"nodes": count.value, "launches": answers, "clone": cuda("cuGraphClone", byref(c_void_p()), graph)}
 
 
 def lookups() -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 from tests.sim.conftest import LIBRARIES, Node
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
-NOT_READY, ILLEGAL_ADDRESS = 600, 700
+NOT_READY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 600, 700, 801
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_IMPLICIT, CAPTURED_EVENT = 900, 901, 904, 906, 907
 MIB = 1 << 20
 
@@ -129,6 +129,23 @@ def test_unmapping_what_no_work_touches_is_harmless(node: Node, how: str) -> Non
 def test_pools_keep_memory_up_to_their_threshold(node: Node) -> None:
     had, freed = [64 * MIB, 40 * MIB], [64 * MIB, 0]
     assert node.run("pools") == {"trimmed": [had, freed, [0, 0]], "kept": [had, freed, freed]}
+
+
+def test_what_graphs_allocate_is_taken_when_they_are_uploaded_and_given_back_by_a_trim(node: Node) -> None:
+    assert node.run("graph_memory") == {
+        "before it ran": INVALID_VALUE,
+        "the one that stays": SUCCESS,
+        "the one that was freed": INVALID_VALUE,
+        "again before that is freed": INVALID_VALUE,
+        "again": SUCCESS,
+        "a second time executable": INVALID_VALUE,
+        "after a trim": SUCCESS,
+        "taken": [0, 0, 128, 128, 0, 128, 128, 0],
+    }
+
+
+def test_allocations_under_a_capture_become_nodes(node: Node) -> None:
+    assert node.run("captured_memory") == {"nodes": 3, "launches": [SUCCESS] * 3, "clone": NOT_SUPPORTED}
 
 
 def test_procedures_are_found_by_version_and_stream_kind(node: Node) -> None:

@@ -10,8 +10,9 @@ cdef enum Backing:
     BACKING_POOL = 2        # a block of a memory pool
     BACKING_MAPPED = 3      # a piece of physical memory made by cuMemCreate
     BACKING_MANAGED = 4
-    BACKING_HOST = 5        # page-locked host memory
-    BACKING_REGISTERED = 6  # the program's own memory, registered
+    BACKING_GRAPH = 5       # of a node of a graph; accessible from that node to the one that frees it
+    BACKING_HOST = 6        # page-locked host memory
+    BACKING_REGISTERED = 7  # the program's own memory, registered
 
 
 cdef public struct Allocation:
@@ -39,6 +40,10 @@ cdef extern void mem_release(Allocation* allocation) noexcept nogil
 cdef extern CUresult mem_free_pooled(Allocation* allocation) noexcept nogil
 cdef extern void mem_trim_pools(Context* context) noexcept nogil
 cdef extern void mem_forget_pools(Context* context) noexcept nogil
+
+# graphmemory.pyx
+cdef extern void mem_free_of_graph(Allocation* allocation) noexcept nogil
+cdef extern void mem_forget_graphs(Context* context) noexcept nogil
 
 # vmm.pyx
 cdef extern void mem_forget_physical(Context* context) noexcept nogil

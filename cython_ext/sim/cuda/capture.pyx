@@ -107,6 +107,8 @@ cdef void leave(Stream* stream) noexcept nogil:
 # -- what a capturing stream is given
 
 cdef int node_type(Work* work) noexcept nogil:
+    if work.memory:
+        return work.memory
     if work.function != NULL:
         return NODE_KERNEL
     if work.data:

@@ -6,7 +6,7 @@ from libc.string cimport memmove, memset
 from cython_ext.sim.cuda.driver cimport (
     Context, Copy3D, CUresult, DATA_COPY, DATA_FILL, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED,
     SUCCESS, Side3D, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
-    drv_unlock, drv_check_unsafe,
+    drv_unlock, drv_check_unsafe, drv_waits_for_graph,
 )
 from cython_ext.sim.cuda.allocations cimport Allocation, BACKING_HOST, BACKING_PRIVATE, mem_check_range, mem_find
 from cython_ext.sim.share cimport MADV_DONTNEED, madvise
@@ -124,6 +124,8 @@ cdef CUresult submit(void* handle, Work* work, bint synchronous) noexcept nogil:
     if result != SUCCESS or work.width * work.height == 0:
         return result
     result = drv_price_copy(stream, work)
+    if stream.capture == NULL and (drv_waits_for_graph(work.target) or drv_waits_for_graph(work.source)):
+        result = INVALID_VALUE
     if result == SUCCESS:
         result = drv_submit(stream, work)
     # Fills return before they are done; so do copies within the device.

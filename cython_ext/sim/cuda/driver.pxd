@@ -131,11 +131,26 @@ cdef public struct Work:
     uint64_t source_pitch
     uint32_t fill
     uint32_t fill_bytes     # 1, 2 or 4
+    uint32_t memory         # NODE_TAKES, NODE_GIVES: of a graph, ``width`` bytes at ``target``; else 0
     Function* function      # of a kernel
     uint32_t failed         # CUresult with which it ends
     unsigned int grid[3]
     unsigned int block[3]
     unsigned int shared_bytes
+
+
+cdef enum:
+    NODE_TAKES = 10         # CU_GRAPH_NODE_TYPE_MEM_ALLOC
+    NODE_GIVES = 11         # ..._MEM_FREE
+
+
+# What an executable graph needs of its device for nodes that allocate.
+cdef public struct GraphMemory:
+    int device
+    uint64_t size
+    bint mapped
+    const Stream* stream    # in which it was launched last
+    GraphMemory* next
 
 
 # Nodes of a graph that something comes after.
@@ -353,6 +368,18 @@ cdef extern Node* drv_add_node(Graph* graph, Frontier* needs, Work* work, int ty
 cdef extern CUresult drv_kernel_node(const void* params, Work* work) noexcept nogil
 cdef extern CUresult drv_fill_node(const void* params, Work* work) noexcept nogil
 cdef extern CUresult drv_copy_node(const void* params, Work* work) noexcept nogil
+cdef extern CUresult drv_add_to_graph(
+    Node** out, Graph* graph, Node** dependencies, size_t count, Work* work, int type) noexcept nogil
+
+# graphmemory.pyx
+cdef extern void mem_forget_node(const Node* node) noexcept nogil
+cdef extern CUresult drv_capture_take(Stream* stream, uint64_t* address, uint64_t size) noexcept nogil
+cdef extern CUresult drv_capture_give(Stream* stream, uint64_t address) noexcept nogil
+cdef extern CUresult drv_graph_memory(const Graph* graph, GraphMemory** out) noexcept nogil
+cdef extern CUresult drv_map_graph(GraphMemory* memory, Stream* stream) noexcept nogil
+cdef extern bint drv_waits_for_graph(uint64_t address) noexcept nogil
+cdef extern CUresult drv_do_memory(const Work* work) noexcept nogil
+cdef extern void drv_forget_graph_memory(GraphMemory* memory, const Work* work, uint32_t count) noexcept nogil
 
 # memory.pyx
 cdef extern void drv_touch(Effect* effect, uint64_t address) noexcept nogil

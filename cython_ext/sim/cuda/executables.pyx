@@ -9,8 +9,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    CUresult, Graph, INVALID_VALUE, MARK_EXEC, MARK_GRAPH, MARK_NODE, Node, SUCCESS, Stream, Work, drv_capture_work,
-    drv_copy_node, drv_enqueue, drv_fill_node, drv_kernel_node, drv_move_data, drv_stream,
+    CUresult, Graph, GraphMemory, INVALID_VALUE, MARK_EXEC, MARK_GRAPH, MARK_NODE, NOT_SUPPORTED, Node, SUCCESS, Stream,
+    Work, drv_capture_work, drv_copy_node, drv_do_memory, drv_enqueue, drv_fill_node, drv_forget_graph_memory,
+    drv_graph_memory, drv_kernel_node, drv_map_graph, drv_move_data, drv_stream,
 )
 
 cdef enum:
@@ -18,6 +19,7 @@ cdef enum:
     NODE_COPY = 1
     NODE_FILL = 2
     NODE_GRAPH = 4
+    FLAG_UPLOAD = 2
     KERNEL_PARAMS_V1_BYTES = 56     # what CUDA 12 appended: another handle of the kernel, a context
 
 cdef public struct Exec:
@@ -27,6 +29,7 @@ cdef public struct Exec:
     Work* work
     int* type
     bint* skipped           # nodes that are switched off
+    GraphMemory* memory     # NULL: it allocates nothing
 
 
 cdef CUresult is_graph(Graph* graph) noexcept nogil:
@@ -36,11 +39,16 @@ cdef CUresult is_graph(Graph* graph) noexcept nogil:
 cdef public CUresult cuGraphInstantiateWithFlags(Exec** out, Graph* graph, unsigned long long flags) noexcept nogil:
     cdef Exec* executable
     cdef Node* node
-    if is_graph(graph) != SUCCESS:
-        return INVALID_VALUE
+    cdef GraphMemory* memory
+    cdef CUresult result = is_graph(graph)
+    if result == SUCCESS:
+        result = drv_graph_memory(graph, &memory)
+    if result != SUCCESS:
+        return result
     executable = <Exec*>calloc(1, sizeof(Exec))
     executable.mark = MARK_EXEC
     executable.flags = flags
+    executable.memory = memory
     executable.work = <Work*>calloc(graph.count + 1, sizeof(Work))
     executable.type = <int*>calloc(graph.count + 1, sizeof(int))
     executable.skipped = <bint*>calloc(graph.count + 1, sizeof(bint))
@@ -71,9 +79,13 @@ cdef public struct InstantiateParams:
 
 
 cdef public CUresult cuGraphInstantiateWithParams(Exec** out, Graph* graph, InstantiateParams* p) noexcept nogil:
+    cdef CUresult result
     p.wrong = NULL
     p.result = 0
-    return cuGraphInstantiateWithFlags(out, graph, p.flags)
+    result = cuGraphInstantiateWithFlags(out, graph, p.flags)
+    if result == SUCCESS and p.flags & FLAG_UPLOAD:
+        result = cuGraphUpload(out[0], p.upload_stream)
+    return result
 
 
 cdef CUresult is_exec(Exec* executable) noexcept nogil:
@@ -87,8 +99,14 @@ cdef public CUresult cuGraphExecGetFlags(Exec* executable, uint64_t* flags) noex
     return SUCCESS
 
 
-cdef public CUresult cuGraphUpload(Exec* executable, void* stream) noexcept nogil:
-    return is_exec(executable)
+cdef public CUresult cuGraphUpload(Exec* executable, void* handle) noexcept nogil:
+    cdef Stream* stream
+    cdef CUresult result = drv_stream(handle, &stream)
+    if result == SUCCESS:
+        result = is_exec(executable)
+    if result == SUCCESS and executable.memory != NULL:
+        result = drv_map_graph(executable.memory, stream)
+    return result
 
 
 cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogil:
@@ -98,6 +116,8 @@ cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogi
     cdef CUresult result = drv_stream(handle, &stream)
     if result == SUCCESS:
         result = is_exec(executable)
+    if result == SUCCESS and executable.memory != NULL:
+        result = NOT_SUPPORTED if stream.capture != NULL else drv_map_graph(executable.memory, stream)
     for i in range(executable.count if result == SUCCESS else 0):
         if executable.skipped[i]:
             continue
@@ -107,6 +127,10 @@ cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogi
         else:
             if work.data:
                 drv_move_data(&work)
+            if work.memory:
+                result = drv_do_memory(&work)
+                if result != SUCCESS:
+                    break
             result = drv_enqueue(stream, &work)
         if result != SUCCESS:
             break
@@ -117,6 +141,8 @@ cdef public CUresult cuGraphExecDestroy(Exec* executable) noexcept nogil:
     if is_exec(executable) != SUCCESS:
         return INVALID_VALUE
     executable.mark = 0
+    if executable.memory != NULL:
+        drv_forget_graph_memory(executable.memory, executable.work, executable.count)
     free(executable.work)
     free(executable.type)
     free(executable.skipped)
@@ -144,6 +170,9 @@ cdef public CUresult cuGraphExecUpdate_v2(Exec* executable, Graph* graph, Update
     if node != NULL or graph.count != executable.count:
         info.result = 2  # CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED
         info.wrong = node
+        return 910
+    if executable.memory != NULL:
+        info.result = 8  # CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED: the addresses are other ones
         return 910
     node = graph.first
     while node != NULL:

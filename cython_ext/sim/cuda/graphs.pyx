@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph, INVALID_HANDLE,
-    INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, Node, OUT_OF_MEMORY, SUCCESS, Work, drv_current_context,
-    drv_copy_3d, drv_price_copy, drv_price_kernel, drv_ready,
+    INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, NOT_SUPPORTED, Node, OUT_OF_MEMORY, SUCCESS, Work, drv_current_context,
+    drv_copy_3d, drv_lock, drv_price_copy, drv_price_kernel, drv_ready, drv_unlock, mem_forget_node,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
 
@@ -29,10 +29,12 @@ cdef public Graph* drv_new_graph() noexcept nogil:
 
 
 cdef public void drv_free_graph(Graph* graph) noexcept nogil:
+    """Under the process's lock."""
     cdef Node* node = graph.first
     cdef Node* following
     while node != NULL:
         following = node.next
+        mem_forget_node(node)
         node.mark = 0
         free(node)
         node = following
@@ -67,6 +69,11 @@ cdef CUresult is_graph(Graph* graph) noexcept nogil:
     return SUCCESS if graph != NULL and graph.mark == MARK_GRAPH else INVALID_VALUE
 
 
+cdef public CUresult drv_add_to_graph(Node** out, Graph* graph, Node** dependencies, size_t count, Work* work,
+                                      int type) noexcept nogil:
+    return add(out, graph, dependencies, count, work, type)
+
+
 cdef CUresult add(Node** out, Graph* graph, Node** dependencies, size_t count, Work* work, int type) noexcept nogil:
     cdef Frontier needs
     cdef size_t i
@@ -92,7 +99,9 @@ cdef public CUresult cuGraphCreate(Graph** out, unsigned int flags) noexcept nog
 cdef public CUresult cuGraphDestroy(Graph* graph) noexcept nogil:
     cdef CUresult result = is_graph(graph)
     if result == SUCCESS:
+        drv_lock()
         drv_free_graph(graph)
+        drv_unlock()
     return result
 
 
@@ -213,6 +222,14 @@ cdef public CUresult cuGraphAddMemcpyNode(Node** out, Graph* graph, Node** depen
     return add(out, graph, dependencies, count, &work, NODE_COPY) if result == SUCCESS else result
 
 
+cdef bint has_memory(const Graph* graph) noexcept nogil:
+    """Such a graph can neither be cloned nor be a child."""
+    cdef const Node* node = graph.first
+    while node != NULL and not node.work.memory:
+        node = node.next
+    return node != NULL
+
+
 cdef public CUresult cuGraphAddChildGraphNode(Node** out, Graph* graph, Node** dependencies, size_t count,
                                               Graph* child) noexcept nogil:
     """The child's nodes are put in its place."""
@@ -221,6 +238,8 @@ cdef public CUresult cuGraphAddChildGraphNode(Node** out, Graph* graph, Node** d
     cdef CUresult result = cuGraphAddEmptyNode(out, graph, dependencies, count)
     if result == SUCCESS:
         result = is_graph(child)
+    if result == SUCCESS and has_memory(child):
+        result = NOT_SUPPORTED
     if result != SUCCESS:
         return result
     needs.node[0] = out[0]
@@ -261,6 +280,8 @@ cdef public CUresult cuGraphClone(Graph** out, Graph* graph) noexcept nogil:
     cdef uint32_t i
     if is_graph(graph) != SUCCESS:
         return INVALID_VALUE
+    if has_memory(graph):
+        return NOT_SUPPORTED
     out[0] = drv_new_graph()
     copies = <Node**>calloc(graph.count + 1, sizeof(Node*))
     node = graph.first

@@ -15,8 +15,8 @@ from cython_ext.sim.cuda.driver cimport (
     drv_drop_stream,
 )
 from cython_ext.sim.cuda.allocations cimport (
-    Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
-    mem_forget_physical, mem_forget_pools, mem_free_pooled,
+    Allocation, BACKING_GRAPH, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
+    mem_forget_graphs, mem_forget_physical, mem_forget_pools, mem_free_of_graph, mem_free_pooled,
 )
 from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
 from cython_ext.sim.share cimport (
@@ -262,9 +262,9 @@ cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
     allocation = mem_find(address)
     if allocation != NULL and allocation.address == address:
         context = allocation.context
-        backing = allocation.backing
+        backing = allocation.backing if allocation.accessible else 0
     drv_unlock()
-    if backing not in (BACKING_PRIVATE, BACKING_MANAGED, BACKING_POOL):
+    if backing not in (BACKING_PRIVATE, BACKING_MANAGED, BACKING_POOL, BACKING_GRAPH):
         return INVALID_VALUE
     result = drv_synchronize_context(context)
     if result != SUCCESS:
@@ -275,6 +275,8 @@ cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
         result = INVALID_VALUE
     elif backing == BACKING_POOL:
         result = mem_free_pooled(allocation)
+    elif backing == BACKING_GRAPH:
+        mem_free_of_graph(allocation)
     else:
         mem_release(allocation)
     drv_end(context)
@@ -442,14 +444,15 @@ cdef public void drv_touch(Effect* effect, uint64_t address) noexcept nogil:
 
 
 cdef public CUresult mem_check_range(uint64_t address, uint64_t size) noexcept nogil:
-    """Whether an address range of the device is there; several mapped pieces in a row are one."""
+    """Whether an address range of the device is there; several mapped pieces in a row are one. What a graph allocates
+    is there for its other nodes."""
     cdef Allocation* allocation
     cdef uint64_t end = address + size
     cdef CUresult result = SUCCESS
     drv_lock()
     while result == SUCCESS and address < end:
         allocation = mem_find(address)
-        if allocation == NULL or not allocation.accessible:
+        if allocation == NULL or not (allocation.accessible or allocation.backing == BACKING_GRAPH):
             result = INVALID_VALUE
         else:
             address = allocation.address + allocation.size
@@ -465,6 +468,7 @@ cdef public void drv_forget_context(Context* context) noexcept nogil:
     cdef Effect* effect
     drv_begin(context)
     mem_forget_pools(context)
+    mem_forget_graphs(context)
     mem_forget_physical(context)
     while i < entries:
         if table[i].context != context:
@@ -473,7 +477,7 @@ cdef public void drv_forget_context(Context* context) noexcept nogil:
         if table[i].backing in (BACKING_PRIVATE, BACKING_MANAGED):
             mem_release(&table[i])
             continue
-        if table[i].backing == BACKING_HOST:
+        if table[i].backing in (BACKING_HOST, BACKING_GRAPH):
             munmap(<void*>table[i].address, table[i].mapped)
         mem_remove(&table[i])
     stream = drv_streams()

@@ -10,11 +10,13 @@ from libc.stdlib cimport calloc, getenv, strtoull
 from libc.string cimport memset
 
 from cython_ext.sim.cuda.allocations cimport (
-    Allocation, BACKING_POOL, mem_add, mem_at, mem_charge, mem_discharge, mem_find, mem_remove,
+    Allocation, BACKING_GRAPH, BACKING_POOL, mem_add, mem_at, mem_charge, mem_discharge, mem_find, mem_free_of_graph,
+    mem_remove,
 )
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, Device, INVALID_DEVICE, INVALID_VALUE, MARK_POOL, NOT_PERMITTED, NOT_SUPPORTED,
-    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_begin, drv_check_unsafe, drv_device, drv_end, drv_stream, drv_submit,
+    Context, CUresult, Device, INVALID_DEVICE, INVALID_VALUE, MARK_POOL, NOT_PERMITTED,
+    OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_begin, drv_capture_give, drv_capture_take, drv_check_unsafe, drv_device,
+    drv_end, drv_stream, drv_submit,
 )
 from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,
@@ -174,7 +176,7 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, Pool* pool, void* handl
     if size == 0 or not is_pool(pool):
         return INVALID_VALUE
     if stream.capture != NULL:
-        return NOT_SUPPORTED  # memory nodes of graphs are not simulated
+        return drv_capture_take(stream, address, size)
     result = drv_begin(stream.context)
     if result == SUCCESS and not grow(pool, stream.context, rounded(size, UNIT)):
         result = OUT_OF_MEMORY
@@ -219,7 +221,7 @@ cdef public CUresult cuMemFreeAsync(uint64_t address, void* handle) noexcept nog
     if result != SUCCESS:
         return result
     if stream.capture != NULL:
-        return NOT_SUPPORTED
+        return drv_capture_give(stream, address)
     memset(&work, 0, sizeof(Work))
     work.kind = OP_MARK
     result = drv_submit(stream, &work)
@@ -227,7 +229,11 @@ cdef public CUresult cuMemFreeAsync(uint64_t address, void* handle) noexcept nog
         return result
     drv_begin(stream.context)
     allocation = mem_find(address)
-    if allocation == NULL or allocation.address != address or allocation.backing != BACKING_POOL:
+    if allocation == NULL or allocation.address != address:
+        result = INVALID_VALUE
+    elif allocation.backing == BACKING_GRAPH and allocation.accessible:
+        mem_free_of_graph(allocation)
+    elif allocation.backing != BACKING_POOL:
         result = INVALID_VALUE
     else:
         result = mem_free_pooled(allocation)
