@@ -125,6 +125,7 @@ _PEER = "unsigned long long target, void* target_context, unsigned long long sou
 _BATCH = "void* targets, void* sources, size_t* sizes, size_t count, void* attributes, void* indices, size_t kinds"
 _PLACES = "void* addresses, size_t* sizes, size_t count, void* places, void* indices, size_t kinds"
 _NODE = "void* executable, void* node, const void* params"
+_INSTANTIATE = "void** executable, void* graph, void** wrong, char* log, size_t size"
 _PROC = "const char* symbol, void** pfn, int version, unsigned long long flags"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -328,6 +329,19 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_shrinks("cuEventSynchronize", "void* event", 2000),
     *_shrinks("cuCtxSynchronize", "void", 2000),
     *_shrinks("cuCtxSynchronize_v2", "void* context", 13000, base="cuCtxSynchronize"),
+    # --- memory of graphs (graphmemory.pyx)
+    *_cuda("cuGraphInstantiate", _INSTANTIATE, 10000),
+    *_cuda("cuGraphInstantiate_v2", _INSTANTIATE, 11000, base="cuGraphInstantiate"),
+    *_cuda("cuGraphInstantiateWithFlags", "void** executable, void* graph, unsigned long long flags", 11040),
+    *_cuda("cuGraphInstantiateWithParams", "void** executable, void* graph, void* params", 12000, twin=12000),
+    *_cuda("cuGraphUpload", "void* executable, void* stream", 11010, twin=11010),
+    *_cuda("cuGraphGetNodes", "void* graph, void** nodes, size_t* count", 10000, intercepted=False),
+    *_cuda("cuGraphNodeGetType", "void* node, int* type", 10000, intercepted=False),
+    *_cuda("cuGraphMemAllocNodeGetParams", "void* node, void* params", 11040, intercepted=False),
+    *_cuda("cuGraphMemFreeNodeGetParams", "void* node, unsigned long long* address", 11040, intercepted=False),
+    *_cuda("cuGraphChildGraphNodeGetGraph", "void* node, void** graph", 10000, intercepted=False),
+    *_cuda("cuDeviceGetGraphMemAttribute", "int device, int which, void* value", 11040, intercepted=False),
+    *_shrinks("cuDeviceGraphMemTrim", "int device", 11040),
     # --- arrays (arrays.pyx)
     *_cuda("cuArrayCreate", "void** array, const void* descriptor", 2000),
     *_cuda("cuArrayCreate_v2", "void** array, const void* descriptor", 3020, base="cuArrayCreate"),

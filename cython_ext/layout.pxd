@@ -66,7 +66,8 @@ cdef enum:
     KIND_MANAGED = 1
     KIND_VMM = 2             # cuMemCreate
     KIND_ASYNC = 3           # stream-ordered
-    KIND_OTHER = 4           # arrays and what is to come
+    KIND_OTHER = 4           # arrays
+    KIND_GRAPH = 5           # what the driver has taken for graphs that allocate
     MEMORY_KINDS = 8
 
     # TraceRecord.kind

@@ -106,10 +106,10 @@ class PlanReading:
 class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
-    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, other. ``turn``: the newest
-    epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more work, and
-    what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no limit), and
-    that its driver says it has (0: not known).
+    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, arrays, graphs. ``turn``: the
+    newest epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more
+    work, and what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no
+    limit), and that its driver says it has (0: not known).
     """
 
     index: int

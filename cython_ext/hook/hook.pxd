@@ -74,6 +74,12 @@ cdef enum:
     LAUNCH_OVERLAPS = 1      # it may overlap with the tail of its predecessor: no marker between the two
     LAUNCH_WAITS = 2         # the driver may wait for the work before it returns: never ahead of its lease
 
+    # What becomes of an allocation from a pool, before the driver is asked
+    POOL_GRANTED = 1
+    POOL_REFUSED = 2
+    POOL_NOBODYS = 3         # no vGPU pays for it
+    POOL_FULL = 4            # as things stand
+
     # How a launch was let through: Pass.kind
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
     PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
@@ -143,6 +149,7 @@ cdef struct Gate:
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     Pieces pieces            # of its linear memory; under State.memory_lock
+    uint64_t graph_round     # advanced when memory of graphs went back to the card; under State.pools_lock
     # --- under lock
     uint32_t lock
     uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
@@ -227,6 +234,8 @@ cdef struct State:
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
     AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
+    AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
+    uint32_t taking          # of these: for a look without the lock
     uint32_t pools_lock
     uint32_t pool_count
     PoolBook[64] pools       # under pools_lock; POOLS of them
@@ -379,6 +388,13 @@ cdef extern:
     # pools.pyx
     void vgpu_settle_pools() noexcept nogil
     void vgpu_trim_pools() noexcept nogil
+    int vgpu_pool_begin(uint64_t pool, uint64_t size) noexcept nogil
+    bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexcept nogil
+    # graphmemory.pyx
+    bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* used) noexcept nogil
+    void vgpu_trim_graphs(const Gate* gate) noexcept nogil
+    int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil
+    void vgpu_graph_dies(void* executable) noexcept nogil
 
     # memory.pyx
     void vgpu_memory_of_context_died(void* context) noexcept nogil

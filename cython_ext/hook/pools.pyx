@@ -9,7 +9,7 @@ what is free, and before anybody is refused; then what pools keep for nothing go
 What an allocation may make its pool grow by is reserved before, a whole step. If the pool grew by more, and into the
 limit, the allocation is given back and the call fails: its free memory was in pieces, or went back to the card in that
 very moment because another thread synchronised. What is allocated under a capture becomes a node of a graph, and is no
-pool's. Nor are pools charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS
+pool's (graphmemory.pyx); but what a device has taken for its graphs is kept in a book like a pool's. Nor are pools charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS
 are seen by the GPU Server alone, as implicit memory.
 """
 
@@ -22,11 +22,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemPoolCreate, real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, POOLS, Gate, attached, state, vgpu_capturing, vgpu_fits,
-    vgpu_gate_of_stream, vgpu_log, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED, Gate,
+    attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
+    vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport KIND_ASYNC
+from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pools cimport PoolBook, PoolDue, pool_begin, pool_end, pool_growth, pool_settle
 from cython_ext.native cimport futex_wait, load32, now_ns
@@ -49,13 +50,26 @@ cdef struct PoolProperties:      # CUmemPoolProps, its beginning
 
 # --- books; the caller holds pools_lock
 
+cdef inline bint of_graphs(uint64_t pool) noexcept nogil:
+    """Not a pool, but what the device of the gate with index ``pool`` - 1 has taken for graphs."""
+    return pool <= MAX_GATES
+
+
+cdef inline uint32_t kind_of(const PoolBook* book) noexcept nogil:
+    return KIND_GRAPH if of_graphs(book.pool) else KIND_ASYNC
+
+
 cdef bint ask(uint64_t pool, uint64_t* taken, uint64_t* used) noexcept nogil:
     """What the pool has taken from the card, and what of it it has handed out. 0: the driver does not say."""
     cdef int mode = relax()
-    cdef bint told = (
-        real_cuMemPoolGetAttribute(<void*>pool, RESERVED, taken) == CUDA_SUCCESS
-        and real_cuMemPoolGetAttribute(<void*>pool, USED, used) == CUDA_SUCCESS
-    )
+    cdef bint told
+    if of_graphs(pool):
+        told = vgpu_ask_graphs(&state().gates[pool - 1], taken, used)
+    else:
+        told = (
+            real_cuMemPoolGetAttribute(<void*>pool, RESERVED, taken) == CUDA_SUCCESS
+            and real_cuMemPoolGetAttribute(<void*>pool, USED, used) == CUDA_SUCCESS
+        )
     restore(mode)
     return told
 
@@ -84,15 +98,20 @@ cdef bint settle(PoolBook* book, uint64_t taken, uint64_t used, bint limited) no
     """Charge it for what it has ``taken``. 0: ``limited``, and beyond what was reserved the limit does not allow it. It
     is charged all the same."""
     cdef PoolDue due
+    if of_graphs(book.pool) and taken < book.charged:
+        state().gates[book.gate].graph_round += 1
     pool_settle(book, taken, used, &due)
-    return vgpu_pay(&state().gates[book.gate], KIND_ASYNC, &due, limited)
+    return vgpu_pay(&state().gates[book.gate], kind_of(book), &due, limited)
 
 
 cdef void trim_one(const PoolBook* book, uint64_t taken, uint64_t needed) noexcept nogil:
     cdef int mode
-    if taken > needed:
+    if taken > needed or of_graphs(book.pool) and taken:
         mode = relax()
-        real_cuMemPoolTrimTo(<void*>book.pool, needed)
+        if of_graphs(book.pool):
+            vgpu_trim_graphs(&state().gates[book.gate])      # of those, too, that are kept for graphs nobody runs now
+        else:
+            real_cuMemPoolTrimTo(<void*>book.pool, needed)
         restore(mode)
 
 
@@ -144,6 +163,8 @@ cdef uint32_t payer(uint64_t pool) noexcept nogil:
     """The gate of the device whose pool it is; those that the program has made are known (cuMemPoolCreate)."""
     cdef void* found
     cdef uint32_t i
+    if of_graphs(pool):
+        return pool - 1
     for i in range(state().gate_count):
         found = NULL
         if real_cuDeviceGetMemPool(&found, state().gates[i].device) == CUDA_SUCCESS and <uint64_t>found == pool:
@@ -153,20 +174,13 @@ cdef uint32_t payer(uint64_t pool) noexcept nogil:
     return NOBODYS
 
 
-cdef enum:
-    GRANTED
-    REFUSED
-    NOBODY_PAYS
-    NO_ROOM                  # as things stand
-
-
 cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexcept nogil:
     """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
     other threads are under way, which count twice for a moment, as used and as about to be."""
     cdef PoolBook* book
     cdef Gate* gate
     cdef uint64_t taken, used, asked
-    cdef int answer = NOBODY_PAYS
+    cdef int answer = POOL_NOBODYS
     lock_acquire(&state().pools_lock)
     book = find(pool)
     if book == NULL:
@@ -176,34 +190,34 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         others[0] = book.claimed != 0
         settle(book, taken, used, 0)
         asked = pool_growth(book, taken, used, size)
-        if asked == 0 or (vgpu_fits(gate, asked) or last) and vgpu_reserve_more(gate, KIND_ASYNC, asked):
+        if asked == 0 or (vgpu_fits(gate, asked) or last) and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)
-            answer = GRANTED
+            answer = POOL_GRANTED
         else:
-            answer = REFUSED if last else NO_ROOM
+            answer = POOL_REFUSED if last else POOL_FULL
     lock_release(&state().pools_lock)
     return answer
 
 
-cdef int begin(uint64_t pool, uint64_t size) noexcept nogil:
+cdef public int vgpu_pool_begin(uint64_t pool, uint64_t size) noexcept nogil:
     """Before anybody is refused, what pools keep for nothing goes back, and others are waited for a moment."""
     cdef uint32_t nobody_wakes = 0
     cdef bint others = 0
     cdef int _, answer = try_begin(pool, size, 0, &others)
-    if answer != NO_ROOM:
+    if answer != POOL_FULL:
         return answer
     vgpu_trim_pools()
     for _ in range(LOOKS):
         if not others:
             break
         answer = try_begin(pool, size, 0, &others)
-        if answer != NO_ROOM:
+        if answer != POOL_FULL:
             return answer
         futex_wait(&nobody_wakes, 0, now_ns() + LOOK_NS)
     return try_begin(pool, size, 1, &others)
 
 
-cdef bint end(uint64_t pool, uint64_t size, bint limited) noexcept nogil:
+cdef public bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexcept nogil:
     """The driver has answered. 0: the pool grew beyond what was reserved, and into the limit."""
     cdef PoolBook* book
     cdef uint64_t taken, used
@@ -227,11 +241,11 @@ cdef int allocate(
         return take(own, given, pointer, size, pool, stream)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
-    answer = begin(<uint64_t>pool, size)
-    if answer == REFUSED:
+    answer = vgpu_pool_begin(<uint64_t>pool, size)
+    if answer == POOL_REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
     result = take(own, given, pointer, size, pool, stream)
-    if answer == NOBODY_PAYS or end(<uint64_t>pool, size, result == CUDA_SUCCESS):
+    if answer == POOL_NOBODYS or vgpu_pool_end(<uint64_t>pool, size, result == CUDA_SUCCESS):
         return result
     vgpu_log(b"pool grew into the limit, for bytes", size, 0)
     if own:

@@ -19,9 +19,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, vgpu_attach,
+    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, state, vgpu_attach,
     vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter, vgpu_forget,
-    vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    vgpu_graph_dies, vgpu_graph_takes, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
@@ -282,10 +282,15 @@ cdef inline int graph_real(bint own, void* graph, void* stream) noexcept nogil:
 
 cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil:
     """A graph is one unit, with a learned duration of its own."""
-    cdef Thread* thread = announce(named(stream, own))
+    cdef Thread* thread
     cdef LaunchKey key
     cdef Pass launch
     cdef int result
+    if attached() and state().taking:
+        result = vgpu_graph_takes(own, graph, stream)
+        if result != CUDA_SUCCESS:
+            return result
+    thread = announce(named(stream, own))
     if thread != NULL:
         thread.graph_launches += 1
         result = graph_real(own, graph, stream)
@@ -378,6 +383,7 @@ cdef public int cuStreamDestroy_v2(void* stream) noexcept nogil:
 
 cdef public int cuGraphExecDestroy(void* graph) noexcept nogil:
     vgpu_forget(<uint64_t>graph)
+    vgpu_graph_dies(graph)
     return real_cuGraphExecDestroy(graph)
 
 

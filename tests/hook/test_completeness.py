@@ -12,7 +12,7 @@ from client_hook.symbols import intercepted
 
 ENTRIES = Path(__file__).with_name("cuda-entries.txt")
 FAMILIES = (
-    "Launch|GraphLaunch|GraphExec|GraphUpload|Memcpy|Memset|MemPrefetch|MemAlloc|MemFree|MemBatch|MemDiscard|MemMap|"
+    "Launch|GraphLaunch|GraphExec|GraphInstantiate|GraphUpload|DeviceGraphMem|Memcpy|Memset|MemPrefetch|MemAlloc|MemFree|MemBatch|MemDiscard|MemMap|"
     "MemPool|MemCreate|MemRelease|MemUnmap|MemRetain|Array|Array3D|Mipmapped|Ctx.*Destroy|CtxDetach|DevicePrimary|"
     "GreenCtx|ModuleUnload|LibraryUnload|StreamBegin|StreamEnd|StreamBatch|StreamW|StreamDestroy|StreamAttach|"
     "StreamUpdate|StreamAddCallback|Stream.*Sync|Event.*Sync|CtxSync|SignalExternal|WaitExternal|LaunchHost"
@@ -34,7 +34,6 @@ EXCUSES = {
     r"cuLaunchHostFunc\w+": "the host's work",
     r"cuStreamAddCallback\w+": "the host's work",
     r"cuMem(AllocHost|FreeHost)\w+": "the host's memory",
-    r"cuGraphUpload\w+": "prepares; the memory of graphs is implicit",
     r"cuMemMapArrayAsync\w+": "maps what cuMemCreate was charged for",
     r"cuMemDiscardBatchAsync\w+": "moves nothing",
     r"cuStreamAttachMemAsync\w+": "says who sees managed memory",

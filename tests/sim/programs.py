@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
+from tests.sim.graphs import Built
+
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 NON_BLOCKING = 1
 MIB = 1 << 20
@@ -398,56 +400,10 @@ def pools() -> dict[str, object]:
     return report
 
 
-class GraphMemory:
-    """A graph built node by node, one behind the other, and what the device says of graphs' memory."""
-
-    class Params(ctypes.Structure):
-        _fields_ = [
-            ("type", c_int),
-            ("handle_types", c_int),
-            ("location_type", c_int),
-            ("location", c_int),
-            ("security", c_void_p),
-            ("most_bytes", c_size_t),
-            ("usage", ctypes.c_ushort),
-            ("reserved", ctypes.c_ubyte * 54),
-            ("accesses", c_void_p),
-            ("access_count", c_size_t),
-            ("size", c_size_t),
-            ("address", c_uint64),
-        ]
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.cuda = cuda
-        self.graph = c_void_p(cuda.new("cuGraphCreate", 0))
-        self.last: list[int] = []
-
-    def _behind(self, name: str, *arguments: object) -> None:
-        before = (c_void_p * 1)(*self.last)
-        self.last = [self.cuda.new(name, self.graph, before, c_size_t(len(self.last)), *arguments)]
-
-    def take(self, size: int) -> int:
-        params = self.Params(type=1, location_type=1, size=size)
-        self._behind("cuGraphAddMemAllocNode", byref(params))
-        return int(params.address)
-
-    def give(self, address: int) -> None:
-        self._behind("cuGraphAddMemFreeNode", address)
-
-    def executable(self) -> c_void_p:
-        return c_void_p(self.cuda.new("cuGraphInstantiateWithFlags", self.graph, c_uint64(0)))
-
-    def taken(self) -> int:
-        """MiB that graphs have of the device."""
-        value = c_uint64()
-        self.cuda.ok("cuDeviceGetGraphMemAttribute", 0, 2, byref(value))
-        return value.value // MIB
-
-
 def graph_memory() -> dict[str, object]:
     """100 MiB, freed; 60 in its place; 20 that stay until the program frees them."""
     cuda = Cuda()
-    made = GraphMemory(cuda)
+    made = Built(cuda.ok)
     first = made.take(100 * MIB)
     made.give(first)
     made.give(made.take(60 * MIB))

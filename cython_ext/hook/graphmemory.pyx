@@ -1,0 +1,269 @@
+"""Memory that graphs allocate (memory nodes, stream-ordered allocations under a capture): a vGPU pays for what the
+driver has taken for its graphs, as it does for a pool (pools.pyx).
+
+The driver takes memory when a graph is uploaded or launched, keeps it for the next launch, and gives it back when the
+device's graph memory is trimmed. So before a graph that allocates is launched for the first time, or the first time
+after memory went back to the card, what its nodes hold at once is reserved, the graph is uploaded, and the device is
+asked what that has taken. Beyond the limit the launch fails, and what nobody runs is trimmed. A launch after that costs
+a look into a table. Graphs share memory as the driver thinks fit: what a later launch takes after all, because others
+that shared run now, is charged at the next synchronisation.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+
+from cython_ext.hook.fastpath cimport named
+from cython_ext.hook.generated.driver cimport (
+    real_cuDeviceGetGraphMemAttribute, real_cuDeviceGraphMemTrim, real_cuGraphChildGraphNodeGetGraph,
+    real_cuGraphExecDestroy, real_cuGraphGetNodes, real_cuGraphInstantiate, real_cuGraphInstantiate_v2,
+    real_cuGraphInstantiateWithFlags, real_cuGraphInstantiateWithParams, real_cuGraphInstantiateWithParams_ptsz,
+    real_cuGraphMemAllocNodeGetParams, real_cuGraphMemFreeNodeGetParams, real_cuGraphNodeGetType, real_cuGraphUpload,
+    real_cuGraphUpload_ptsz,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state, vgpu_capturing,
+    vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_trim_pools,
+)
+from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport store32
+
+cdef enum:
+    NODE_CHILD = 4           # CU_GRAPH_NODE_TYPE_*
+    NODE_TAKES = 10
+    NODE_GIVES = 11
+    DEPTH = 8                # of children of children
+    USED = 0                 # CU_GRAPH_MEM_ATTR_*
+    RESERVED = 2
+    UPLOADS = 2              # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+    NO_DEVICE = -1
+
+
+cdef struct TakingNode:          # CUDA_MEM_ALLOC_NODE_PARAMS
+    int type
+    int handle_types
+    int location_type
+    int location_id
+    void* security
+    size_t most_bytes
+    unsigned short usage
+    unsigned char reserved[54]
+    void* accesses
+    size_t access_count
+    size_t size
+    unsigned long long address
+
+
+cdef struct Instantiation:       # CUDA_GRAPH_INSTANTIATE_PARAMS
+    uint64_t flags
+    void* stream
+    void* wrong
+    int answer
+
+
+# --- what a graph needs
+
+cdef struct Needs:
+    int device
+    uint64_t now
+    uint64_t most            # at once, in the order in which the nodes were made
+    AllocTable sizes         # what is not freed yet: address → bytes
+
+
+cdef void count_node(void* node, Needs* needs, int depth) noexcept nogil:
+    cdef TakingNode taking
+    cdef Block block
+    cdef unsigned long long address
+    cdef void* child = NULL
+    cdef int type = 0
+    real_cuGraphNodeGetType(node, &type)
+    if type == NODE_TAKES and real_cuGraphMemAllocNodeGetParams(node, &taking) == CUDA_SUCCESS:
+        block.address = taking.address
+        block.bytes = taking.size
+        block.aux = block.kind = block.flags = 0
+        alloc_insert(&needs.sizes, &block)
+        needs.device = taking.location_id
+        needs.now += taking.size
+        needs.most = max(needs.most, needs.now)
+    elif type == NODE_GIVES and real_cuGraphMemFreeNodeGetParams(node, &address) == CUDA_SUCCESS:
+        if alloc_remove(&needs.sizes, address, &block):
+            needs.now -= block.bytes
+    elif type == NODE_CHILD and depth < DEPTH and real_cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS:
+        count_nodes(child, needs, depth + 1)
+
+
+cdef void count_nodes(void* graph, Needs* needs, int depth) noexcept nogil:
+    cdef size_t count = 0, size, i
+    cdef void* memory
+    if real_cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS or count == 0:
+        return
+    size = count * sizeof(void*)
+    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if memory == MAP_FAILED:
+        return
+    if real_cuGraphGetNodes(graph, <void**>memory, &count) == CUDA_SUCCESS:
+        for i in range(count):
+            count_node((<void**>memory)[i], needs, depth)
+    munmap(memory, size)
+
+
+cdef void note(void* executable, void* graph) noexcept nogil:
+    """A graph was made executable."""
+    cdef Needs needs
+    cdef Block block
+    cdef uint32_t i
+    needs.device = NO_DEVICE
+    needs.now = needs.most = needs.sizes.capacity = needs.sizes.count = 0
+    needs.sizes.blocks = NULL
+    count_nodes(graph, &needs, 0)
+    alloc_clear(&needs.sizes)
+    for i in range(state().gate_count):
+        if state().gates[i].device == needs.device:
+            block.address = <uint64_t>executable
+            block.bytes = needs.most
+            block.kind = 0
+            block.flags = i
+            block.aux = 0
+            lock_acquire(&state().memory_lock)
+            alloc_insert(&state().executables, &block)
+            store32(&state().taking, <uint32_t>state().executables.count)
+            lock_release(&state().memory_lock)
+
+
+cdef public void vgpu_graph_dies(void* executable) noexcept nogil:
+    cdef Block block
+    if attached():
+        lock_acquire(&state().memory_lock)
+        alloc_remove(&state().executables, <uint64_t>executable, &block)
+        store32(&state().taking, <uint32_t>state().executables.count)
+        lock_release(&state().memory_lock)
+
+
+# --- what the driver has taken
+
+cdef public bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* used) noexcept nogil:
+    """Of the device, for graphs of this process. 0: the driver does not say."""
+    return (
+        real_cuDeviceGetGraphMemAttribute(gate.device, RESERVED, taken) == CUDA_SUCCESS
+        and real_cuDeviceGetGraphMemAttribute(gate.device, USED, used) == CUDA_SUCCESS
+    )
+
+
+cdef public void vgpu_trim_graphs(const Gate* gate) noexcept nogil:
+    real_cuDeviceGraphMemTrim(gate.device)
+
+
+cdef void remember(void* executable, uint64_t round) noexcept nogil:
+    """It has its memory, until some goes back to the card."""
+    cdef Block* known
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    if known != NULL:
+        known.aux = round
+    lock_release(&state().memory_lock)
+
+
+cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
+    """Before a launch of one of ``State.executables``, perhaps: CUDA_SUCCESS, and it has its memory, or why not."""
+    cdef Block block
+    cdef Block* known
+    cdef uint64_t round = 0
+    cdef int answer, result, mode
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    if known != NULL:
+        block = known[0]
+        round = state().gates[block.flags].graph_round + 1
+    lock_release(&state().memory_lock)
+    if known == NULL or block.aux == round or vgpu_capturing(named(stream, own)):
+        return CUDA_SUCCESS
+    answer = vgpu_pool_begin(block.flags + 1, block.bytes)
+    if answer == POOL_REFUSED:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    round = state().gates[block.flags].graph_round + 1       # room may have been made for it
+    mode = relax()           # a launch is allowed whatever captures meanwhile; who knows of an upload
+    result = real_cuGraphUpload_ptsz(executable, stream) if own else real_cuGraphUpload(executable, stream)
+    restore(mode)
+    if answer == POOL_GRANTED and not vgpu_pool_end(block.flags + 1, block.bytes, result == CUDA_SUCCESS):
+        vgpu_log(b"graph took more than the limit, bytes", block.bytes, 0)
+        vgpu_trim_pools()
+        return CUDA_ERROR_OUT_OF_MEMORY
+    if result == CUDA_SUCCESS:
+        remember(executable, round)
+    return result
+
+
+# --- the calls
+
+cdef inline int made(int result, void** executable, void* graph) noexcept nogil:
+    if result == CUDA_SUCCESS and attached():
+        note(executable[0], graph)
+    return result
+
+
+cdef public int cuGraphInstantiate(
+    void** executable, void* graph, void** wrong, char* log, size_t size
+) noexcept nogil:
+    return made(real_cuGraphInstantiate(executable, graph, wrong, log, size), executable, graph)
+
+
+cdef public int cuGraphInstantiate_v2(
+    void** executable, void* graph, void** wrong, char* log, size_t size
+) noexcept nogil:
+    return made(real_cuGraphInstantiate_v2(executable, graph, wrong, log, size), executable, graph)
+
+
+cdef public int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long flags) noexcept nogil:
+    return made(real_cuGraphInstantiateWithFlags(executable, graph, flags), executable, graph)
+
+
+cdef int instantiate(bint own, void** executable, void* graph, Instantiation* params) noexcept nogil:
+    """The upload that may be asked for with it comes after it, or it would take memory before anybody knows how
+    much."""
+    cdef Instantiation split
+    cdef bint uploads = attached() and params != NULL and params.flags & UPLOADS
+    cdef int result
+    if not uploads:
+        if own:
+            return made(real_cuGraphInstantiateWithParams_ptsz(executable, graph, params), executable, graph)
+        return made(real_cuGraphInstantiateWithParams(executable, graph, params), executable, graph)
+    split = params[0]
+    split.flags &= ~<uint64_t>UPLOADS
+    if own:
+        result = made(real_cuGraphInstantiateWithParams_ptsz(executable, graph, &split), executable, graph)
+    else:
+        result = made(real_cuGraphInstantiateWithParams(executable, graph, &split), executable, graph)
+    params.wrong = split.wrong
+    params.answer = split.answer
+    if result == CUDA_SUCCESS:
+        result = upload(own, executable[0], params.stream)
+        if result != CUDA_SUCCESS:
+            vgpu_graph_dies(executable[0])
+            real_cuGraphExecDestroy(executable[0])
+    return result
+
+
+cdef public int cuGraphInstantiateWithParams(void** executable, void* graph, void* params) noexcept nogil:
+    return instantiate(0, executable, graph, <Instantiation*>params)
+
+
+cdef public int cuGraphInstantiateWithParams_ptsz(void** executable, void* graph, void* params) noexcept nogil:
+    return instantiate(1, executable, graph, <Instantiation*>params)
+
+
+cdef int upload(bint own, void* executable, void* stream) noexcept nogil:
+    cdef int result = CUDA_SUCCESS
+    if attached() and state().taking:
+        result = vgpu_graph_takes(own, executable, stream)
+    if result != CUDA_SUCCESS:
+        return result
+    return real_cuGraphUpload_ptsz(executable, stream) if own else real_cuGraphUpload(executable, stream)
+
+
+cdef public int cuGraphUpload(void* executable, void* stream) noexcept nogil:
+    return upload(0, executable, stream)
+
+
+cdef public int cuGraphUpload_ptsz(void* executable, void* stream) noexcept nogil:
+    return upload(1, executable, stream)
