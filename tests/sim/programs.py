@@ -424,9 +424,7 @@ def graph_memory() -> dict[str, object]:
     cuda.ok("cuMemFreeAsync", left, cuda.stream)
     report["again"] = cuda("cuGraphLaunch", graph, cuda.stream)
     cuda.ok("cuMemFree_v2", left)
-    report["a second time executable"] = cuda(
-        "cuGraphInstantiateWithFlags", byref(c_void_p()), made.graph, c_uint64(0)
-    )
+    report["a second time executable"] = cuda("cuGraphInstantiateWithFlags", byref(c_void_p()), made.graph, c_uint64(0))
     cuda.ok("cuDeviceGraphMemTrim", 0)
     taken.append(made.taken())
     report["after a trim"] = cuda("cuGraphLaunch", graph, cuda.stream)
