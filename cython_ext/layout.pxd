@@ -125,7 +125,9 @@ cdef struct GrantsPage:
     char[64] vgpu_id         # NUL-terminated
     char[48] gpu_uuid
     uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
-    uint8_t[52] reserved1
+    uint32_t reserved1
+    uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
+    uint8_t[40] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO

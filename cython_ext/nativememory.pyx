@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 from libc.signal cimport SIGSTOP
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 from posix.signal cimport kill
 from posix.unistd cimport getpid
@@ -52,6 +52,7 @@ cdef enum:
     OP_REAP
     OP_CHECK
 
+_NO_LIMIT = 2**64 - 1
 LEDGER_OPERATIONS = {
     "reserve": OP_RESERVE, "commit": OP_COMMIT, "cancel": OP_CANCEL, "release": OP_RELEASE, "reap": OP_REAP,
     "check": OP_CHECK,
@@ -63,7 +64,7 @@ cdef int ledger_operation(
 ) noexcept nogil:
     cdef uint64_t freed_bytes
     if operation == OP_RESERVE:
-        return ledger.ledger_reserve(page, slot, kind, size_bytes, limit_bytes)
+        return ledger.ledger_reserve(page, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
     if operation == OP_COMMIT:
         return ledger.ledger_commit(page, slot, kind, size_bytes)
     if operation == OP_CANCEL:
@@ -91,10 +92,13 @@ cdef class Activity:
         memset(self.page, 0, sizeof(ActivityPage))
         ledger.ledger_init(self.page)
 
-    def reserve(self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes):
+    def reserve(
+        self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
+        uint64_t process_limit_bytes=_NO_LIMIT,
+    ):
         cdef int result
         with nogil:
-            result = ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes)
+            result = ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes, process_limit_bytes)
         return result
 
     def commit(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
@@ -144,7 +148,10 @@ cdef class Activity:
         """Reserve, commit, release for ever: somebody kills this process."""
         with nogil:
             while True:
-                if ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes) == ledger.LEDGER_OK:
+                if (
+                    ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
+                    == ledger.LEDGER_OK
+                ):
                     ledger.ledger_commit(self.page, slot, kind, size_bytes)
                     ledger.ledger_release(self.page, slot, kind, size_bytes)
 

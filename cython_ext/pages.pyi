@@ -13,6 +13,7 @@ class GrantsPage(Page):
         generation: int,
         memory_limit_bytes: int,
         total_memory_bytes: int,
+        process_limit_bytes: int = 0,
         implicit_bytes: int = 0,
         window_ns: int = 1_000_000,
         grace_ns: int = 10_000_000_000,
@@ -33,6 +34,7 @@ class GrantsPage(Page):
     mode: PageMode
     flags: GrantsFlag
     memory_limit_bytes: int
+    process_limit_bytes: int
     implicit_bytes: int
     window_ns: int
     grace_ns: int

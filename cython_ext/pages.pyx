@@ -106,7 +106,7 @@ cdef class GrantsPage(Page):
 
     @staticmethod
     def create(*, vgpu_id, gpu_uuid, mode, generation, memory_limit_bytes, total_memory_bytes,
-               implicit_bytes=0, window_ns=1_000_000, grace_ns=10_000_000_000, flags=0):
+               process_limit_bytes=0, implicit_bytes=0, window_ns=1_000_000, grace_ns=10_000_000_000, flags=0):
         """Make and seal the page of one vGPU. ``fileno`` is a read-only descriptor, for broker and hooks."""
         cdef GrantsPage self = GrantsPage.__new__(GrantsPage)
         self.make("vgpu-grants", sizeof(layout.GrantsPage), layout.GRANTS_MAGIC, F_SEAL_FUTURE_WRITE)
@@ -119,6 +119,7 @@ cdef class GrantsPage(Page):
         self.grace_ns = grace_ns
         self.window_ns = window_ns
         self.memory_limit_bytes = memory_limit_bytes
+        self.process_limit_bytes = process_limit_bytes
         self.implicit_bytes = implicit_bytes
         self.flags = flags
         page.alive_ns = native.now_ns()
@@ -180,6 +181,16 @@ cdef class GrantsPage(Page):
     def memory_limit_bytes(self, value):
         self.check_writable()
         native.store64(&self.get().memory_limit_bytes, as_bytes(value, "memory_limit_bytes"))
+
+    @property
+    def process_limit_bytes(self):
+        """The most that one process may own; 0: as much as the vGPU."""
+        return native.load64(&self.get().process_limit_bytes)
+
+    @process_limit_bytes.setter
+    def process_limit_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().process_limit_bytes, as_bytes(value, "process_limit_bytes"))
 
     @property
     def implicit_bytes(self):

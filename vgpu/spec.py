@@ -108,6 +108,7 @@ class VgpuSpec(BaseModel):
 
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
+    ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
     ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
     ``quota_request_percent``  guaranteed part of the time, on top of the SM share (default: the limit).
     ``quota_limit_percent``    largest part of the time (default 100).
@@ -124,6 +125,7 @@ class VgpuSpec(BaseModel):
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    process_memory_bytes: Memory | None = None
     fraction: Part | None = None
     quota_request_percent: Percent | None = None
     quota_limit_percent: Percent = 100.0
@@ -185,6 +187,7 @@ class VgpuChanges(BaseModel):
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    process_memory_bytes: Memory | None = None
     quota_request_percent: Percent | None = None
     quota_limit_percent: Percent | None = None
     burst: bool | None = None
@@ -210,6 +213,7 @@ class VgpuChanges(BaseModel):
 _OPTION: Final = {
     "sm_percent": "--sm",
     "memory_bytes": "--mem",
+    "process_memory_bytes": "--mem-per-process",
     "fraction": "--fraction",
     "quota_request_percent": "--quota-request",
     "quota_limit_percent": "--quota-limit",

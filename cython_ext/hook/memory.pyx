@@ -21,7 +21,7 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve
+from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
@@ -48,6 +48,12 @@ cdef uint64_t limit_bytes(const Gate* gate) noexcept nogil:
     return limit - min(limit, implicit)
 
 
+cdef inline uint64_t process_limit(const Gate* gate) noexcept nogil:
+    """What this process may own of it."""
+    cdef uint64_t limit = load64(&gate.grants.process_limit_bytes)
+    return limit if limit else UINT64_MAX
+
+
 ctypedef int (*Operation)(ActivityPage*, uint32_t, uint32_t, uint64_t) noexcept nogil
 
 
@@ -60,19 +66,19 @@ cdef int enter(Gate* gate, Operation operation, uint32_t kind, uint64_t size) no
     return result
 
 
-cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit) noexcept nogil:
+cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit, uint64_t process) noexcept nogil:
     cdef int result
     lock_acquire(&gate.page_lock)
-    result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit)
+    result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit, process)
     lock_release(&gate.page_lock)
     return result
 
 
 cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """``vgpu_reserve``, but no pool is asked for anything: the caller holds pools_lock, or has another way."""
-    if gate == NULL or charge(gate, kind, size, limit_bytes(gate)) == LEDGER_OK:
+    if gate == NULL or charge(gate, kind, size, limit_bytes(gate), process_limit(gate)) == LEDGER_OK:
         return 1
-    vgpu_log(b"refused bytes, limit", size, limit_bytes(gate))
+    vgpu_log(b"refused bytes, limit", size, min(limit_bytes(gate), process_limit(gate)))
     return 0
 
 
@@ -87,8 +93,11 @@ cdef public bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept
 
 cdef public bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil:
     """Whether it would be granted, as things stand."""
-    cdef uint64_t limit = limit_bytes(gate)
-    return size <= limit and load64(&gate.activity.charged_bytes) <= limit - size
+    cdef uint64_t limit = limit_bytes(gate), own = process_limit(gate)
+    return (
+        size <= min(limit, own) and load64(&gate.activity.charged_bytes) <= limit - size
+        and (own == UINT64_MAX or slot_bytes(&gate.activity.slots[gate.slot_index]) <= own - size)
+    )
 
 
 cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil:
@@ -96,7 +105,7 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
     pools_lock."""
     cdef bint allowed = due.beyond == 0 or not limited or vgpu_reserve_more(gate, kind, due.beyond)
     if due.beyond and not (limited and allowed):
-        charge(gate, kind, due.beyond, UINT64_MAX)
+        charge(gate, kind, due.beyond, UINT64_MAX, UINT64_MAX)
     if due.commit + due.beyond:
         enter(gate, ledger_commit, kind, due.commit + due.beyond)
     if due.cancel:
@@ -108,7 +117,7 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
 
 cdef public void vgpu_charge(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """What nobody could refuse any more, also beyond the limit; to be committed."""
-    charge(gate, kind, size, UINT64_MAX)
+    charge(gate, kind, size, UINT64_MAX, UINT64_MAX)
 
 
 cdef public void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
@@ -251,9 +260,9 @@ cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t 
     before = &gate.activity.slots[gate.slot_index]
     for kind in range(MEMORY_KINDS):
         if before.committed_bytes[kind]:
-            ledger_reserve(activity, slot_index, kind, before.committed_bytes[kind], UINT64_MAX)
+            ledger_reserve(activity, slot_index, kind, before.committed_bytes[kind], UINT64_MAX, UINT64_MAX)
             ledger_commit(activity, slot_index, kind, before.committed_bytes[kind])
-    ledger_reserve(activity, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX)
+    ledger_reserve(activity, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX, UINT64_MAX)
     gate.activity = activity
     gate.slot_index = slot_index
     lock_release(&gate.page_lock)
@@ -412,12 +421,17 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
 cdef public bint vgpu_memory_reading(
     const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
 ) noexcept nogil:
-    """The vGPU's memory instead of the card's, never more than the card's; as free what whole pieces can be had of."""
+    """The vGPU's memory instead of the card's, or of that what one process may own, never more than the card's; as free
+    what whole pieces can be had of. An observer (NVML before cuInit) owns nothing, and sees the vGPU's."""
     cdef uint64_t limit = min(load64(&gate.grants.memory_limit_bytes), card_total)
-    cdef uint64_t used = load64(&gate.activity.charged_bytes)
+    cdef uint64_t used = load64(&gate.activity.charged_bytes), own = UINT64_MAX
     used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))
-    total[0] = limit
+    if gate.slot != NULL:
+        own = process_limit(gate)
+    total[0] = min(limit, own)
     free[0] = min(limit - used, card_free)
+    if own != UINT64_MAX:
+        free[0] = min(free[0], own - min(own, slot_bytes(&gate.activity.slots[gate.slot_index])))
     free[0] -= free[0] % PIECE_BYTES
     return 1
 
@@ -451,11 +465,13 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
 
 
 cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept nogil:
+    cdef uint64_t limit
     cdef uint32_t i
     if attached():
         for i in range(state().gate_count):
             if state().gates[i].device == device:
-                return min(load64(&state().gates[i].grants.memory_limit_bytes), card_total)
+                limit = min(load64(&state().gates[i].grants.memory_limit_bytes), process_limit(&state().gates[i]))
+                return min(limit, card_total)
     return card_total
 
 

@@ -9,8 +9,9 @@ what is free, and before anybody is refused; then what pools keep for nothing go
 What an allocation may make its pool grow by is reserved before, a whole step. If the pool grew by more, and into the
 limit, the allocation is given back and the call fails: its free memory was in pieces, or went back to the card in that
 very moment because another thread synchronised. What is allocated under a capture becomes a node of a graph, and is no
-pool's (graphmemory.pyx); but what a device has taken for its graphs is kept in a book like a pool's. Nor are pools charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS
-are seen by the GPU Server alone, as implicit memory.
+pool's (graphmemory.pyx); but what a device has taken for its graphs is kept in a book like a pool's. Nor are pools
+charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS are seen by the GPU
+Server alone, as implicit memory.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

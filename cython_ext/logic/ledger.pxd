@@ -105,9 +105,11 @@ cdef inline int ledger_unlock(ActivityPage* page, int result) noexcept nogil:
 
 
 cdef inline int ledger_reserve(
-    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes
+    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
+    uint64_t process_limit_bytes
 ) noexcept nogil:
-    """Before the driver is asked. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly.
+    """Before the driver is asked. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly;
+    ``process_limit_bytes``: the most that the slot may own.
 
     The kind counts only from the commit on, but is given here too so that one call site has one signature.
     """
@@ -117,14 +119,17 @@ cdef inline int ledger_reserve(
         return LEDGER_BROKEN
     slot = &page.slots[slot_index]
     charged = load64(&page.charged_bytes)
-    if size_bytes > limit_bytes or charged > limit_bytes - size_bytes:
+    owned = slot_bytes(slot)
+    if (
+        size_bytes > min(limit_bytes, process_limit_bytes) or charged > limit_bytes - size_bytes
+        or owned > process_limit_bytes - size_bytes
+    ):
         store64(&slot.refusals, slot.refusals + 1)
         store64(&slot.refused_bytes, size_bytes)
         return ledger_unlock(page, LEDGER_REFUSED)
     ledger_apply(page, slot, kind, add_bytes(slot.reserved_bytes, size_bytes), slot.committed_bytes[kind])
-    owned = slot_bytes(slot)
-    if owned > slot.peak_bytes:
-        store64(&slot.peak_bytes, owned)
+    if add_bytes(owned, size_bytes) > slot.peak_bytes:
+        store64(&slot.peak_bytes, add_bytes(owned, size_bytes))
     return ledger_unlock(page, LEDGER_OK)
 
 

@@ -58,6 +58,15 @@ class VgpuRecord:
     memory_limit_bytes: int
     partition: Partition | None  # spatial mode only
 
+    @property
+    def process_limit_bytes(self) -> int:
+        """The most that one process of it may own; 0: as much as the vGPU."""
+        return self.spec.process_memory_bytes or 0
+
+    @property
+    def most_per_process_bytes(self) -> int:
+        return min(self.memory_limit_bytes, self.process_limit_bytes or self.memory_limit_bytes)
+
 
 class Registry:
     """All vGPUs of one GPU."""

@@ -20,7 +20,7 @@ from vgpu.units import counted, format_bytes
 
 SAMPLE_S: Final = 0.2
 _WINDOW_NS: Final = 1_000_000_000
-_KINDS: Final = ("device", "managed", "vmm", "async", "other")
+_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph")
 _UNIX_NS: Final = 1e9
 
 
@@ -208,9 +208,9 @@ def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> t
             warnings.append(f"{text}; new ones are of {_LEVELS[level]} priority. Who has leases first holds for all.")
     smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
     for size, count in sorted(smaller.items()):
-        if 0 < size < record.memory_limit_bytes:
+        if 0 < size < record.most_per_process_bytes:
             text = f"{counted(count, 'process')} started with {format_bytes(size)} and can never have more (MPS)"
-            warnings.append(f"{text}; new ones can have {format_bytes(record.memory_limit_bytes)}.")
+            warnings.append(f"{text}; new ones can have {format_bytes(record.most_per_process_bytes)}.")
     others = [other for other in records if other.vgpu_id != record.vgpu_id]
     hard = [other.vgpu_id for other in others if not other.spec.burst]
     bursting = [other.vgpu_id for other in others if other.spec.burst]
@@ -232,6 +232,9 @@ def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> t
 def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     """What holds for this vGPU and might surprise, in sentences."""
     notes = ["Contexts, modules and stacks of its processes count as its memory, as NVML reports them."]
+    if record.spec.process_memory_bytes is not None:
+        each = format_bytes(record.spec.process_memory_bytes)
+        notes.append(f"Each of its processes may allocate {each} of that, contexts and modules apart.")
     if mode is Mode.SPATIAL:
         assert record.partition is not None
         granted = record.partition

@@ -260,10 +260,10 @@ class GpuServer:
             mps_log_directory=str(self.daemon.directories.log) if spatial else "",
             mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
             # The only device that the daemon shows is number 0, whatever the GPU's index.
-            mps_pinned_memory_limit=f"0={record.memory_limit_bytes >> 20}M" if spatial else "",
+            mps_pinned_memory_limit=f"0={record.most_per_process_bytes >> 20}M" if spatial else "",
             mps_client_priority=client_priority(record.spec.priority) if spatial else "",
             sm_planned=sms_planned(record),
-            memory_planned_bytes=record.memory_limit_bytes if spatial else 0,
+            memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
         )
 

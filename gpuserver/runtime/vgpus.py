@@ -126,6 +126,7 @@ class Vgpu:
         self.record = record
         self.grants.mode = page_mode(record)
         self.grants.memory_limit_bytes = record.memory_limit_bytes
+        self.grants.process_limit_bytes = record.process_limit_bytes
         self.grants.flags = (self.grants.flags & ~_POLICY_FLAGS) | _LOSS_FLAGS[record.spec.on_server_loss]
         self.grants.wake()
 
@@ -180,6 +181,7 @@ def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: i
         mode=page_mode(record),
         generation=generation,
         memory_limit_bytes=record.memory_limit_bytes,
+        process_limit_bytes=record.process_limit_bytes,
         total_memory_bytes=facts.total_memory_bytes,
         grace_ns=grace_ns,
         flags=_LOSS_FLAGS[record.spec.on_server_loss],

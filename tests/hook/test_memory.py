@@ -8,7 +8,7 @@ from typing import Any
 from cython_ext.readings import SlotReading
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 
-INVALID_CONTEXT = 201
+OUT_OF_MEMORY, INVALID_CONTEXT = 2, 201
 
 PROLOGUE = """
 import ctypes, json, sys
@@ -34,7 +34,7 @@ class Talk:
     def next(self) -> tuple[Any, SlotReading]:
         """What it said, and its slot as it was then."""
         said = json.loads(self.stage.heard(self.process))
-        slot = self.vgpu.slot()
+        (slot,) = [slot for slot in self.vgpu.slots() if slot.pid == self.process.pid]
         self.stage.tell(self.process)
         return said, slot
 
@@ -80,6 +80,35 @@ def test_a_new_limit_holds_at_once(stage: Stage) -> None:
     stage.tell(talk.process)
     (grown,), _ = talk.next()
     assert grown
+
+
+def test_a_process_has_a_limit_of_its_own(stage: Stage) -> None:
+    """Of 8 GiB each process may own 3, however it asks; the third of them finds 2 left."""
+    vgpu = stage.vgpu(memory_bytes=8 * GIB)
+    vgpu.grants.process_limit_bytes = 3 * GIB
+    body = """
+pooled = c_uint64()
+say(app.memory_info(), app.total_bytes)
+first = app.allocate(2 * GIB)
+say(first is not None, app.allocate(2 * GIB), create_physical(app, 2 * GIB)[0],
+    app.result("cuMemAllocAsync", byref(pooled), c_size_t(2 * GIB), app.stream))
+say(app.allocate(GIB) is not None, app.allocate(1), app.memory_info())
+"""
+    for left in (3, 3):
+        talk = Talk(stage, vgpu, body)
+        (info, total), _ = talk.next()
+        assert (info, total) == ([left * GIB, 3 * GIB], 3 * GIB)
+        said, _ = talk.next()
+        assert said == [True, None, OUT_OF_MEMORY, OUT_OF_MEMORY]
+        said, _ = talk.next()
+        assert said == [True, None, [0, 3 * GIB]]
+    talk = Talk(stage, vgpu, "say(app.memory_info(), app.allocate(3 * GIB), app.allocate(2 * GIB) is not None)")
+    said, _ = talk.next()
+    assert said == [[2 * GIB, 3 * GIB], None, True]
+    vgpu.grants.process_limit_bytes = 0
+    talk = Talk(stage, vgpu, "say(app.memory_info())")
+    (info,), _ = talk.next()
+    assert info == [0, 8 * GIB]
 
 
 def test_the_driver_refuses_and_nothing_stays_charged(stage: Stage) -> None:

@@ -55,10 +55,10 @@ class LedgerTwin(RuleBasedStateMachine):
     def total(self) -> int:
         return sum(map(self.owned, range(4)))
 
-    @rule(slot=slots, kind=kinds, size=sizes, limit=limits)
-    def reserve(self, slot: int, kind: int, size: int, limit: int) -> None:
-        fits = self.total() + size <= limit
-        assert self.page.reserve(slot, kind, size, limit) == (native.LEDGER_OK if fits else native.LEDGER_REFUSED)
+    @rule(slot=slots, kind=kinds, size=sizes, limit=limits, own=st.sampled_from([LIMIT // 3, 2**64 - 1]))
+    def reserve(self, slot: int, kind: int, size: int, limit: int, own: int) -> None:
+        fits = self.total() + size <= limit and self.owned(slot) + size <= own
+        assert self.page.reserve(slot, kind, size, limit, own) == (native.LEDGER_OK if fits else native.LEDGER_REFUSED)
         if fits:
             self.reserved[slot] += size
             self.peak[slot] = max(self.peak[slot], self.owned(slot))

@@ -45,6 +45,9 @@ Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Part of the GPU
 Mem = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M; else the same part as --sm.")
 ]
+MemPerProcess = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="The most that one process may allocate of it; else all.")
+]
 QuotaRequest = Annotated[
     str | None, typer.Option(metavar="PERCENT", help="Part of the time that is guaranteed; else the limit.")
 ]
@@ -86,6 +89,7 @@ class Wanted:
 def _wanted(
     sm: Sm = None,
     mem: Mem = None,
+    mem_per_process: MemPerProcess = None,
     fraction: Fraction = None,
     quota_request: QuotaRequest = None,
     quota_limit: QuotaLimit = None,
@@ -104,6 +108,7 @@ def _wanted(
     spec = VgpuSpec.parse(
         sm_percent=sm,
         memory_bytes=mem,
+        process_memory_bytes=mem_per_process,
         fraction=fraction,
         quota_request_percent=quota_request,
         quota_limit_percent=quota_limit,

@@ -151,6 +151,7 @@ def set_(
     vgpu: VgpuArgument,
     sm: options.Sm = None,
     mem: options.Mem = None,
+    mem_per_process: options.MemPerProcess = None,
     quota_request: options.QuotaRequest = None,
     quota_limit: options.QuotaLimit = None,
     burst: Annotated[bool | None, typer.Option(help=options.BURST, show_default=False)] = None,
@@ -168,6 +169,7 @@ def set_(
     changes = VgpuChanges.parse(
         sm_percent=sm,
         memory_bytes=mem,
+        process_memory_bytes=mem_per_process,
         quota_request_percent=quota_request,
         quota_limit_percent=quota_limit,
         burst=burst,

@@ -207,7 +207,7 @@ class ProcessReading(Reading):
     wants: bool
     has_work: bool  # submitted, and not yet seen to be drained
     memory_bytes: int  # committed + reserved
-    memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, other
+    memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
     memory_peak_bytes: int
     memory_refusals: int
