@@ -169,6 +169,19 @@ cdef class Engine:
         sim_reap(self.gpu)
         sim_unlock(self.gpu)
 
+    def sm_time(self):
+        """Advance a shared GPU to the present: (its time in ns, {pid: SM time}), of the same instant."""
+        sim_enter(self.gpu)
+        sim_reap(self.gpu)
+        used = {}
+        for i in range(SIM_CONTEXTS):
+            if self.gpu.contexts[i].state != CONTEXT_FREE:
+                pid = self.gpu.contexts[i].pid
+                used[pid] = used.get(pid, 0) + self.gpu.contexts[i].sm_ns
+        time_ns = self.gpu.time_ns
+        sim_unlock(self.gpu)
+        return time_ns, used
+
     @property
     def time_ns(self):
         return self.gpu.time_ns

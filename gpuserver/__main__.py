@@ -6,9 +6,8 @@ import argparse
 import fcntl
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 import structlog
 import trio
@@ -21,11 +20,10 @@ from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
 from vgpu.paths import NodePaths
+from vgpu.precedence import go_first
 from vgpu.protocol.stream import listen
 
 log = structlog.get_logger(__name__)
-
-NICE: Final = -10
 
 
 def main() -> None:
@@ -63,13 +61,6 @@ async def serve(server: GpuServer, settings: Settings) -> None:
     listener = listen(settings.paths.server_socket(settings.index), mode=0o600)
     with listener:
         await server.run(listener, Control(server).serve)
-
-
-def go_first() -> None:
-    """Ask for the CPU before the programs that share the GPU: on a busy machine a dispatcher or relay that is woken and
-    does not run at once leaves the GPU idle at every hand-over. Threads and brokers inherit it; only root may."""
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
 
 def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:

@@ -55,7 +55,7 @@ class Pace:
 
 
 REAL: Final = Pace()
-REHEARSED: Final = Pace(0.2, 0.2, 0.0)
+REHEARSED: Final = Pace(0.2, 1.0, 0.0)
 
 
 class SharerFailed(RuntimeError):

@@ -42,7 +42,7 @@ from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
 
-RETURN_S: Final = 5.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
+RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
 SETTLED_S: Final = 10.0  # a broker that lived that long did not die of its own start
 

@@ -47,7 +47,7 @@ from vgpu.protocol.stream import serve_links
 
 log = structlog.get_logger(__name__)
 
-ADMIT_S: Final = 8.0
+ADMIT_S: Final = 12.0
 """A broker that has not opened its socket by then will not."""
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
@@ -381,12 +381,16 @@ class GpuServer:
             await trio.sleep(1.0)
             for record in self.registry.expired(time.time_ns()):
                 vgpu = self.vgpus[record.vgpu_id]
-                if not vgpu.removed.is_set():
+                if not vgpu.removed.is_set() and not self._is_being_made(vgpu):
                     await self.strike(vgpu, "expired", f"{record.vgpu_id} has reached its time to live")
             await self.remember()
             if not self.settings.paths.server_socket(self.facts.index).exists():
                 log.warning("nobody can reach this server any more: its socket is gone")
                 self.nursery.cancel_scope.cancel()
+
+    def _is_being_made(self, vgpu: Vgpu) -> bool:
+        """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
+        return not vgpu.admits.is_set() and time.time_ns() < vgpu.record.created_unix_ns + int(ADMIT_S * 1e9)
 
     async def remember(self) -> None:
         """Write the journal now. A disk that fails does not stop the GPU; it is reported."""

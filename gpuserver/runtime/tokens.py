@@ -75,7 +75,7 @@ class TokenLoop:
     # --- vGPUs come, change and go
 
     def add(self, key: VgpuKey, grants: GrantsPage, share: Share, book: Book | None = None) -> None:
-        self._hear()  # what happened before, first: here, and at every other change
+        self.hear()  # what happened before, first: here, and at every other change
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
@@ -88,12 +88,12 @@ class TokenLoop:
         self._show_contention()
 
     def change(self, key: VgpuKey, share: Share) -> None:
-        self._hear()
+        self.hear()
         self._handle(Changed(key, share))
         self._show_contention()
 
     def remove(self, key: VgpuKey) -> None:
-        self._hear()
+        self.hear()
         self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
@@ -120,7 +120,7 @@ class TokenLoop:
 
     def muster(self, event: Mustered) -> None:
         """Its gang is called, or no more."""
-        self._hear()
+        self.hear()
         if event.vgpu in self._published:
             self._handle(event)
 
@@ -128,7 +128,7 @@ class TokenLoop:
 
     def record(self, recorder: Recorder) -> None:
         """From now on ``recorder`` hears what the scheduler does, and hooks note what they see of the GPU."""
-        self._hear()
+        self.hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
             recorder.enter(
@@ -145,6 +145,7 @@ class TokenLoop:
 
     def forget_recorder(self, recorder: Recorder) -> None:
         """It hears no more; hooks note no more once it was the last."""
+        self.hear()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
         if not self._recorders:
             for page in self._grants.values():
@@ -195,14 +196,14 @@ class TokenLoop:
             nursery.start_soon(self._keep_time)
             while True:
                 await trio.lowlevel.wait_readable(self._dispatcher.fileno())
-                self._hear()
+                self.hear()
 
     async def _keep_time(self) -> None:
         """Tick at the scheduler's deadline, wherever it is moved meanwhile."""
         while True:
             with trio.CancelScope(deadline=self._deadline_s()) as self._alarm:
                 await trio.sleep_forever()
-            self._hear()  # what happened before, first
+            self.hear()  # what happened before, first
             deadline = self._scheduler.next_deadline_ns()
             if deadline is not None and deadline <= time.monotonic_ns():
                 self._handle(Tick())
@@ -214,7 +215,7 @@ class TokenLoop:
             return math.inf
         return trio.current_time() + max(0, deadline - time.monotonic_ns()) / SECOND_NS
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """What the dispatcher has seen since; all of it is one decision."""
         reports: list[Report] = []
         lost = 0

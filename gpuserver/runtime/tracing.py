@@ -109,6 +109,7 @@ class _Recording:
     def _look(self) -> None:
         now_ns = time.monotonic_ns()
         if not self._finished and now_ns >= self._end_ns:
+            self._server.tokens.hear()
             self._recorder.finish(self._end_ns)
             self._finished = True
         self._read_rings(now_ns)

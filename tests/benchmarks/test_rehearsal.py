@@ -15,10 +15,12 @@ from benchmarks.gpu.parts.part import Bench, Options
 from benchmarks.gpu.records import Run, Writer, read
 from benchmarks.gpu.stage import Ground
 
+pytestmark = pytest.mark.timeout(600)  # twenty seconds, and more where much else runs
+
 
 def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 def rehearse(out: Path, *arguments: str) -> str:

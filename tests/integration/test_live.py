@@ -79,10 +79,10 @@ def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pai
     with node.link() as link:
         link.set_gpu("0", period_ns=200_000_000)
     eventually(lambda: reading(node, second).tokens_per_second < 9, "rounds of 200 ms")
+    assert change(node, first, priority="high").spec.priority == "high"  # beside one, the period is not made longer
     with node.link() as link:
         link.set_gpu("0", period_ns=40_000_000)
     eventually(lambda: reading(node, second).tokens_per_second > 12, "rounds of 40 ms")
-    assert change(node, first, priority="high").spec.priority == "high"
     comes_to(node, {first: 0.3, second: 0.6})  # it goes first among the entitled, and gets no more
     with node.link() as link:
         assert link.set_gpu("0", window_ns=2_000_000).window_ns == 2_000_000

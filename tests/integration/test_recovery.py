@@ -246,6 +246,12 @@ def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading
     goes_on(children[0])
 
 
+def serves_anew(node: SimulatedNode, than_pid: int) -> bool:
+    with node.link() as link:
+        (gpu,) = link.gpus()
+    return gpu.state == "serving" and gpu.server_pid not in {None, than_pid}
+
+
 def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> None:
     with SimulatedNode(mode="auto") as node:
         vgpu = node.create(sm_percent=30, memory_bytes="1G")
@@ -253,8 +259,10 @@ def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> N
         child = node.attach(vgpu.vgpu_id)
         with node.link() as link:
             assert link.gpus()[0].mode_reason.startswith("auto")
-        os.kill(node.server_pid(), signal.SIGKILL)
+        killed = node.server_pid()
+        os.kill(killed, signal.SIGKILL)
         eventually(lambda: len(child.replies) == 2, "the second attach")
         assert child.replies[1]["mode"] == "spatial"
+        eventually(lambda: serves_anew(node, killed), "the node knows the next server")
         with node.link() as link:
             assert "processes that are attached" in link.gpus()[0].mode_reason

@@ -114,17 +114,13 @@ class Gpu:
         self.begin()
 
     def begin(self) -> None:
-        self.engine.refresh()
-        self.begun_ns, self._before = self.engine.time_ns, self._by_pid()
-
-    def _by_pid(self) -> dict[int, float]:
-        return {pid: sm_ns for pid, _, _, sm_ns, _, _ in self.engine.contexts().values()}
+        self.begun_ns, self._before = self.engine.sm_time()
 
     def sms(self) -> dict[int, float]:
         """SMs used by each process, on average since ``begin``."""
-        self.engine.refresh()
-        passed = self.engine.time_ns - self.begun_ns
-        return {pid: (sm_ns - self._before.get(pid, 0)) / passed for pid, sm_ns in self._by_pid().items()}
+        now_ns, used = self.engine.sm_time()
+        passed = now_ns - self.begun_ns
+        return {pid: (sm_ns - self._before.get(pid, 0)) / passed for pid, sm_ns in used.items()}
 
     def watch(self, seconds: float) -> dict[int, float]:
         self.begin()
@@ -262,6 +258,7 @@ def test_programs_of_low_priority_are_clients_of_the_lower_one(node: SimulatedNo
     child = node.attach(low.vgpu_id)
     try:
         assert child.replies[0]["mps_client_priority"] == "1"
+        eventually(lambda: node.reading(low.vgpu_id).processes == 1, "the server knows of it")
         with node.link() as link:
             (told,) = link.set(low.vgpu_id, VgpuChanges.parse(priority="high")).warnings
         assert "of low priority, for life; new ones are of normal" in told

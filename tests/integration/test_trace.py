@@ -83,6 +83,7 @@ def test_a_pair_of_30_and_70_percent(node: SimulatedNode) -> None:
     # In temporal mode one lease follows another: they overlap by their tails, and by what is to drain in 0.15 ms.
     inorder = sorted(made.leases, key=lambda lease: lease.go_ns)
     for before, after in pairwise(inorder):
+        assert before.end_ns is not None or before.drained_ns is not None
         over_ns = min(at for at in (before.end_ns, before.drained_ns) if at is not None)
         assert after.go_ns >= over_ns - 1_500_000
     charged = {lease.epoch: lease.charged_ns for lease in made.leases if lease.drained_ns is not None}
@@ -97,12 +98,19 @@ def test_a_pair_of_30_and_70_percent(node: SimulatedNode) -> None:
 
 def test_who_is_gone_is_forgotten_at_once(node: SimulatedNode) -> None:
     """As many as there may be are killed; as many others have their place."""
+
+    def begins(owned: ExitStack) -> bool:
+        """On a link of its own, which stays open if it does."""
+        with ExitStack() as trial:
+            link = trial.enter_context(node.link())
+            begun = _first(link.trace("0", 300 * SECOND_NS)) is not None
+            owned.push(trial.pop_all() if begun else ExitStack())
+        return begun
+
     for _ in range(2):
         with ExitStack() as owned:
             for _ in range(4):
-                link = owned.enter_context(node.link())
-                chunks = link.trace("0", 300 * SECOND_NS)
-                eventually(lambda told=chunks: _first(told), "a recording begins")  # type: ignore[misc]
+                eventually(lambda links=owned: begins(links), "a recording begins")  # type: ignore[misc]
             with node.link() as late, pytest.raises(VgpuError, match="recorded by 4 others") as refused:
                 next(late.trace("0", SECOND_NS))
             assert refused.value.code is ErrorCode.UNAVAILABLE

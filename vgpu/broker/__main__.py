@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from vgpu.broker.runtime import Broker
+from vgpu.precedence import go_first
 
 
 def main() -> None:
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
     arguments = parser.parse_args()
+    go_first()
     trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
 
 

@@ -58,11 +58,12 @@ from vgpu.protocol.stream import MessageStream, listen, serve_links
 
 log = structlog.get_logger(__name__)
 
-LOOK_S: Final = 2.0
+LOOK_S: Final = 5.0
 CHANGE_S: Final = 15.0
 LOOK_AGAIN_S: Final = 0.05
-RESTART_S: Final = 3.0
-"""A request waits that long for a server that is being restarted, which takes about half a second."""
+RESTART_S: Final = 8.0
+"""A request waits that long for a server that is being restarted, which takes half a second, and seconds on a machine
+with much else to do."""
 MOST_LINKS: Final = 1024
 MOST_LINKS_OF_ONE: Final = 64
 """One user's, other than root's and the node's own: who opens links without end must not take the others' room."""

@@ -1,4 +1,4 @@
-"""Memory that graphs allocate: nodes that take and nodes that give back, at addresses that are known when they are made.
+"""Memory that graphs allocate: nodes that take and nodes that give back, at addresses known when they are made.
 
 An executable graph needs as much as its nodes have taken at once, in the order in which they were made. It gets that at
 its first upload or launch, in steps as a pool does, and keeps it until it is destroyed; then it is *reserved* for
@@ -15,9 +15,9 @@ from cython_ext.sim.cuda.allocations cimport (
     Allocation, BACKING_GRAPH, mem_add, mem_charge, mem_discharge, mem_find, mem_remove,
 )
 from cython_ext.sim.cuda.driver cimport (
-    CONTEXT_IS_DESTROYED, Context, CUresult, Graph, GraphMemory, INVALID_DEVICE, INVALID_VALUE, MARK_NODE, MARK_STREAM, NODE_GIVES,
-    NODE_TAKES, Node, OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_add_to_graph, drv_begin, drv_capture_work,
-    drv_check_unsafe, drv_current_context, drv_device, drv_devices, drv_end, drv_lock, drv_unlock,
+    CONTEXT_IS_DESTROYED, CUresult, Context, Graph, GraphMemory, INVALID_DEVICE, INVALID_VALUE, MARK_NODE,
+    MARK_STREAM, NODE_GIVES, NODE_TAKES, Node, OUT_OF_MEMORY, SUCCESS, Stream, Work, drv_add_to_graph, drv_begin,
+    drv_capture_work, drv_check_unsafe, drv_current_context, drv_device, drv_devices, drv_end, drv_lock, drv_unlock,
 )
 from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap,

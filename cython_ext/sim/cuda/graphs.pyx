@@ -6,8 +6,9 @@ from libc.string cimport memcpy, memset
 
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, DATA_FILL, EFFECT_EVENT, EFFECT_HOST, Event, Frontier, Function, Graph, INVALID_HANDLE,
-    INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, NOT_SUPPORTED, Node, OUT_OF_MEMORY, SUCCESS, Work, drv_current_context,
-    drv_copy_3d, drv_lock, drv_price_copy, drv_price_kernel, drv_ready, drv_unlock, mem_forget_node,
+    INVALID_VALUE, MARK_EVENT, MARK_GRAPH, MARK_NODE, NOT_SUPPORTED, Node, OUT_OF_MEMORY, SUCCESS, Work,
+    drv_current_context, drv_copy_3d, drv_lock, drv_price_copy, drv_price_kernel, drv_ready, drv_unlock,
+    mem_forget_node,
 )
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK
 
