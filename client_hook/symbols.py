@@ -117,6 +117,12 @@ def _nvml(name: str, arguments: str, *, intercepted: bool = True) -> Iterator[Sy
     yield Symbol("nvml", name, arguments, name, 0, False, intercepted)
 
 
+def _nvml_lists(name: str) -> Iterator[Symbol]:
+    """A list of processes, in the versions that there are."""
+    for version in ("", "_v2", "_v3"):
+        yield from _nvml(name + version, "void* device, unsigned* count, void* infos")
+
+
 _SHAPE = "unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared"
 _TO_DEVICE = "unsigned long long target, const void* source, size_t size"
 _FROM_DEVICE = "void* target, unsigned long long source, size_t size"
@@ -381,6 +387,9 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_nvml("nvmlDeviceGetIndex", "void* device, unsigned* index"),
     *_nvml("nvmlDeviceGetMemoryInfo", "void* device, void* memory"),
     *_nvml("nvmlDeviceGetMemoryInfo_v2", "void* device, void* memory"),
+    *_nvml_lists("nvmlDeviceGetComputeRunningProcesses"),
+    *_nvml_lists("nvmlDeviceGetGraphicsRunningProcesses"),
+    *_nvml_lists("nvmlDeviceGetMPSComputeRunningProcesses"),
     # --- called by the hook, not intercepted
     *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
     *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),

@@ -1,18 +1,26 @@
 """NVML as the vGPU's owner is to see it, in nvidia-smi too: the devices of its vGPUs, in the order of VGPU_ID, with the
-vGPU's memory.
+vGPU's memory and its processes.
 
 NVML needs no cuInit. Until there was one, the process is an observer: it gets the pages, but no slot.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport strcmp
+from libc.string cimport memcpy, strcmp
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from cython_ext.hook.generated.driver cimport (
-    real_nvmlDeviceGetCount, real_nvmlDeviceGetCount_v2, real_nvmlDeviceGetHandleByIndex,
+    real_nvmlDeviceGetComputeRunningProcesses, real_nvmlDeviceGetComputeRunningProcesses_v2,
+    real_nvmlDeviceGetComputeRunningProcesses_v3, real_nvmlDeviceGetCount, real_nvmlDeviceGetCount_v2,
+    real_nvmlDeviceGetGraphicsRunningProcesses, real_nvmlDeviceGetGraphicsRunningProcesses_v2,
+    real_nvmlDeviceGetGraphicsRunningProcesses_v3, real_nvmlDeviceGetMPSComputeRunningProcesses,
+    real_nvmlDeviceGetMPSComputeRunningProcesses_v2, real_nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    real_nvmlDeviceGetHandleByIndex,
     real_nvmlDeviceGetHandleByIndex_v2, real_nvmlDeviceGetHandleByUUID, real_nvmlDeviceGetIndex,
     real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2, real_nvmlDeviceGetUUID,
 )
 from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_memory_reading
+from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
+from cython_ext.native cimport load32
 
 
 cdef enum:
@@ -98,6 +106,97 @@ cdef public int nvmlDeviceGetIndex(void* device, unsigned int* index) noexcept n
         gate_of(device, index)
     return result
 
+
+# --- processes
+
+cdef enum:
+    NVML_ERROR_INSUFFICIENT_SIZE = 7
+    MOST_PROCESSES = 4096
+    INFO_BYTES = 24          # nvmlProcessInfo_v2_t, which _v2 and _v3 give; a pid is its first word
+    INFO_V1_BYTES = 16
+
+
+ctypedef int (*Listing)(void*, unsigned int*, void*) noexcept nogil
+
+
+cdef bint is_inside(const Gate* gate, uint32_t pid) noexcept nogil:
+    cdef const Slot* slot
+    cdef int i
+    for i in range(MAX_PROCESSES):
+        slot = &gate.activity.slots[i]
+        if slot.pid == pid and load32(&slot.state) != SLOT_FREE:
+            return 1
+    return 0
+
+
+cdef int listed(Listing real, void* device, unsigned int* count, void* infos, size_t size) noexcept nogil:
+    """The processes of the vGPU, of those that the driver lists. What others run on the GPU is nobody's business."""
+    cdef unsigned int index, found = MOST_PROCESSES, kept = 0, room, i
+    cdef Gate* gate = gate_of(device, &index)
+    cdef char* every
+    cdef void* memory
+    cdef int result
+    if gate == NULL or count == NULL:
+        return real(device, count, infos)
+    memory = mmap(NULL, MOST_PROCESSES * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if memory == MAP_FAILED:
+        return real(device, count, infos)
+    every = <char*>memory
+    result = real(device, &found, memory)
+    room = count[0] if infos != NULL else 0
+    if result == NVML_SUCCESS:
+        for i in range(min(found, <unsigned int>MOST_PROCESSES)):
+            if is_inside(gate, (<uint32_t*>(every + i * size))[0]):
+                if kept < room:
+                    memcpy(<char*>infos + kept * size, every + i * size, size)
+                kept += 1
+        count[0] = kept
+        result = NVML_ERROR_INSUFFICIENT_SIZE if kept > room else NVML_SUCCESS
+    munmap(memory, MOST_PROCESSES * size)
+    return result
+
+
+cdef public int nvmlDeviceGetComputeRunningProcesses(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetComputeRunningProcesses, device, count, infos, INFO_V1_BYTES)
+
+
+cdef public int nvmlDeviceGetComputeRunningProcesses_v2(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetComputeRunningProcesses_v2, device, count, infos, INFO_BYTES)
+
+
+cdef public int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetComputeRunningProcesses_v3, device, count, infos, INFO_BYTES)
+
+
+cdef public int nvmlDeviceGetGraphicsRunningProcesses(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetGraphicsRunningProcesses, device, count, infos, INFO_V1_BYTES)
+
+
+cdef public int nvmlDeviceGetGraphicsRunningProcesses_v2(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetGraphicsRunningProcesses_v2, device, count, infos, INFO_BYTES)
+
+
+cdef public int nvmlDeviceGetGraphicsRunningProcesses_v3(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetGraphicsRunningProcesses_v3, device, count, infos, INFO_BYTES)
+
+
+cdef public int nvmlDeviceGetMPSComputeRunningProcesses(void* device, unsigned int* count, void* infos) noexcept nogil:
+    return listed(real_nvmlDeviceGetMPSComputeRunningProcesses, device, count, infos, INFO_V1_BYTES)
+
+
+cdef public int nvmlDeviceGetMPSComputeRunningProcesses_v2(
+    void* device, unsigned int* count, void* infos
+) noexcept nogil:
+    return listed(real_nvmlDeviceGetMPSComputeRunningProcesses_v2, device, count, infos, INFO_BYTES)
+
+
+cdef public int nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    void* device, unsigned int* count, void* infos
+) noexcept nogil:
+    return listed(real_nvmlDeviceGetMPSComputeRunningProcesses_v3, device, count, infos, INFO_BYTES)
+
+
+# --- memory
 
 cdef public int nvmlDeviceGetMemoryInfo(void* device, void* memory) noexcept nogil:
     cdef int result = real_nvmlDeviceGetMemoryInfo(device, memory)

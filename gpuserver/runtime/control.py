@@ -17,7 +17,15 @@ from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.runtime.brokers import LinkErrors
-from gpuserver.runtime.readings import Rates, no_statement, notes_on, process_reading, vgpu_reading, warnings_on
+from gpuserver.runtime.readings import (
+    Rates,
+    no_statement,
+    notes_on,
+    outside_process,
+    process_reading,
+    vgpu_reading,
+    warnings_on,
+)
 from gpuserver.runtime.server import ADMIT_S, GpuServer
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
@@ -267,10 +275,8 @@ class Control:
         )
 
     def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:
-        index, implicit = self._server.facts.index, self._server.memory.implicit
-        return [
-            process_reading(vgpu, slot, index, implicit.get((vgpu.record.vgpu_id, slot.pid), 0)) for slot in vgpu.slots
-        ]
+        index, memory = self._server.facts.index, self._server.memory
+        return [process_reading(vgpu, slot, index, memory) for slot in vgpu.slots]
 
     def _gpu(self, vgpus: tuple[VgpuReading, ...]) -> GpuReading:
         server = self._server
@@ -300,6 +306,7 @@ class Control:
             mps_pid=server.mps.pid,
             mps_restarts=server.mps.restarts,
             mps_reason=server.mps.reason,
+            outside=tuple(outside_process(one, server.facts.index) for one in server.memory.outside),
         )
 
 

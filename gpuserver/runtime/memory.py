@@ -16,10 +16,12 @@ import trio
 
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
+from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
+from vgpu.units import format_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -44,13 +46,16 @@ class Dead:
 
 
 class MemoryWatch:
-    """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid)."""
+    """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid), ``drift`` what its ledger says
+    beyond the driver's, where that is much, ``outside`` who is in no vGPU. ``notice`` is told of the latter two, once:
+    kind of event, vGPU, sentence, pid."""
 
     def __init__(
         self,
         gpu: NvmlGpu,
         vgpus: Callable[[], Iterable[Vgpu]],
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
+        notice: Callable[[str, Vgpu | None, str, int], None],
     ) -> None:
         self._gpu = gpu
         self._vgpus = vgpus
@@ -58,8 +63,11 @@ class MemoryWatch:
         self._dead: dict[tuple[str, int], Dead] = {}
         self._fresh_until = 0.0
         self._wake = trio.Event()
+        self._notice = notice
         self.latest = NO_USE
         self.implicit: dict[tuple[str, int], int] = {}
+        self.drift: dict[tuple[str, int], int] = {}
+        self.outside: tuple[Outsider, ...] = ()
 
     def expect_growth(self) -> None:
         """A process attached: its implicit memory appears within the next moments."""
@@ -87,9 +95,11 @@ class MemoryWatch:
         silent = False
         while True:
             self._wake = trio.Event()
+            before = {vgpu.record.vgpu_id: list(vgpu.slots) for vgpu in self._vgpus()}
             try:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
+                self._compare(before)
             except VgpuError as error:
                 if not silent:
                     log.warning("no memory reading", reason=str(error))
@@ -98,6 +108,24 @@ class MemoryWatch:
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
+
+    def _compare(self, before: Mapping[str, list[SlotReading]]) -> None:
+        """The driver's figures with the ledgers of a moment ago and of now."""
+        known_drift, known_outside = self.drift, {outsider.process for outsider in self.outside}
+        self.drift = {}
+        inside: set[int] = set()
+        for vgpu in self._vgpus():
+            vgpu_id, slots = vgpu.record.vgpu_id, list(vgpu.slots)
+            inside |= {slot.pid for slot in (*slots, *before.get(vgpu_id, ()))}
+            for pid, amount in drift_by_pid(before.get(vgpu_id, ()), slots, self.latest.by_pid).items():
+                self.drift[vgpu_id, pid] = amount
+                if (vgpu_id, pid) not in known_drift:
+                    text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
+                    self._notice("drift", vgpu, text, pid)
+        self.outside = outsiders(self.latest.by_pid, inside)
+        for outsider in self.outside:
+            if outsider.process not in known_outside:
+                self._notice("outside", None, sentence(outsider), outsider.process.pid)
 
     def _interval(self) -> float:
         now = trio.current_time()
@@ -139,12 +167,9 @@ class MemoryWatch:
 
 
 def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> dict[int, int]:
-    """Bytes that the driver shows beyond the ledger, per process. A pid with two slots (exec) is counted once.
+    """Bytes that the driver shows beyond the ledger, per process.
 
     The ledger is a tenant's word: a process that claims to own more than it does has so much less implicit memory, and
     is charged with its claim.
     """
-    committed: dict[int, int] = {}
-    for slot in slots:
-        committed[slot.pid] = committed.get(slot.pid, 0) + sum(slot.committed_bytes)
-    return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed.items()}
+    return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed_by_pid(slots).items()}

@@ -13,9 +13,11 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.mps import client_priority
+from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.outside import Outsider
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
 from vgpu.choices import PriorityName
-from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuReading
 from vgpu.units import counted, format_bytes
 
 SAMPLE_S: Final = 0.2
@@ -153,8 +155,9 @@ def _state(vgpu: Vgpu, statement: Statement) -> Literal["starting", "idle", "wai
     return "waiting" if statement.wants else "idle"
 
 
-def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_bytes: int) -> ProcessReading:
-    """What the node tells of one process. ``implicit_bytes``: by NVML, beyond what ``slot`` says."""
+def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: MemoryWatch) -> ProcessReading:
+    """What the node tells of one process."""
+    name = vgpu.record.vgpu_id, slot.pid
     return ProcessReading(
         vgpu_id=vgpu.record.vgpu_id,
         gpu_index=gpu_index,
@@ -166,7 +169,9 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         has_work=slot.undrained,
         memory_bytes=bounded(slot.charged_bytes),
         memory_by_kind_bytes=dict(zip(_KINDS, slot.committed_bytes, strict=False)),
-        memory_implicit_bytes=implicit_bytes,
+        memory_implicit_bytes=memory.implicit.get(name, 0),
+        memory_driver_bytes=memory.latest.by_pid.get(slot.pid, 0),
+        memory_drift_bytes=memory.drift.get(name, 0),
         memory_peak_bytes=slot.peak_bytes,
         memory_refusals=slot.refusals,
         busy_ns=slot.busy_ns,
@@ -180,6 +185,18 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, implicit_byte
         longest_kernel_ns=slot.longest_kernel_ns,
         sm_planned=slot.sm_planned,
         sm_count=slot.sm_count,
+    )
+
+
+def outside_process(outsider: Outsider, gpu_index: int) -> OutsideProcess:
+    """What the node tells of a process that is in no vGPU."""
+    return OutsideProcess(
+        gpu_index=gpu_index,
+        pid=outsider.process.pid,
+        uid=outsider.uid,
+        command=outsider.command,
+        vgpu_id=outsider.vgpu_id,
+        memory_bytes=outsider.memory_bytes,
     )
 
 

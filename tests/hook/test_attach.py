@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -243,6 +244,31 @@ def test_nvml_without_cuda_shows_the_vgpu(tmp_path: Path) -> None:
         assert vgpu.slots() == []
     finally:
         stage.close()
+
+
+LISTS = """
+import json, os, pynvml
+from tests.hook.app import App
+app = App()
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+print("ready", flush=True)
+input()
+names = [f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("_v2", "_v3")]
+listed = [[process.pid for process in getattr(pynvml, name)(device)] for name in names]
+print(json.dumps([sorted(pids) for pids in listed]), flush=True)
+input()
+"""
+
+
+def test_nvml_lists_the_processes_of_the_vgpu_alone(stage: Stage) -> None:
+    ours, others = stage.vgpu(), stage.vgpu()
+    programs = [stage.start(LISTS, stage.environment(vgpu)) for vgpu in (ours, ours, others)]
+    for program in programs:
+        assert stage.heard(program) == "ready"
+    for program, own in zip(programs, (programs[:2], programs[:2], programs[2:]), strict=True):
+        stage.tell(program)
+        assert json.loads(stage.heard(program)) == [sorted(other.pid for other in own)] * 2
 
 
 @pytest.mark.parametrize("daemon", ["never there", "dead"])

@@ -19,7 +19,9 @@ import pytest
 from tests.integration import process
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.ctl.exits import Exit
+from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import GpuReading
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 GIB = 1 << 30
@@ -73,6 +75,45 @@ def test_servers_and_brokers_go_before_the_programs_that_share_the_gpu(node: Sim
         assert os.getpriority(os.PRIO_PROCESS, pid) < os.getpriority(os.PRIO_PROCESS, 0)
         group = Path(f"/proc/{pid}/autogroup")  # each has a session of its own, and the kernel may divide by session
         assert not group.exists() or group.read_text().rstrip().endswith("nice -10")
+
+
+def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
+    """One that was started without the hook, though it says that it is in a vGPU, beside one that is."""
+    vgpu = node.create(sm_percent=30, memory_bytes="4G", gpu="0")
+    inside = attachment([vgpu])
+    outside = inside.environment(node.environment)
+    outside["LD_PRELOAD"] = ""
+    command = [sys.executable, "-m", "vgpu.workload"]
+    programs = [
+        subprocess.Popen([*command, "--seconds", "600"], env=env, stdout=subprocess.DEVNULL)
+        for env in (outside, inside.environment(node.environment))
+    ]
+
+    def seen() -> GpuReading:
+        with node.link() as link:
+            return link.gpus()[0]
+
+    try:
+        eventually(lambda: seen().outside and seen().processes == 1, "one is seen inside and one outside")
+        (found,) = seen().outside
+        assert (found.pid, found.uid, found.vgpu_id) == (programs[0].pid, os.getuid(), vgpu.vgpu_id)
+        assert found.command.endswith(f"{sys.executable} -m")
+        assert found.memory_bytes > 0
+        shown = subprocess.run(
+            [sys.executable, "-m", "vgpu.ctl", "ps", "--all"],
+            env=node.environment | {"COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        (line,) = [line for line in shown.splitlines() if line.split()[0] == str(programs[0].pid)]
+        assert "outside" in line
+        assert f"VGPU_ID={vgpu.vgpu_id}, without the hook" in line
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+    eventually(lambda: not seen().outside, "nobody is outside any more")
 
 
 def test_new_vgpus_go_where_most_room_is(node: SimulatedNode) -> None:

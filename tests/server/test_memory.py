@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,11 @@ from cython_ext.pages import ActivityPage
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse
 from gpuserver.runtime.memory import CALM_S, URGENT_S, MemoryWatch, implicit_by_pid
+from gpuserver.runtime.outside import drift_by_pid, outsiders, printable
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
+from vgpu.protocol.peer import start_time
+from vgpu.units import MIB
 
 
 def slot(index: int, pid: int, committed: int = 0, state: SlotState = SlotState.ACTIVE) -> SlotReading:
@@ -53,6 +57,41 @@ def test_what_is_charged_in_all_is_never_less_than_what_the_driver_shows(
     for pid in {pid for pid, _ in owned}:
         committed = sum(amount for owner, amount in owned if owner == pid)
         assert implicit[pid] + committed == max(committed, driver.get(pid, 0))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "driver", "drift"),
+    [
+        (900, 900, {1: 200}, {1: 700}),
+        (900, 100, {1: 100}, {}),  # freed while the driver was asked
+        (100, 900, {1: 100}, {}),  # allocated
+        (900, 900, {1: 850}, {}),  # lags behind
+        (900, 900, {1: 0}, {}),  # not told
+        (900, 900, {}, {}),
+    ],
+)
+def test_drift_is_what_the_books_say_beyond_the_driver_at_rest(
+    before: int, after: int, driver: dict[int, int], drift: dict[int, int]
+) -> None:
+    shown = {pid: amount * MIB for pid, amount in driver.items()}
+    found = drift_by_pid([slot(0, 1, before * MIB)], [slot(0, 1, after * MIB)], shown)
+    assert found == {pid: amount * MIB for pid, amount in drift.items()}
+
+
+def test_who_is_in_no_vgpu_is_named() -> None:
+    (found,) = outsiders({os.getpid(): 5, 1: 7}, inside=[1])
+    assert (found.process, found.uid, found.memory_bytes) == (
+        Process(os.getpid(), start_time(os.getpid())),
+        os.getuid(),
+        5,
+    )
+    assert found.command
+    (stranger,) = outsiders({2**22 + 1: 5}, inside=[])
+    assert (stranger.uid, stranger.command, stranger.process.start_time) == (-1, "", 0)
+
+
+def test_a_strangers_words_are_no_commands_to_a_terminal() -> None:
+    assert printable("python\x1b[2Jx\n") == "python?[2Jx?"
 
 
 class Page:
@@ -92,7 +131,7 @@ def watch(driver: Driver, vgpu: Page, act: Callable[[MemoryWatch], None], second
         memory.reaped(vgpu, number)  # type: ignore[arg-type]
         return True
 
-    memory = MemoryWatch(driver, lambda: [vgpu], release)  # type: ignore[arg-type, return-value, list-item]
+    memory = MemoryWatch(driver, lambda: [vgpu], release, lambda *_: None)  # type: ignore[arg-type, return-value, list-item]
 
     async def run() -> None:
         with trio.move_on_after(seconds):

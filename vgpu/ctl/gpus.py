@@ -22,6 +22,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     """List the GPUs of this node, and why each is in its mode."""
     from vgpu.ctl import output, tables
     from vgpu.node.link import ControlLink
+    from vgpu.units import counted, format_bytes
 
     with ControlLink() as node:
         gpus = node.gpus()
@@ -32,6 +33,10 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
         for gpu in gpus:
             print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason, gpu.mps_reason)))}")
+            if gpu.outside:
+                used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
+                several = counted(len(gpu.outside), "process")
+                print(f"GPU {gpu.index}: {several} in no vGPU: {used}, limited by nothing here: vgpuctl ps --all")
 
 
 @gpu_app.command("set")

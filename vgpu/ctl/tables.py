@@ -9,7 +9,7 @@ from vgpu.ctl.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuReading, ProcessReading, VgpuReading
+    from vgpu.protocol.messages import GpuReading, OutsideProcess, ProcessReading, VgpuReading
 
 VGPUS: Final = (
     Column("VGPU"),
@@ -108,6 +108,20 @@ def process_row(process: ProcessReading) -> Row:
         str(process.memory_refusals),
         process.command,
     )
+
+
+def outside_row(process: OutsideProcess) -> Row:
+    """A row of ``PROCESSES``, of one that is in no vGPU."""
+    command = process.command + (f" (VGPU_ID={process.vgpu_id}, without the hook)" if process.vgpu_id else "")
+    known = {
+        "PID": str(process.pid),
+        "VGPU": "none",
+        "GPU": str(process.gpu_index),
+        "STATE": Cell("outside", "red"),
+        "MEMORY": format_bytes(process.memory_bytes),
+        "COMMAND": command,
+    }
+    return tuple(known.get(column.title, "") for column in PROCESSES)
 
 
 def gpu_row(gpu: GpuReading) -> Row:

@@ -134,17 +134,24 @@ def _print_detail(detail: VgpuDetail) -> None:
 
 def ps(
     vgpu: Annotated[str, typer.Argument(metavar="VGPU", help="Only this vGPU's.", show_default=False)] = "",
+    everyone: Annotated[
+        bool, typer.Option("-a", "--all", help="Those too that use a GPU of this node in no vGPU.")
+    ] = False,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """List the processes that run in vGPUs."""
     from vgpu.node.link import ControlLink
 
+    if everyone and vgpu:
+        raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
         processes = node.processes(vgpu).processes
+        outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
-        output.print_json(processes)
+        output.print_json([*processes, *outside])
     else:
-        output.print_table(tables.PROCESSES, map(tables.process_row, processes))
+        rows = [*map(tables.process_row, processes), *map(tables.outside_row, outside)]
+        output.print_table(tables.PROCESSES, rows)
 
 
 def set_(

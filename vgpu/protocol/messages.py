@@ -209,6 +209,8 @@ class ProcessReading(Reading):
     memory_bytes: int  # committed + reserved
     memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
+    memory_driver_bytes: int = 0  # NVML's figure
+    memory_drift_bytes: int = 0  # what its ledger says beyond that, if it is much
     memory_peak_bytes: int
     memory_refusals: int
     busy_ns: int
@@ -241,6 +243,18 @@ class VgpuDetail(Reading):
     notes: tuple[str, ...]
 
 
+class OutsideProcess(Reading):
+    """A process on a GPU that is in no vGPU: nothing here limits it. ``uid`` −1, ``command`` "": the server cannot see.
+    ``vgpu_id``: what its VGPU_ID says; then it was started without the hook, or took it out."""
+
+    gpu_index: int
+    pid: int
+    uid: int
+    command: str
+    vgpu_id: str
+    memory_bytes: int
+
+
 class GpuReading(Reading):
     """One physical (or simulated) GPU and how it is shared."""
 
@@ -269,6 +283,7 @@ class GpuReading(Reading):
     mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
     mps_restarts: int = 0  # daemons that were started because one had died
     mps_reason: str = ""  # why there is none
+    outside: tuple[OutsideProcess, ...] = ()
 
 
 class GpuList(Reading):
@@ -299,7 +314,7 @@ class Snapshot(Reading):
 
 class EventReading(Reading):
     """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
-    refused (memory), broker-restarted, server-restarted, link-closed, mode."""
+    refused (memory), drift, outside (processes in no vGPU), broker-restarted, server-restarted, link-closed, mode."""
 
     at_unix_s: float
     kind: str
