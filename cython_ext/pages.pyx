@@ -351,6 +351,11 @@ cdef class ActivityPage(Page):
         return native.load32(&self.get().returned_epoch)
 
     @property
+    def ledger_epoch(self):
+        """Advanced by every completed operation of the ledger."""
+        return native.load64(&self.get().ledger_epoch)
+
+    @property
     def processes(self):
         """Slots that are not free, counted now."""
         cdef layout.ActivityPage* page = self.get()

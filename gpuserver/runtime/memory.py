@@ -17,7 +17,7 @@ import trio
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
 from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
-from gpuserver.runtime.vgpus import Vgpu
+from gpuserver.runtime.vgpus import Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
@@ -31,7 +31,10 @@ FRESH_FOR_S: Final = 3.0
 URGENT_S: Final = 0.01
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
+AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 NO_USE: Final = MemoryUse(0, {})
+NO_LEDGER: Final = Ledger(-1, (), -1)
+"""Of a vGPU that was not there yet."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class MemoryWatch:
         self.implicit: dict[tuple[str, int], int] = {}
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
+        self._uncertain = False
+        self._again_s = AGAIN_S
 
     def expect_growth(self) -> None:
         """A process attached: its implicit memory appears within the next moments."""
@@ -95,7 +100,7 @@ class MemoryWatch:
         silent = False
         while True:
             self._wake = trio.Event()
-            before = {vgpu.record.vgpu_id: list(vgpu.slots) for vgpu in self._vgpus()}
+            before = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
             try:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
@@ -104,48 +109,60 @@ class MemoryWatch:
                 if not silent:
                     log.warning("no memory reading", reason=str(error))
                 silent, self.latest = True, MemoryUse(self.latest.used_bytes, self._alive_by_proc())
-            self._charge_implicit()
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
 
-    def _compare(self, before: Mapping[str, list[SlotReading]]) -> None:
+    def _compare(self, before: Mapping[str, Ledger]) -> None:
         """The driver's figures with the ledgers of a moment ago and of now."""
-        known_drift, known_outside = self.drift, {outsider.process for outsider in self.outside}
-        self.drift = {}
+        known_outside = {outsider.process for outsider in self.outside}
+        past, self.implicit = self.implicit, {}
+        past_drift, self.drift = self.drift, {}
         inside: set[int] = set()
+        self._uncertain = False
         for vgpu in self._vgpus():
-            vgpu_id, slots = vgpu.record.vgpu_id, list(vgpu.slots)
-            inside |= {slot.pid for slot in (*slots, *before.get(vgpu_id, ()))}
-            for pid, amount in drift_by_pid(before.get(vgpu_id, ()), slots, self.latest.by_pid).items():
-                self.drift[vgpu_id, pid] = amount
-                if (vgpu_id, pid) not in known_drift:
-                    text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
-                    self._notice("drift", vgpu, text, pid)
+            earlier, later = before.get(vgpu.record.vgpu_id, NO_LEDGER), vgpu.ledger
+            inside |= {slot.pid for slot in (*earlier.slots, *later.slots)}
+            self._charge_implicit(vgpu, earlier, later, past)
+            self._find_drift(vgpu, earlier, later, past_drift)
         self.outside = outsiders(self.latest.by_pid, inside)
         for outsider in self.outside:
             if outsider.process not in known_outside:
                 self._notice("outside", None, sentence(outsider), outsider.process.pid)
 
+    def _find_drift(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> None:
+        for pid, amount in drift_by_pid(earlier.slots, later.slots, self.latest.by_pid).items():
+            name = vgpu.record.vgpu_id, pid
+            self.drift[name] = amount
+            if name not in past:
+                text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
+                self._notice("drift", vgpu, text, pid)
+
     def _interval(self) -> float:
         now = trio.current_time()
+        again_s = self._again_s if self._uncertain else CALM_S
+        self._again_s = min(2 * self._again_s, CALM_S) if self._uncertain else AGAIN_S
         if any(now - dead.since < URGENT_FOR_S for dead in self._dead.values()):
             return URGENT_S
-        return FRESH_S if self._dead or now < self._fresh_until else CALM_S
+        return min(again_s, FRESH_S if self._dead or now < self._fresh_until else CALM_S)
 
     def _alive_by_proc(self) -> dict[int, int]:
         """Without NVML, what /proc knows: who still exists. No figures, so nothing is charged."""
         return {dead.process.pid: 0 for dead in self._dead.values() if is_alive(dead.process)}
 
-    def _charge_implicit(self) -> None:
-        self.implicit.clear()
-        for vgpu in self._vgpus():
-            by_pid = implicit_by_pid(vgpu.slots, self.latest.by_pid)
-            for pid, amount in by_pid.items():
-                self.implicit[vgpu.record.vgpu_id, pid] = amount
-            total = sum(by_pid.values())
-            if vgpu.grants.implicit_bytes != total:
-                vgpu.grants.implicit_bytes = total
+    def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> None:
+        """Where something was allocated or freed while the driver was asked, its figure is of neither ledger: what is
+        known already counts on, and the driver is asked again soon."""
+        vgpu_id = vgpu.record.vgpu_id
+        by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
+        if not earlier.rests_until(later):
+            self._uncertain = True
+            by_pid = {pid: past.get((vgpu_id, pid), amount) for pid, amount in by_pid.items()}
+        for pid, amount in by_pid.items():
+            self.implicit[vgpu_id, pid] = amount
+        total = sum(by_pid.values())
+        if vgpu.grants.implicit_bytes != total:
+            vgpu.grants.implicit_bytes = total
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):

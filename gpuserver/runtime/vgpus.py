@@ -26,6 +26,19 @@ _POLICY_FLAGS = GrantsFlag.LOSS_ERROR | GrantsFlag.LOSS_RUN
 
 
 @dataclass(frozen=True, slots=True)
+class Ledger:
+    """A vGPU's memory ledger, read slot by slot, and how many operations it had seen before and after that."""
+
+    begun: int
+    slots: tuple[SlotReading, ...]
+    ended: int
+
+    def rests_until(self, later: Ledger) -> bool:
+        """Nothing was allocated or freed between the two readings, nor was anything under way."""
+        return self.begun == later.ended and not any(slot.reserved_bytes for slot in later.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """Counters of processes that are no more."""
 
@@ -79,6 +92,14 @@ class Vgpu:
     def slots(self) -> list[SlotReading]:
         """Its processes, a tenant's word; none while the page is away."""
         return [] if self.activity is None else self.activity.slots()
+
+    @property
+    def ledger(self) -> Ledger:
+        """What its processes own; nothing while the page is away."""
+        if self.activity is None:
+            return Ledger(0, (), 0)
+        begun = self.activity.ledger_epoch
+        return Ledger(begun, tuple(self.activity.slots()), self.activity.ledger_epoch)
 
     @property
     def alive(self) -> list[SlotReading]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from trio.testing import MockClock
 from cython_ext.pages import ActivityPage
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse
-from gpuserver.runtime.memory import CALM_S, URGENT_S, MemoryWatch, implicit_by_pid
+from gpuserver.runtime.memory import AGAIN_S, CALM_S, URGENT_S, MemoryWatch, implicit_by_pid
 from gpuserver.runtime.outside import drift_by_pid, outsiders, printable
+from gpuserver.runtime.vgpus import Ledger
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
@@ -105,6 +108,11 @@ class Page:
 
     def __init__(self, *slots: SlotReading) -> None:
         self.slots = list(slots)
+        self.epoch = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.epoch, tuple(self.slots), self.epoch)
 
 
 class Driver:
@@ -159,6 +167,37 @@ def test_the_dead_are_released_when_the_driver_has_let_go_and_looked_for_often()
     gaps = [b - a for a, b in zip(driver.times[1:5], driver.times[2:5], strict=False)]
     assert all(gap <= URGENT_S + 0.005 for gap in gaps)
     assert driver.times[-1] - driver.times[-2] >= CALM_S, "and seldom when nobody waits"
+
+
+@pytest.mark.parametrize("moving", ["allocates", "frees", "is about to"])
+def test_what_moves_while_the_driver_is_asked_is_not_taken_for_implicit(moving: str) -> None:
+    """Of 500 that the driver shows 100 are implicit; then the reading is of another moment than the ledger."""
+    vgpu = Page(slot(0, 7, 400 * MIB))
+    charged: list[int] = []
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            charged.append(vgpu.grants.implicit_bytes)
+            shown = 500 * MIB
+            if len(self.times) in {3, 4}:
+                if moving == "is about to":
+                    shown += 300 * MIB
+                    vgpu.slots = [replace(slot(0, 7, 400 * MIB), reserved_bytes=300 * MIB)]
+                else:
+                    vgpu.slots = [slot(0, 7, (700 if moving == "allocates" else 100) * MIB)]
+                    vgpu.epoch += 1
+            elif len(self.times) == 5:
+                vgpu.slots = [slot(0, 7, 400 * MIB)]
+                vgpu.epoch += 1
+            self.times.append(trio.current_time())
+            return MemoryUse(shown, {7: shown})
+
+    driver = Asked({})
+    watch(driver, vgpu, lambda _: None, 10)
+    assert set(charged[1:]) == {100 * MIB}
+    gaps = [b - a for a, b in pairwise(driver.times)]
+    assert gaps[3:6] == pytest.approx([AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]), "and soon asked again"
+    assert gaps[8] == pytest.approx(CALM_S)
 
 
 def test_a_process_that_called_exec_has_lost_what_it_had() -> None:
