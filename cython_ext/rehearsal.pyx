@@ -4,7 +4,7 @@
 the GIL, so that what is measured or raced is the native path.
 """
 
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
@@ -176,7 +176,7 @@ cdef class Process:
         """The epoch under which the process may submit now; 0: none."""
         return usable_epoch(self.grants, self.activity, self.slot, now_ns())
 
-    def wait_lease(self, int64_t timeout_ns=INT64_MAX // 2):
+    def wait_lease(self, int64_t timeout_ns=30_000_000_000):
         """Sleep until a lease is usable: (epoch, when that was seen). (0, now) after the time-out."""
         cdef int64_t at_ns = now_ns()
         cdef int64_t until_ns = at_ns + timeout_ns

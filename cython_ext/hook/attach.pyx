@@ -147,8 +147,9 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     return wire_finish(&writer)
 
 
-cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogil:
-    """1: admitted. 0: not, and ``reply.error`` says why."""
+cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* reply) noexcept nogil:
+    """1: admitted. 0: not, and ``reply.error`` says why. The broker noted its time after it was asked at ``asked_ns``
+    and before now, however long either was held up."""
     cdef Reader reader
     cdef bint ok = 0
     cdef int64_t body = wire_frame(data, size), now = 0
@@ -184,7 +185,7 @@ cdef bint read_reply(const uint8_t* data, long size, Reply* reply) noexcept nogi
             b"versions?"
         )
         return 0
-    if now - now_ns() > CLOCKS_APART_NS or now_ns() - now > CLOCKS_APART_NS:
+    if now - now_ns() > CLOCKS_APART_NS or asked_ns - now > CLOCKS_APART_NS:
         append(
             reply.error, sizeof(reply.error), b"its node has another monotonic clock: start this program outside its "
             b"time namespace"
@@ -226,6 +227,7 @@ cdef bint converse(
     cdef int[2] fds
     cdef int fd_count = 2, socket, i
     cdef long size
+    cdef int64_t asked_ns
     cdef bint admitted
     reason[0] = 0
     memset(reply, 0, sizeof(Reply))
@@ -240,6 +242,7 @@ cdef bint converse(
     if socket < 0:
         reason[0] = -socket
         return 0
+    asked_ns = now_ns()
     size = write_request(buffer, sizeof(buffer), role, slot)
     size = vgpu_exchange(socket, buffer, size, buffer, sizeof(buffer), fds, &fd_count)
     close(socket)
@@ -247,7 +250,7 @@ cdef bint converse(
     if size < 0:
         reason[0] = <int>-size
     else:
-        admitted = read_reply(buffer, size, reply)
+        admitted = read_reply(buffer, size, asked_ns, reply)
         if admitted and fd_count == 2:
             grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
             reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))

@@ -60,6 +60,7 @@ class StagedVgpu:
         self.mode = mode
         self.gpu_uuid = gpu_uuid
         self.refusal: str | None = None
+        self.reply_late_s = 0.0
         self.reply_changes: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
         self.next_slot = -1
@@ -130,6 +131,7 @@ class StagedVgpu:
             "mps_client_priority": "",
         }
         body = msgpack.packb(reply | self.reply_changes)
+        time.sleep(self.reply_late_s)
         socket.send_fds(link, [struct.pack("<I", len(body)) + body], [self.grants.fileno(), self.activity.fileno()])
 
     def restart_server(self) -> None:

@@ -120,6 +120,14 @@ def test_answers_that_make_no_sense(stage: Stage, changes: dict[str, object]) ->
     assert code in (NO_DEVICE, OPERATING_SYSTEM)
 
 
+def test_an_answer_may_be_late(stage: Stage) -> None:
+    """Whoever was held up, broker or program: their clocks are one all the same."""
+    vgpu = stage.vgpu()
+    vgpu.reply_late_s = 1.5
+    ran = stage.run(INIT, stage.environment(vgpu))
+    assert ran.stdout.split() == ["0"], ran.stderr
+
+
 DEVICES = """
 import ctypes, os
 from ctypes import byref, c_int, create_string_buffer

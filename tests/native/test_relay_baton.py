@@ -76,6 +76,7 @@ def test_it_is_passed_on_only_once_the_first_has_drained(spatial: Stage) -> None
 
     def turn_is_over() -> bool:
         nonlocal kept_ns
+        other.look()  # who does not is taken for asleep
         now_ns = time.monotonic_ns()
         if holder.has_baton():
             kept_ns = now_ns

@@ -79,6 +79,16 @@ class Cuda:
         place = self.stream if stream is None else c_void_p(stream) if isinstance(stream, int) else stream
         return self("cuLaunchKernel", function, blocks, 1, 1, 32, 1, 1, 0, place, pointers, None)
 
+    def held(self, stream: c_void_p) -> Callable[[], None]:
+        """Nothing that comes after runs in the stream before what is returned was called."""
+        page = self.new("cuMemHostAlloc", c_size_t(4096), 0)
+        self.ok("cuStreamWaitValue32_v2", stream, c_uint64(page), 1, 0)
+
+        def release() -> None:
+            c_uint.from_address(page).value = 1
+
+        return release
+
     def elapsed_ns(self, first: int, second: int) -> float:
         ms = c_float()
         self.ok("cuEventElapsedTime", byref(ms), c_void_p(first), c_void_p(second))
@@ -95,10 +105,12 @@ def basics() -> dict[str, object]:
     cuda.ok("cuMemsetD8_v2", address + 512, 7, c_size_t(256))
     cuda.ok("cuMemcpyDtoH_v2", back, address, c_size_t(MIB))
     first, second = cuda.new("cuEventCreate", 0), cuda.new("cuEventCreate", 0)
+    release = cuda.held(cuda.stream)
     cuda.ok("cuEventRecord", c_void_p(first), cuda.stream)
     cuda.launch("work", 3_000_000, 132)
     cuda.ok("cuEventRecord", c_void_p(second), cuda.stream)
     pending = cuda("cuEventQuery", c_void_p(second))
+    release()
     cuda.ok("cuEventSynchronize", c_void_p(second))
     return {
         "copied": back.raw == text[:512] + bytes([7]) * 256 + text[768:],
@@ -362,17 +374,19 @@ def unmap_under_work(how: str) -> dict[str, object]:
     """Unmapping does not wait; queued work that touches the range takes the context with it."""
     cuda = Cuda()
     address = mapped(cuda)
-    cuda.launch("work", 500_000_000, 132)
+    release = cuda.held(cuda.stream)
     if how == "memset":
         cuda.ok("cuMemsetD8Async", address, 1, c_size_t(PIECE), cuda.stream)
     elif how == "kernel":
         cuda.launch("touch", address, 1000)
     elif how == "synchronised":
+        release()
         cuda.ok("cuMemsetD8Async", address, 1, c_size_t(PIECE), cuda.stream)
         cuda.ok("cuStreamSynchronize", cuda.stream)
     started = time.monotonic_ns()
     cuda.ok("cuMemUnmap", address, c_size_t(PIECE))
     took_ns = time.monotonic_ns() - started
+    release()
     return {"unmap_ns": took_ns, "sync": cuda("cuCtxSynchronize"), "after": cuda.launch("work", 1, 1)}
 
 
@@ -520,8 +534,11 @@ def default_streams() -> dict[str, object]:
     buffer = cuda.new("cuMemAlloc_v2", c_size_t(4096))
     blocking = cuda.new("cuStreamCreate", 0)
     free = cuda.new("cuStreamCreate", NON_BLOCKING)
+    releases = [cuda.held(c_void_p(stream)) for stream in (blocking, free)]
     for i, stream in enumerate((c_void_p(blocking), c_void_p(1), c_void_p(blocking), c_void_p(free))):
         cuda.launch("stamp", buffer + 16 * i, 2_000_000, stream=stream, blocks=30)
+    for release in releases:
+        release()
     cuda.ok("cuCtxSynchronize")
     stamps = (c_uint64 * 8).from_address(buffer)
     return {"intervals": [[stamps[2 * i], stamps[2 * i + 1]] for i in range(4)]}
