@@ -201,6 +201,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         or load32(&gate.activity.baton) != gate.baton
     ):
         store32(&thread.inside, 0)
+        thread.launches -= 1             # it is counted once it is let through
         return 0
     launch.kind = PASS_ANNOUNCED
     return 1
