@@ -31,6 +31,8 @@ class GrantsFlag(IntFlag):
     """A lost server opens the gates after the grace period."""
     TRACED = 16
     """Somebody records what happens: hooks note what they see of the GPU."""
+    MANAGED = 32
+    """Plain allocations are managed memory, which the driver moves to and from the host."""
 
 
 class SlotState(IntEnum):

@@ -13,6 +13,12 @@ class PriorityName(StrEnum):
     LOW = "low"
 
 
+class Oversubscribe(StrEnum):
+    """How a vGPU may own more memory than its card has left."""
+
+    MANAGED = "managed"
+
+
 class OnServerLoss(StrEnum):
     """What a gate does once the GPU Server has been silent for the grace period."""
 

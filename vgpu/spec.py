@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from vgpu.choices import OnServerLoss, PriorityName
+from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.units import (
     MIB,
@@ -109,6 +109,7 @@ class VgpuSpec(BaseModel):
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
     ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
+    ``oversubscribe``   its plain allocations are managed memory, which need not fit the card; for its life.
     ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
     ``quota_request_percent``  guaranteed part of the time, on top of the SM share (default: the limit).
     ``quota_limit_percent``    largest part of the time (default 100).
@@ -132,6 +133,7 @@ class VgpuSpec(BaseModel):
     burst: bool = False
     overcommit: bool = False
     priority: PriorityName = PriorityName.NORMAL
+    oversubscribe: Oversubscribe | None = None
     on_server_loss: OnServerLoss = OnServerLoss.BLOCK
     name: Name | None = None
     ttl_ns: DurationNs | None = None
@@ -218,6 +220,7 @@ _OPTION: Final = {
     "quota_request_percent": "--quota-request",
     "quota_limit_percent": "--quota-limit",
     "priority": "--priority",
+    "oversubscribe": "--oversubscribe",
     "on_server_loss": "--on-server-loss",
     "name": "--name",
     "group": "--group",

@@ -411,6 +411,9 @@ cdef extern:
     int vgpu_memory_settle(
         Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address
     ) noexcept nogil
+    int vgpu_allocate_managed(
+        Gate* gate, unsigned long long* pointer, size_t size, unsigned int flags
+    ) noexcept nogil
     void vgpu_note(const Block* block) noexcept nogil
     bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
     int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil

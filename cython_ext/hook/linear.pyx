@@ -12,15 +12,17 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_cancel, vgpu_charge, vgpu_commit,
+    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed, vgpu_cancel, vgpu_charge, vgpu_commit,
     vgpu_describe, vgpu_fits, vgpu_gate_here, vgpu_note, vgpu_reserve, vgpu_reserve_more,
 )
-from cython_ext.layout cimport KIND_DEVICE
+from cython_ext.layout cimport GRANTS_MANAGED, KIND_DEVICE
 from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for, pieces_for_rows, pieces_take
+from cython_ext.native cimport load32
 
 cdef enum:
+    ATTACH_GLOBAL = 1        # CU_MEM_ATTACH_GLOBAL
     PITCH_BYTES = 512        # rows begin at a multiple of it (H200)
 
 
@@ -71,10 +73,17 @@ cdef int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uin
     return result
 
 
+cdef inline bint is_managed(const Gate* gate) noexcept nogil:
+    """--oversubscribe managed: the driver moves to the host what does not fit. Such memory is charged as asked for."""
+    return gate != NULL and load32(&gate.grants.flags) & GRANTS_MANAGED != 0
+
+
 cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
+    if is_managed(gate):
+        return vgpu_allocate_managed(gate, pointer, size, ATTACH_GLOBAL)
     if not reserve(gate, size, pieces_for(size), &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
@@ -102,6 +111,9 @@ cdef public int cuMemAllocPitch_v2(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved
     cdef int result
+    if is_managed(gate) and width and height:
+        pitch[0] = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES
+        return vgpu_allocate_managed(gate, pointer, pitch[0] * height, ATTACH_GLOBAL)
     if not reserve_rows(gate, width, height, &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)

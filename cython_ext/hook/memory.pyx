@@ -19,14 +19,16 @@ from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
     vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
 )
-from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, Slot
+from cython_ext.layout cimport (
+    GRANTS_MANAGED, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, GrantsPage, Slot,
+)
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
-from cython_ext.native cimport load64
+from cython_ext.native cimport load32, load64
 
 cdef enum:
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
@@ -270,13 +272,18 @@ cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t 
 
 # --- allocations
 
-cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
+cdef public int vgpu_allocate_managed(
+    Gate* gate, unsigned long long* pointer, size_t size, unsigned int flags
+) noexcept nogil:
     cdef int result
     if not vgpu_reserve(gate, KIND_MANAGED, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocManaged(pointer, size, flags)
     return vgpu_memory_settle(gate, KIND_MANAGED, size, result, pointer[0] if result == CUDA_SUCCESS else 0)
+
+
+cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsigned int flags) noexcept nogil:
+    return vgpu_allocate_managed(vgpu_gate_here(), pointer, size, flags)
 
 
 # --- frees
@@ -418,18 +425,25 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
 
 # --- what the program is told
 
+cdef inline uint64_t shown_limit(const GrantsPage* grants, uint64_t card_total) noexcept nogil:
+    """The vGPU's memory; more than the card's only if it need not fit."""
+    cdef uint64_t limit = load64(&grants.memory_limit_bytes)
+    return limit if load32(&grants.flags) & GRANTS_MANAGED else min(limit, card_total)
+
+
 cdef public bint vgpu_memory_reading(
     const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
 ) noexcept nogil:
     """The vGPU's memory instead of the card's, or of that what one process may own, never more than the card's; as free
     what whole pieces can be had of. An observer (NVML before cuInit) owns nothing, and sees the vGPU's."""
-    cdef uint64_t limit = min(load64(&gate.grants.memory_limit_bytes), card_total)
+    cdef bint fits = load32(&gate.grants.flags) & GRANTS_MANAGED == 0        # on the card it has to
+    cdef uint64_t limit = shown_limit(gate.grants, card_total)
     cdef uint64_t used = load64(&gate.activity.charged_bytes), own = UINT64_MAX
     used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))
     if gate.slot != NULL:
         own = process_limit(gate)
     total[0] = min(limit, own)
-    free[0] = min(limit - used, card_free)
+    free[0] = min(limit - used, card_free) if fits else limit - used
     if own != UINT64_MAX:
         free[0] = min(free[0], own - min(own, slot_bytes(&gate.activity.slots[gate.slot_index])))
     free[0] -= free[0] % PIECE_BYTES
@@ -465,13 +479,11 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
 
 
 cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept nogil:
-    cdef uint64_t limit
     cdef uint32_t i
     if attached():
         for i in range(state().gate_count):
             if state().gates[i].device == device:
-                limit = min(load64(&state().gates[i].grants.memory_limit_bytes), process_limit(&state().gates[i]))
-                return min(limit, card_total)
+                return min(shown_limit(state().gates[i].grants, card_total), process_limit(&state().gates[i]))
     return card_total
 
 

@@ -53,7 +53,7 @@ cdef inline uint32_t sim_open_context(SimGpu* gpu, int pid, uint64_t pid_start, 
             context.server = server
             context.group = server if server != 0 else i + 1
             context.sm_cap = sm_cap if 0 < sm_cap < gpu.sms else gpu.sms
-            context.memory_bytes = 0
+            context.memory_bytes = context.managed_bytes = context.resident_bytes = 0
             context.memory_limit = memory_limit
             context.legacy = SIM_NOWHERE
             context.error = 0
@@ -94,6 +94,7 @@ cdef inline void sim_free_context(SimGpu* gpu, uint32_t index) noexcept nogil:
         if gpu.streams[i].context == index + 1:
             sim_close_stream(gpu, i)
     gpu.contexts[index].memory_bytes = 0
+    gpu.contexts[index].managed_bytes = gpu.contexts[index].resident_bytes = 0
     gpu.contexts[index].state = CONTEXT_FREE
 
 
@@ -161,6 +162,10 @@ cdef inline void sim_recover(SimGpu* gpu) noexcept nogil:
             gpu.contexts[i].legacy = SIM_NOWHERE
 
 
+cdef enum:
+    FAULTS = 4              # fetching page by page is so many times slower than copying
+
+
 cdef inline uint64_t sim_memory_used(SimGpu* gpu) noexcept nogil:
     cdef uint32_t i
     cdef uint64_t used = 0
@@ -170,10 +175,43 @@ cdef inline uint64_t sim_memory_used(SimGpu* gpu) noexcept nogil:
     return used
 
 
+cdef inline uint64_t sim_evict(SimGpu* gpu, uint32_t but, uint64_t size) noexcept nogil:
+    """Managed memory of other contexts than ``but`` goes to the host until `size` bytes have; how many did."""
+    cdef uint64_t gone = 0, part
+    cdef uint32_t i
+    for i in range(SIM_CONTEXTS):
+        if gpu.contexts[i].state != CONTEXT_FREE and i != but and gone < size:
+            part = min(size - gone, gpu.contexts[i].resident_bytes)
+            gpu.contexts[i].resident_bytes -= part
+            gpu.contexts[i].memory_bytes -= part
+            gone += part
+    return gone
+
+
+cdef inline double sim_fetch(SimGpu* gpu, uint32_t context) noexcept nogil:
+    """A kernel touches the managed memory of its context: as much of it as there is room for comes to the card, page by
+    page, and others' goes. How long that takes, in ns. More than the card has is not moved to and fro."""
+    cdef SimContext* owner = &gpu.contexts[context]
+    cdef uint64_t wanted = owner.managed_bytes - owner.resident_bytes
+    cdef uint64_t used, left, gone = 0
+    if wanted == 0:
+        return 0
+    used = sim_memory_used(gpu)
+    left = gpu.memory_bytes - min(used, gpu.memory_bytes)
+    if wanted > left:
+        gone = sim_evict(gpu, context, wanted - left)
+        wanted = min(wanted, left + gone)
+    owner.resident_bytes += wanted
+    owner.memory_bytes += wanted
+    return (wanted + gone) * FAULTS / gpu.copy_bytes_per_ns
+
+
 cdef inline bint sim_take_memory(SimGpu* gpu, uint32_t context, uint64_t size) noexcept nogil:
-    """Whether `size` bytes more were still free, and now belong to `context`."""
+    """Whether `size` bytes more were still free, or held by managed memory, and now belong to `context`."""
     cdef uint64_t used = sim_memory_used(gpu)
     cdef SimContext* owner = &gpu.contexts[context]
+    if size <= gpu.memory_bytes and used > gpu.memory_bytes - size:
+        used -= sim_evict(gpu, SIM_CONTEXTS, used - (gpu.memory_bytes - size))
     if size > gpu.memory_bytes or used > gpu.memory_bytes - size:
         return False
     if owner.memory_limit != 0 and (size > owner.memory_limit or owner.memory_bytes > owner.memory_limit - size):

@@ -14,7 +14,7 @@ cdef extern from "<pthread.h>" nogil:
 
 
 cdef enum:
-    SIM_VERSION = 3
+    SIM_VERSION = 4
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -82,6 +82,8 @@ cdef public struct SimContext:
     uint64_t group          # contexts of one MPS server share a group; groups take turns on the SMs
     uint64_t memory_bytes   # everything it holds, overhead included
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
+    uint64_t managed_bytes  # managed memory that its program has ...
+    uint64_t resident_bytes # ... and what of it is on the card, part of memory_bytes
     uint32_t legacy         # its legacy stream
     uint32_t error          # sticky CUresult
     uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server

@@ -6,7 +6,7 @@ Every change is decided on a copy and committed whole: a request that is refused
 A record holds what a person asked for (``spec``) and what it means on this card and in this mode (``share``,
 ``memory_limit_bytes``, ``partition``). Changing the mode of the GPU re-derives the meaning of every record.
 
-Invariants (``check``): keys and names are unique, keys lie within the relay page, Σ memory limits ≤ the card, every
+Invariants (``check``): keys and names are unique, keys lie within the relay page, Σ guaranteed memory ≤ the card, every
 record means what its specification says, and without overcommitment the guarantees can all be kept at once.
 """
 
@@ -59,6 +59,11 @@ class VgpuRecord:
     partition: Partition | None  # spatial mode only
 
     @property
+    def guaranteed_memory_bytes(self) -> int:
+        """What the card keeps for it."""
+        return 0 if self.spec.oversubscribe else self.memory_limit_bytes
+
+    @property
     def process_limit_bytes(self) -> int:
         """The most that one process of it may own; 0: as much as the vGPU."""
         return self.spec.process_memory_bytes or 0
@@ -91,7 +96,7 @@ class Registry:
 
     @property
     def guaranteed_memory_bytes(self) -> int:
-        return sum(record.memory_limit_bytes for record in self)
+        return sum(record.guaranteed_memory_bytes for record in self)
 
     @property
     def guaranteed_ratio(self) -> float:
@@ -106,11 +111,17 @@ class Registry:
 
     def create(self, vgpu_id: str, spec: VgpuSpec, owner: Owner, now_unix_ns: int) -> VgpuRecord:
         """A new vGPU. Errors: ``exists`` (name), ``no-room`` with the largest that would fit, or for a second one of a
-        group; ``mode`` for one of a group where vGPUs do not take turns."""
+        group; ``mode`` for one of a group, or with memory that need not fit, where vGPUs do not take turns."""
         if vgpu_id in self._records:
             raise VgpuError(ErrorCode.EXISTS, f"{vgpu_id} exists already")
         if spec.group is not None:
             self._check_group(spec.group, owner)
+        if spec.oversubscribe is not None and self.mode is Mode.SPATIAL:
+            raise VgpuError(
+                ErrorCode.MODE,
+                "this GPU is in spatial mode, and memory is oversubscribed where vGPUs take turns on the whole GPU",
+                "leave out --oversubscribe, or: vgpuctl gpu set GPU --mode temporal",
+            )
         key = self._free_key()
         expires = None if spec.ttl_ns is None else now_unix_ns + spec.ttl_ns
         record = self._meaning(vgpu_id, key, spec, owner, now_unix_ns, expires, self.mode)
@@ -144,6 +155,13 @@ class Registry:
             raise VgpuError(
                 ErrorCode.MODE,
                 f"{', '.join(grouped)} belong to groups, which hold together in temporal mode only",
+                "remove them first: vgpuctl rm ID",
+            )
+        oversubscribed = [record.vgpu_id for record in self if record.spec.oversubscribe is not None]
+        if mode is Mode.SPATIAL and oversubscribed:
+            raise VgpuError(
+                ErrorCode.MODE,
+                f"{', '.join(oversubscribed)} may own more memory than the card has, which takes temporal mode",
                 "remove them first: vgpuctl rm ID",
             )
         changed = {
@@ -239,8 +257,8 @@ class Registry:
         refusal = admit(
             self.mode,
             self.card.total_memory_bytes,
-            [Demand(r.share if not r.spec.overcommit else NOTHING, r.memory_limit_bytes) for r in others],
-            Demand(changed.share, changed.memory_limit_bytes),
+            [Demand(r.share if not r.spec.overcommit else NOTHING, r.guaranteed_memory_bytes) for r in others],
+            Demand(changed.share, changed.guaranteed_memory_bytes),
             overcommit=changed.spec.overcommit,
         )
         if refusal is not None:

@@ -19,6 +19,8 @@ from vgpu.units import format_bytes
 
 MPS_SERVER: Final = "nvidia-cuda-mps"
 """The kernel keeps fifteen characters of a program's name."""
+MANAGED: Final = 1
+"""Its index among the kinds of memory (cython_ext/layout.pxd)."""
 DRIFT_BYTES: Final = 64 << 20
 """The driver's figure lags behind an allocation, and rounds; beyond that the books are wrong, or lie."""
 
@@ -80,17 +82,19 @@ def drift_by_pid(
     """How much more a process's ledger says than the driver does, pid → bytes, where that is much.
 
     ``before``, ``after``: the ledgers around the driver's reading; what moved meanwhile is no drift. A process that the
-    driver does not show, or shows without a figure (0), has nothing to compare with.
+    driver does not show, or shows without a figure (0), has nothing to compare with. Nor has managed memory, which the
+    driver keeps where it likes.
     """
-    earlier, later = committed_by_pid(before), committed_by_pid(after)
+    earlier, later = committed_by_pid(before, managed=False), committed_by_pid(after, managed=False)
     shown = {pid: amount for pid, amount in by_pid.items() if amount}
     least = {pid: min(earlier[pid], later[pid]) for pid in earlier.keys() & later.keys() & shown.keys()}
     return {pid: own - shown[pid] for pid, own in least.items() if own - shown[pid] > DRIFT_BYTES}
 
 
-def committed_by_pid(slots: Iterable[SlotReading]) -> dict[int, int]:
+def committed_by_pid(slots: Iterable[SlotReading], *, managed: bool = True) -> dict[int, int]:
     """What the ledger says that each process owns. A pid with two slots (exec) is counted once."""
     found: dict[int, int] = {}
     for slot in slots:
-        found[slot.pid] = found.get(slot.pid, 0) + sum(slot.committed_bytes)
+        owned = sum(slot.committed_bytes) - (0 if managed else slot.committed_bytes[MANAGED])
+        found[slot.pid] = found.get(slot.pid, 0) + owned
     return found

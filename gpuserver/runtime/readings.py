@@ -252,6 +252,13 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     if record.spec.process_memory_bytes is not None:
         each = format_bytes(record.spec.process_memory_bytes)
         notes.append(f"Each of its processes may allocate {each} of that, contexts and modules apart.")
+    if record.spec.oversubscribe is not None:
+        notes += [
+            "Its plain allocations are managed memory: what does not fit the card lies in the host's memory, and comes "
+            "back page by page when a kernel touches it. The card keeps nothing for it.",
+            "Pools, arrays, graphs and cuMemCreate are not managed: the card itself may refuse them before the limit. "
+            "Such memory cannot be shared with other processes (cuIpcGetMemHandle).",
+        ]
     if mode is Mode.SPATIAL:
         assert record.partition is not None
         granted = record.partition

@@ -205,5 +205,5 @@ def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: i
         process_limit_bytes=record.process_limit_bytes,
         total_memory_bytes=facts.total_memory_bytes,
         grace_ns=grace_ns,
-        flags=_LOSS_FLAGS[record.spec.on_server_loss],
+        flags=_LOSS_FLAGS[record.spec.on_server_loss] | (GrantsFlag.MANAGED if record.spec.oversubscribe else 0),
     )

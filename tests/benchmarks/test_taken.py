@@ -22,8 +22,7 @@ def test_the_simulated_driver_takes_what_the_real_one_was_seen_to_take() -> None
             check=True,
         ).stdout.splitlines()
     told = {answer.pop("question"): answer for answer in map(json.loads, answers)}
-    # It knows no memory of graphs.
-    assert [question for question, answer in told.items() if "refused" in answer] == ["graph"]
+    assert [question for question, answer in told.items() if "refused" in answer] == []
     taken = {question: answer["taken"] // MIB for question, answer in told.items() if "taken" in answer}
     # On an H200, 2026-11-23: docs/performance.md
     assert [taken[f"cuMemAlloc {size}"] for size in ("1 B", "2 MiB", "2097153 B", "1 GiB", "1073741825 B")] == [
@@ -32,6 +31,8 @@ def test_the_simulated_driver_takes_what_the_real_one_was_seen_to_take() -> None
     many = ("4096 × 256 B", "4096 × 4 KiB", "256 × 256 KiB", "256 × 1048064 B", "64 × 1049088 B", "64 × 3 MiB")
     assert [taken[f"cuMemAlloc {several}"] for several in many] == [2, 16, 64, 256, 128, 256]
     assert taken["cuMemAllocPitch 100 B × 100000"] == 50
+    steps = ("made", "instantiated", "uploaded", "launched", "what it left freed", "destroyed", "trimmed")
+    assert [taken[f"graph: {step}"] for step in steps] == [0, 0, 160, 160, 160, 160, 0]
     mixed = [answer for question, answer in told.items() if question.startswith("pieces")]
     assert len(mixed) == 11
     assert all(answer["taken"] == answer["touched"] for answer in mixed[:9])

@@ -223,6 +223,25 @@ def test_a_group_has_one_vgpu_of_an_owner_on_a_gpu() -> None:
     found.check()
 
 
+def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() -> None:
+    found = registry(card=Card(16 * GIB, 132))
+    create(found, "a", sm_percent=30, memory_bytes="12G")
+    for name in ("b", "c"):
+        record = create(found, name, sm_percent=20, memory_bytes="40G", oversubscribe="managed")
+        assert (record.memory_limit_bytes, record.guaranteed_memory_bytes) == (40 * GIB, 0)
+    assert found.guaranteed_memory_bytes == 12 * GIB
+    with pytest.raises(VgpuError, match="4 GiB of 16 GiB are left") as caught:
+        create(found, "d", sm_percent=10, memory_bytes="5G")
+    assert caught.value.code is ErrorCode.NO_ROOM
+    with pytest.raises(VgpuError, match="b, c may own more memory than the card has") as caught:
+        found.set_mode(Mode.SPATIAL)
+    assert caught.value.code is ErrorCode.MODE
+    found.check()
+    with pytest.raises(VgpuError, match="spatial mode") as caught:
+        create(registry(Mode.SPATIAL), "a", sm_percent=30, oversubscribe="managed")
+    assert "leave out --oversubscribe" in caught.value.hint
+
+
 def test_a_group_needs_temporal_mode() -> None:
     with pytest.raises(VgpuError, match="spatial mode") as caught:
         create(registry(Mode.SPATIAL), "a", sm_percent=30, group="train")

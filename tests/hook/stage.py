@@ -217,11 +217,11 @@ class StagedVgpu:
 class Stage:
     """Simulated GPUs and vGPUs on them, under one directory."""
 
-    def __init__(self, directory: Path, gpus: int = 1) -> None:
+    def __init__(self, directory: Path, gpus: int = 1, memory_bytes: int = 143_771 << 20) -> None:
         self.runtime = directory / "run"
         self.gpus = directory / "gpus"
         self.runtime.mkdir()
-        self.uuids = create_gpus(self.gpus, gpus)
+        self.uuids = create_gpus(self.gpus, gpus, memory_bytes=memory_bytes)
         self.relay_page = RelayPage.create()
         self.dispatcher = Dispatcher(self.relay_page)
         self.epochs = itertools.count(1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
-from vgpu.choices import OnServerLoss, PriorityName
+from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
 
 if TYPE_CHECKING:
     from vgpu.spec import VgpuSpec
@@ -62,6 +62,10 @@ Group = Annotated[
 ]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
+OversubscribeOption = Annotated[
+    Oversubscribe | None,
+    typer.Option(help="More memory than the card has left: the driver moves what does not fit to the host."),
+]
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server; else block.")
 ]
@@ -99,6 +103,7 @@ def _wanted(
     name: Name = None,
     ttl: Ttl = None,
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
+    oversubscribe: OversubscribeOption = None,
     on_server_loss: LossOption = None,
     share_group: ShareGroup = None,
     group: Group = None,
@@ -117,6 +122,7 @@ def _wanted(
         name=name,
         ttl_ns=ttl,
         overcommit=overcommit,
+        oversubscribe=oversubscribe,
         on_server_loss=on_server_loss,
         share_group=share_group,
         group=group,

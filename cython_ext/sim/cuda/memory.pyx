@@ -22,7 +22,7 @@ from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
 from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap, sim_reap,
 )
-from cython_ext.sim.state cimport SIM_QUEUE
+from cython_ext.sim.state cimport SIM_QUEUE, SimContext
 
 cdef enum:
     PAGE = 4096
@@ -188,6 +188,26 @@ cdef void uncarve(Context* context, uint64_t address, uint64_t size) noexcept no
         free(shared)
 
 
+cdef uint64_t map_managed(Context* context, uint64_t size) noexcept nogil:
+    """Managed memory takes nothing from the GPU until a kernel touches it; 0: not even the host has so much."""
+    cdef void* memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if memory == MAP_FAILED:
+        return 0
+    context.gpu.contexts[context.slot].managed_bytes += rounded(size, PAGE)
+    return <uint64_t>memory
+
+
+cdef void unmap_managed(Context* context, uint64_t address, uint64_t size) noexcept nogil:
+    cdef SimContext* owner = &context.gpu.contexts[context.slot]
+    cdef uint64_t gone
+    munmap(<void*>address, rounded(size, PAGE))
+    owner.managed_bytes -= rounded(size, PAGE)
+    gone = owner.resident_bytes - min(owner.resident_bytes, owner.managed_bytes)
+    owner.resident_bytes -= gone
+    owner.memory_bytes -= gone
+
+
 cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexcept nogil:
     cdef Context* context
     cdef Allocation allocation
@@ -204,7 +224,10 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexc
         context = drv_device(context.device).primary
     result = drv_begin(context)
     if result == SUCCESS:
-        given = carve(context, size) if size <= SMALL else map_blocks(context, size)
+        if backing == BACKING_MANAGED:
+            given = map_managed(context, size)
+        else:
+            given = carve(context, size) if size <= SMALL else map_blocks(context, size)
         if given == 0:
             result = OUT_OF_MEMORY
     if result == SUCCESS:
@@ -223,7 +246,9 @@ cdef CUresult allocate(uint64_t* address, uint64_t size, uint32_t backing) noexc
 
 cdef public void mem_release(Allocation* allocation) noexcept nogil:
     """Give back what `allocate` took. Under the locks of its context."""
-    if allocation.size <= SMALL:
+    if allocation.backing == BACKING_MANAGED:
+        unmap_managed(allocation.context, allocation.address, allocation.size)
+    elif allocation.size <= SMALL:
         uncarve(allocation.context, allocation.address, allocation.size)
     else:
         unmap_blocks(allocation.context, allocation.address, allocation.size)

@@ -12,7 +12,7 @@ from cython_ext.sim.cuda.driver cimport (
     drv_note_record, drv_streams,
     drv_wait, drv_wait_room, drv_wake_agent, sim_thread,
 )
-from cython_ext.sim.queues cimport sim_has_room, sim_next_op, sim_open_stream, sim_submit
+from cython_ext.sim.queues cimport sim_fetch, sim_has_room, sim_next_op, sim_open_stream, sim_submit
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimOp
 
 cdef enum:
@@ -100,6 +100,8 @@ cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
         op.kind = work.kind
         op.sms = work.sms if 0 < work.sms <= stream.gpu.sms else stream.gpu.sms
         op.remaining_ns = work.ns
+        if work.function != NULL and stream.gpu.contexts[stream.context.slot].managed_bytes:
+            op.remaining_ns += sim_fetch(stream.gpu, stream.context.slot)
         op.wait_stream = work.wait_slot
         op.wait_generation = work.wait_generation
         op.wait_ordinal = work.wait_count

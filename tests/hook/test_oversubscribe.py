@@ -1,0 +1,133 @@
+"""--oversubscribe managed: a program owns more than the card has left, and finds all of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cython_ext.readings import GrantsFlag
+from cython_ext.simengine import Engine
+from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
+from tests.hook.test_memory import Talk
+
+CARD = 4 * GIB
+MANAGED = 1
+MS = 1_000_000
+
+WORK = """
+MARK = 4096
+def marked(size, mark):
+    # An allocation with a mark at its beginning, middle and end.
+    address = app.allocate(size)
+    for at in (0, size // 2, size - MARK):
+        app.call("cuMemsetD8_v2", c_uint64(address + at), mark, c_size_t(MARK))
+    return address
+
+def marks(address, size):
+    return sorted({byte for at in (0, size // 2, size - MARK) for byte in app.read(address + at, MARK)})
+
+def run():
+    app.kernel(1.0).launch()
+    app.synchronize()
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    small = Stage(tmp_path, memory_bytes=CARD)
+    yield small
+    small.close()
+
+
+@pytest.fixture
+def vgpu(stage: Stage) -> StagedVgpu:
+    return oversubscribed(stage)
+
+
+def oversubscribed(stage: Stage, memory_bytes: int = 9 * GIB) -> StagedVgpu:
+    vgpu = stage.vgpu(memory_bytes=memory_bytes)
+    vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.MANAGED | GrantsFlag.CONTENDED
+    return vgpu
+
+
+def test_one_program_owns_more_than_the_card(stage: Stage, vgpu: StagedVgpu) -> None:
+    talk = Talk(
+        stage,
+        vgpu,
+        WORK
+        + """
+say(app.memory_info(), app.total_bytes)
+SIZE = 3 * GIB
+blocks = [marked(SIZE, mark) for mark in (1, 2, 3)]
+run()
+say([marks(block, SIZE) for block in blocks], app.memory_info(), app.allocate(1))
+pitched, pitch = c_uint64(), c_size_t()
+app.free(blocks.pop())
+say(app.result("cuMemAllocPitch_v2", byref(pitched), byref(pitch), c_size_t(1000), c_size_t(1 << 20), c_uint(4)),
+    pitch.value, marks(blocks[0], SIZE))
+for address in (*blocks, pitched.value):
+    app.free(address)
+say()
+""",
+    )
+    said, _ = talk.next()
+    assert said == [[9 * GIB, 9 * GIB], 9 * GIB]
+    said, slot = talk.next()
+    assert said == [[[1], [2], [3]], [0, 9 * GIB], None]
+    assert (slot.committed_bytes[MANAGED], slot.charged_bytes) == (9 * GIB, 9 * GIB)
+    said, slot = talk.next()
+    assert said == [0, 1024, [1]]
+    assert slot.charged_bytes == 7 * GIB
+    _, slot = talk.next()
+    assert slot.charged_bytes == 0
+
+
+def test_two_that_do_not_fit_take_turns_on_the_card_and_a_guaranteed_one_has_its_memory(
+    stage: Stage, vgpu: StagedVgpu
+) -> None:
+    body = """
+SIZE = 3 * GIB
+address = marked(SIZE, {mark})
+for _ in range(3):
+    say()
+    run()
+    say(marks(address, SIZE))
+"""
+    talks = [Talk(stage, one, WORK + body.format(mark=i)) for i, one in enumerate((vgpu, oversubscribed(stage)), 5)]
+    engine = Engine(stage.gpus)
+    for _ in range(3):
+        for mark, talk in enumerate(talks, 5):
+            if not stage.dispatcher.outstanding(talk.vgpu.key):
+                talk.vgpu.open()  # the last one went back when it had nothing to do
+            talk.next()
+            said, _ = talk.next()  # its turn is over, the other's has not begun
+            assert said == [[mark]]
+            used = {pid: taken for pid, _, taken, *_ in engine.contexts().values()}
+            assert used[talk.process.pid] > 3 * GIB, "what it works on is on the card"
+            assert sum(used.values()) <= CARD
+    guaranteed = Talk(stage, stage.vgpu(memory_bytes=2 * GIB), "say(app.allocate(2 * GIB) is not None)")
+    (granted,), _ = guaranteed.next()
+    assert granted, "what the card keeps for nobody gives way"
+
+
+def test_what_is_not_managed_is_refused_by_the_card(stage: Stage, vgpu: StagedVgpu) -> None:
+    talk = Talk(stage, vgpu, "say(create_physical(app, 6 * GIB)[0], app.allocate(6 * GIB) is not None)")
+    said, slot = talk.next()
+    assert said == [2, True]
+    assert slot.charged_bytes == 6 * GIB
+
+
+def test_a_killed_one_leaves_nothing_on_the_card(stage: Stage, vgpu: StagedVgpu) -> None:
+    talk = Talk(stage, vgpu, WORK + "marked(3 * GIB, 1)\nrun()\nsay()\ninput()")
+    talk.next()
+    talk.process.kill()
+    talk.process.wait()
+    engine = Engine(stage.gpus)
+
+    def empty() -> bool:
+        engine.refresh()
+        return not engine.contexts()
+
+    eventually(empty, "its context is buried")
