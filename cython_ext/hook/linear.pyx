@@ -12,8 +12,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed, vgpu_cancel, vgpu_charge, vgpu_commit,
-    vgpu_describe, vgpu_fits, vgpu_gate_here, vgpu_note, vgpu_reserve, vgpu_reserve_more,
+    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed, vgpu_cancel,
+    vgpu_charge, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_gate_here, vgpu_note, vgpu_reserve, vgpu_reserve_more,
 )
 from cython_ext.layout cimport GRANTS_MANAGED, KIND_DEVICE
 from cython_ext.logic.alloctable cimport Block

@@ -83,7 +83,7 @@ cdef public struct SimContext:
     uint64_t memory_bytes   # everything it holds, overhead included
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
     uint64_t managed_bytes  # managed memory that its program has ...
-    uint64_t resident_bytes # ... and what of it is on the card, part of memory_bytes
+    uint64_t resident_bytes  # ... and what of it is on the card, part of memory_bytes
     uint32_t legacy         # its legacy stream
     uint32_t error          # sticky CUresult
     uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server

@@ -32,7 +32,7 @@ def test_the_simulated_driver_takes_what_the_real_one_was_seen_to_take() -> None
     assert [taken[f"cuMemAlloc {several}"] for several in many] == [2, 16, 64, 256, 128, 256]
     assert taken["cuMemAllocPitch 100 B × 100000"] == 50
     steps = ("made", "instantiated", "uploaded", "launched", "what it left freed", "destroyed", "trimmed")
-    assert [taken[f"graph: {step}"] for step in steps] == [0, 0, 160, 160, 160, 160, 0]
+    assert [taken[f"graph: {step}"] for step in steps] == [0, 0, 128, 128, 128, 128, 0]
     mixed = [answer for question, answer in told.items() if question.startswith("pieces")]
     assert len(mixed) == 11
     assert all(answer["taken"] == answer["touched"] for answer in mixed[:9])
