@@ -54,6 +54,7 @@ cdef enum:
     GRANTS_LOSS_ERROR = 4    # --on-server-loss error (default: block)
     GRANTS_LOSS_RUN = 8      # --on-server-loss run
     GRANTS_TRACED = 16       # somebody records what happens: hooks note in their rings what they see of the GPU
+    GRANTS_STILL = 64        # no lease comes for a while: what is queued ahead of one is let run, and nothing more is
     GRANTS_MANAGED = 32      # --oversubscribe managed: plain allocations are managed memory
 
     # Slot.state

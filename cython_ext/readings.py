@@ -31,6 +31,8 @@ class GrantsFlag(IntFlag):
     """A lost server opens the gates after the grace period."""
     TRACED = 16
     """Somebody records what happens: hooks note what they see of the GPU."""
+    STILL = 64
+    """Its programs are to stand still: nothing is queued ahead of leases that will not come."""
     MANAGED = 32
     """Plain allocations are managed memory, which the driver moves to and from the host."""
 

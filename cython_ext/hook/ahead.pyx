@@ -25,7 +25,7 @@ from cython_ext.hook.hook cimport (
     vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport FOREVER_NS, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
@@ -151,7 +151,9 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
     cdef int64_t most = most_ns(gate)
     cdef bint turned = gate.ahead_stream != index
     vgpu_admit_release(gate)
-    if not possible(gate, stream) or not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
+    if load32(&gate.grants.flags) & GRANTS_STILL or not possible(gate, stream):
+        return 0
+    if not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
         return 0
     if gate.ahead.launches == 0 and not arm(gate):
         return 0

@@ -13,7 +13,7 @@ from cython_ext.hook.hook cimport (
     vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
@@ -166,7 +166,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     count(gate)
     vgpu_trace_busy(gate)
     in_charge = heard(gate)
-    if gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
+    if gate.lost or load32(&gate.grants.flags) & (GRANTS_REMOVED | GRANTS_STILL):
         vgpu_let_go(gate)
     if not in_charge or not read_plan(gate.grants, &plan):
         return now + RETRY_NS

@@ -14,7 +14,7 @@ cdef extern from "<pthread.h>" nogil:
 
 
 cdef enum:
-    SIM_VERSION = 4
+    SIM_VERSION = 5
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -35,6 +35,11 @@ cdef enum SimContextState:
     CONTEXT_FREE = 0
     CONTEXT_ALIVE = 1
     CONTEXT_DYING = 2       # its process is gone; what was on the SMs leaves them
+
+cdef enum SimFrozen:        # CUprocessState
+    FROZEN_NOT = 0
+    FROZEN_LOCKED = 1
+    FROZEN_CHECKPOINTED = 2
 
 cdef enum SimStreamFlags:
     STREAM_LEGACY = 1       # waits for all blocking streams of its context, and they for it
@@ -84,6 +89,8 @@ cdef public struct SimContext:
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
     uint64_t managed_bytes  # managed memory that its program has ...
     uint64_t resident_bytes  # ... and what of it is on the card, part of memory_bytes
+    uint32_t frozen         # FROZEN_*: of its process, by somebody else
+    uint64_t saved_bytes    # what a checkpointed one had on the GPU
     uint32_t legacy         # its legacy stream
     uint32_t error          # sticky CUresult
     uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server

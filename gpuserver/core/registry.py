@@ -57,11 +57,19 @@ class VgpuRecord:
     share: Share
     memory_limit_bytes: int
     partition: Partition | None  # spatial mode only
+    suspended: bool = False
+    """It has nothing on the GPU, and is promised nothing until it is resumed."""
 
     @property
     def guaranteed_memory_bytes(self) -> int:
         """What the card keeps for it."""
-        return 0 if self.spec.oversubscribe else self.memory_limit_bytes
+        return 0 if self.suspended or self.spec.oversubscribe else self.memory_limit_bytes
+
+    @property
+    def demand(self) -> Demand:
+        """What others have to leave to it."""
+        soft = self.suspended or self.spec.overcommit
+        return Demand(NOTHING if soft else self.share, self.guaranteed_memory_bytes)
 
     @property
     def process_limit_bytes(self) -> int:
@@ -101,7 +109,7 @@ class Registry:
     @property
     def guaranteed_ratio(self) -> float:
         """How much of the card's compute is promised. 1: nothing more can be."""
-        shares = [record.share for record in self]
+        shares = [record.share for record in self if not record.suspended]
         area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * 100_000)
         if sum(s.sm_mpercent for s in shares) <= 100_000 or self.mode is Mode.TEMPORAL:
             return area
@@ -134,8 +142,21 @@ class Registry:
         spec = changes.applied_to(old.spec)
         expires = old.expires_unix_ns if changes.ttl_ns is None else now_unix_ns + changes.ttl_ns
         record = self._meaning(vgpu_id, old.key, spec, old.owner, old.created_unix_ns, expires, self.mode)
+        record = replace(record, suspended=old.suspended)
         self._commit(self._records | {vgpu_id: record}, record)
         return record
+
+    def suspend(self, vgpu_id: str) -> VgpuRecord:
+        """Others may have what it was promised."""
+        record = replace(self._records[vgpu_id], suspended=True)
+        self._records = settled(self.mode, self._records | {vgpu_id: record})
+        return record
+
+    def resume(self, vgpu_id: str) -> VgpuRecord:
+        """It is promised what it was. ``no-room``, and no change, where others have been promised that meanwhile."""
+        record = replace(self._records[vgpu_id], suspended=False)
+        self._commit(self._records | {vgpu_id: record}, record)
+        return self._records[vgpu_id]
 
     def remove(self, vgpu_id: str) -> VgpuRecord:
         removed = self._records.pop(vgpu_id)
@@ -176,7 +197,8 @@ class Registry:
             )
             for record in self
         }
-        hard = [record.share for record in changed.values() if not record.spec.overcommit]
+        changed = {i: replace(record, suspended=self._records[i].suspended) for i, record in changed.items()}
+        hard = [r.share for r in changed.values() if not r.spec.overcommit and not r.suspended]
         if not fits(mode, hard):
             ratio = packing_ratio(mode, hard)
             raise VgpuError(
@@ -186,11 +208,12 @@ class Registry:
             )
         return settled(mode, changed)
 
-    def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None]]) -> None:
+    def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None, bool]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
         lost memory to somebody else must not make vGPUs vanish."""
-        for vgpu_id, key, spec, owner, created, expires in records:
-            self._records[vgpu_id] = self._meaning(vgpu_id, key, spec, owner, created, expires, self.mode)
+        for vgpu_id, key, spec, owner, created, expires, suspended in records:
+            record = self._meaning(vgpu_id, key, spec, owner, created, expires, self.mode)
+            self._records[vgpu_id] = replace(record, suspended=suspended)
         self._records = settled(self.mode, self._records)
 
     def expired(self, now_unix_ns: int) -> list[VgpuRecord]:
@@ -257,8 +280,8 @@ class Registry:
         refusal = admit(
             self.mode,
             self.card.total_memory_bytes,
-            [Demand(r.share if not r.spec.overcommit else NOTHING, r.guaranteed_memory_bytes) for r in others],
-            Demand(changed.share, changed.guaranteed_memory_bytes),
+            [other.demand for other in others],
+            Demand(NOTHING if changed.suspended else changed.share, changed.guaranteed_memory_bytes),
             overcommit=changed.spec.overcommit,
         )
         if refusal is not None:
@@ -290,8 +313,9 @@ def settled(mode: Mode, records: dict[str, VgpuRecord]) -> dict[str, VgpuRecord]
     Only theirs: whoever was promised a share keeps it, whatever comes later. All of them by the same factor, the
     largest that fits.
     """
-    hard = [r.share for r in records.values() if not r.spec.overcommit]
-    soft = {i: share_of(r.spec, r.partition) for i, r in records.items() if r.spec.overcommit}
+    present = {i: r for i, r in records.items() if not r.suspended}
+    hard = [r.share for r in present.values() if not r.spec.overcommit]
+    soft = {i: share_of(r.spec, r.partition) for i, r in present.items() if r.spec.overcommit}
     low, high = 0, PPM
     if fits(mode, [*hard, *soft.values()]):
         low = PPM

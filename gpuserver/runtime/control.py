@@ -46,9 +46,11 @@ from vgpu.protocol.messages import (
     ProcessList,
     ProcessReading,
     Remove,
+    Resume,
     Set,
     SetGpu,
     Snapshot,
+    Suspend,
     Trace,
     VgpuDetail,
     VgpuList,
@@ -113,6 +115,14 @@ class Control:
                 return await self._set(self._owned(vgpu_id, forward.uid), change)
             case Remove(vgpu=vgpu_id, force=force):
                 return await self._remove(self._owned(vgpu_id, forward.uid), force=force)
+            case Suspend(vgpu=vgpu_id):
+                vgpu = self._owned(vgpu_id, forward.uid)
+                await server.suspension.suspend(vgpu)
+                return self._reading(vgpu)
+            case Resume(vgpu=vgpu_id):
+                vgpu = self._owned(vgpu_id, forward.uid)
+                await server.suspension.resume(vgpu)
+                return self._reading(vgpu)
             case List():
                 return VgpuList(vgpus=self._readings())
             case Inspect(vgpu=vgpu_id):

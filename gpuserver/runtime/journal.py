@@ -19,7 +19,7 @@ from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuSpec
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -38,7 +38,8 @@ CREATE TABLE IF NOT EXISTS vgpu (
     share_gid INTEGER NOT NULL,
     created_unix_ns INTEGER NOT NULL,
     expires_unix_ns INTEGER,
-    book TEXT
+    book TEXT,
+    suspended INTEGER NOT NULL DEFAULT 0
 );
 """
 
@@ -65,9 +66,10 @@ class VgpuRow:
     created_unix_ns: int
     expires_unix_ns: int | None
     book: Book | None
+    suspended: bool = False
 
     @classmethod
-    def of(cls, record: VgpuRecord, book: Book | None) -> Self:
+    def of(cls, record: VgpuRecord, book: Book | None, *, suspended: bool = False) -> Self:
         return cls(
             record.vgpu_id,
             record.key,
@@ -76,6 +78,7 @@ class VgpuRow:
             record.created_unix_ns,
             record.expires_unix_ns,
             book,
+            suspended,
         )
 
 
@@ -94,6 +97,10 @@ class Journal:
             known = {column[1] for column in columns}
         if "window_ns" not in known:  # written by schema 1
             self._database.execute("ALTER TABLE server ADD COLUMN window_ns INTEGER")
+        with closing(self._database.execute("PRAGMA table_info(vgpu)")) as columns:
+            known = {column[1] for column in columns}
+        if "suspended" not in known:  # by schema 2
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0")
 
     def close(self) -> None:
         self._database.close()
@@ -127,8 +134,9 @@ class Journal:
                     created_unix_ns=created,
                     expires_unix_ns=expires,
                     book=None if book is None else Book(**json.loads(book)),
+                    suspended=bool(suspended),
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -149,6 +157,7 @@ class Journal:
                 row.created_unix_ns,
                 row.expires_unix_ns,
                 None if row.book is None else json.dumps(asdict(row.book)),
+                row.suspended,
             )
             for row in vgpus
         ]
@@ -156,7 +165,7 @@ class Journal:
         try:
             self.write_server(server)
             self._database.execute("DELETE FROM vgpu")
-            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")

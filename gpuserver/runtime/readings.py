@@ -129,7 +129,7 @@ def vgpu_reading(
         wants=statement.wants,
         holds=statement.holds,
         memory_limit_bytes=record.memory_limit_bytes,
-        memory_used_bytes=bounded(implicit + sum(slot.charged_bytes for slot in slots)),
+        memory_used_bytes=vgpu.used_bytes,
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
         memory_peak_bytes=bounded(sum(slot.peak_bytes for slot in slots)),
@@ -143,9 +143,13 @@ def vgpu_reading(
     )
 
 
-def _state(vgpu: Vgpu, statement: Statement) -> Literal["starting", "idle", "waiting", "running", "removing", "failed"]:
+def _state(
+    vgpu: Vgpu, statement: Statement
+) -> Literal["starting", "idle", "waiting", "running", "suspended", "removing", "failed"]:
     if vgpu.removed.is_set():
         return "removing"
+    if vgpu.still:
+        return "suspended"
     if vgpu.failure:
         return "failed"
     if not vgpu.admits.is_set():

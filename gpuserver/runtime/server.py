@@ -35,6 +35,7 @@ from gpuserver.runtime.journal import Journal, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
+from gpuserver.runtime.suspension import Suspension
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
@@ -98,6 +99,7 @@ class GpuServer:
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice)
+        self.suspension = Suspension(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
@@ -175,7 +177,9 @@ class GpuServer:
     def _restore(self) -> None:
         """What the journal remembers, under a grants page of this server's generation."""
         rows = self._remembered
-        self.registry.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in rows)
+        self.registry.restore(
+            (r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns, r.suspended) for r in rows
+        )
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book)
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
@@ -191,6 +195,9 @@ class GpuServer:
         self.vgpus[record.vgpu_id] = vgpu
         vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
+        if record.suspended:
+            vgpu.stand_still()
+            self.tokens.bench(record.key)
         self.gather()
         return vgpu
 
@@ -216,6 +223,8 @@ class GpuServer:
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
         vgpu.take_away()
+        if vgpu.still:
+            await self.suspension.let_go(vgpu)
         self.gather()
         self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
@@ -265,6 +274,7 @@ class GpuServer:
             sm_planned=sms_planned(record),
             memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
+            suspended=vgpu.still,
         )
 
     @property
@@ -400,7 +410,7 @@ class GpuServer:
         async with self._journal_turn:
             books: dict[VgpuKey, Book] = self.tokens.books()
             rows = [
-                VgpuRow.of(vgpu.record, books.get(vgpu.record.key))
+                VgpuRow.of(vgpu.record, books.get(vgpu.record.key), suspended=vgpu.still)
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set()
             ]

@@ -61,6 +61,8 @@ class TokenLoop:
         self._dispatcher = dispatcher
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
+        self._benched: dict[VgpuKey, Book] = {}
+        """Those that have no leases for now, and how they stood."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -87,23 +89,52 @@ class TokenLoop:
         self._handle(Added(key, share, book))
         self._show_contention()
 
+    def bench(self, key: VgpuKey) -> None:
+        """It has leases no more, with its account kept; what it holds ends now."""
+        self.hear()
+        if key in self._benched:
+            return
+        self._benched[key] = self._scheduler.books()[key]
+        for epoch in self._published.pop(key):
+            self._dispatcher.withdraw(key, epoch)
+        self._wanting.discard(key)
+        self._wanted_ns.pop(key, None)
+        self._handle(Removed(key))
+        self._show_contention()
+
+    def unbench(self, key: VgpuKey, share: Share) -> None:
+        """It competes again, with the account that it had."""
+        self.hear()
+        self._published[key] = set()
+        self._handle(Added(key, share, self._benched.pop(key)))
+        if self._dispatcher.wants(key):
+            self._wanting.add(key)
+            self._wanted_ns[key] = time.monotonic_ns()
+            self._handle(Wants(key))
+        self._show_contention()
+
     def change(self, key: VgpuKey, share: Share) -> None:
+        if key in self._benched:
+            return
         self.hear()
         self._handle(Changed(key, share))
         self._show_contention()
 
     def remove(self, key: VgpuKey) -> None:
         self.hear()
-        self._handle(Removed(key))
+        if self._benched.pop(key, None) is None:
+            self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
-        del self._grants[key], self._published[key]
+        del self._grants[key]
+        self._published.pop(key, None)
         self._show_contention()
 
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuKey, Share]) -> None:
         """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
-        books = self._scheduler.books()
+        books, benched = self.books(), tuple(self._benched)
+        self._benched.clear()
         pages, self._grants = self._grants, {}
         for key in pages:
             self._dispatcher.remove(key)
@@ -113,6 +144,8 @@ class TokenLoop:
         self._wanted_ns.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
+        for key in benched:
+            self.bench(key)
 
     def set_policy(self, policy: Policy) -> None:
         """Effective with the next decision."""
@@ -131,14 +164,17 @@ class TokenLoop:
         self.hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
-            recorder.enter(
-                key,
-                page.vgpu_id,
-                now_ns,
-                leases=self._scheduler.published(key),
-                wants=self._dispatcher.wants(key),
-                booked=self._scheduler.booked(key),
-            )
+            if key in self._benched:
+                recorder.enter(key, page.vgpu_id, now_ns)
+            else:
+                recorder.enter(
+                    key,
+                    page.vgpu_id,
+                    now_ns,
+                    leases=self._scheduler.published(key),
+                    wants=self._dispatcher.wants(key),
+                    booked=self._scheduler.booked(key),
+                )
             if not self._recorders:
                 page.flags = page.flags | GrantsFlag.TRACED
         self._recorders = (*self._recorders, recorder)
@@ -172,7 +208,7 @@ class TokenLoop:
         return self._scheduler.outlook(key) if key in self._published else Outlook()
 
     def books(self) -> dict[VgpuKey, Book]:
-        return self._scheduler.books()
+        return self._scheduler.books() | self._benched
 
     @property
     def period_ns(self) -> int:

@@ -61,6 +61,8 @@ class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
     descriptor, handed to every broker of this vGPU.
 
+    ``still``: its programs stand still, or are about to. ``turn``: of whoever suspends or resumes it.
+
     ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
     not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
@@ -87,6 +89,8 @@ class Vgpu:
     compared: set[Process] = field(default_factory=set)
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
+    still: bool = False
+    turn: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def slots(self) -> list[SlotReading]:
@@ -110,6 +114,11 @@ class Vgpu:
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
         return bounded(self.past.refusals + sum(slot.refusals for slot in self.alive))
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the GPU's memory, as charged."""
+        return bounded(self.grants.implicit_bytes + sum(slot.charged_bytes for slot in self.slots))
 
     @property
     def launches(self) -> int:
@@ -150,6 +159,12 @@ class Vgpu:
         self.grants.process_limit_bytes = record.process_limit_bytes
         self.grants.flags = (self.grants.flags & ~_POLICY_FLAGS) | _LOSS_FLAGS[record.spec.on_server_loss]
         self.grants.wake()
+
+    def stand_still(self, still: bool = True) -> None:
+        """Its programs are to, or may go on."""
+        self.still = still
+        flags = self.grants.flags
+        self.grants.flags = flags | GrantsFlag.STILL if still else flags & ~GrantsFlag.STILL
 
     def take_away(self) -> None:
         """It was removed: every gate of its processes fails from now on."""

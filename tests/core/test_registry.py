@@ -264,12 +264,34 @@ def test_what_the_journal_remembers_is_restored_as_it_was(mode: Mode) -> None:
     create(found, "a", sm_percent=60, memory_bytes="100G", ttl_ns="1h")
     create(found, "b", sm_percent=30, overcommit=True)
     create(found, "c", sm_percent=20)
+    create(found, "d", sm_percent=10)
+    found.suspend("d")
     again = registry(mode)
-    again.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns) for r in found)
+    again.restore((r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns, r.suspended) for r in found)
     assert list(again) == list(found)
     again.set_mode(Mode.TEMPORAL)
     again.check()
     assert again["b"].share.guarantee_ppm == pytest.approx(200_000, abs=1)
+
+
+def test_a_suspended_one_is_promised_nothing_until_there_is_room_again() -> None:
+    found = registry(card=Card(16 * GIB, 132))
+    create(found, "a", sm_percent=60, memory_bytes="12G")
+    refused(ErrorCode.NO_ROOM, found, "b", sm_percent=50, memory_bytes="1G")
+    assert found.suspend("a").suspended
+    assert (found.guaranteed_memory_bytes, found.guaranteed_ratio) == (0, 0)
+    create(found, "b", sm_percent=50, memory_bytes="8G")
+    found.change("a", VgpuChanges.parse(memory_bytes="10G"), 0)
+    assert found["a"].suspended
+    before = list(found)
+    with pytest.raises(VgpuError) as caught:
+        found.resume("a")
+    assert caught.value.code is ErrorCode.NO_ROOM
+    assert list(found) == before
+    found.remove("b")
+    assert not found.resume("a").suspended
+    assert (found.guaranteed_memory_bytes, found.guaranteed_ratio) == (10 * GIB, 0.6)
+    found.check()
 
 
 class Promises(RuleBasedStateMachine):

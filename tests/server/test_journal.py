@@ -25,7 +25,7 @@ def rows(count: int) -> list[VgpuRow]:
     for n in range(count):
         spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
         record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
-        made.append(VgpuRow.of(record, BOOK if n % 2 else None))
+        made.append(VgpuRow.of(record, BOOK if n % 2 else None, suspended=n % 3 == 2))
     return made
 
 
@@ -78,6 +78,7 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
     journal.write(replace(server, next_epoch=77), rows(2))
     with closing(sqlite3.connect(path)) as raw, raw:
         raw.execute("ALTER TABLE server DROP COLUMN window_ns")
+        raw.execute("ALTER TABLE vgpu DROP COLUMN suspended")
         raw.execute("UPDATE server SET schema_version = 1")
     assert begun(path) == (replace(server, generation=2, next_epoch=77), rows(2))
 

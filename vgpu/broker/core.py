@@ -88,6 +88,10 @@ class Admissions:
         held = self._slots.get(attach.slot)
         if held is not None and held.process == peer.process and held.state is SlotState.HELD:
             return Admission(attach.slot, known=True)
+        if vgpu.suspended:
+            return Refused(
+                code="unavailable", error=f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id} brings it back"
+            )
         # A process that held a slot in a page that is lost (server and broker died together) gets its number again.
         wanted = [attach.slot] if 0 <= attach.slot < self._capacity else []
         for number in (*wanted, *range(self._capacity)):

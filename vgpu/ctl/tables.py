@@ -65,6 +65,7 @@ _STYLES: Final = {
     "restarting": "yellow",
     "removing": "dim",
     "idle": "dim",
+    "suspended": "yellow",
     "died": "red",
     "failed": "bold red",
 }

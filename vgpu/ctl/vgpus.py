@@ -197,6 +197,27 @@ def set_(
         output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
 
 
+def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
+    """Let its programs stand still, and give their GPU memory to others. Temporal mode."""
+    _move(vgpu, form, "suspend", "its memory goes to the host")
+
+
+def resume(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
+    """Bring a suspended vGPU back."""
+    _move(vgpu, form, "resume", "its memory comes back to the GPU")
+
+
+def _move(vgpu: str, form: Output, how: str, meanwhile: str) -> None:
+    from vgpu.node.link import ControlLink
+
+    with ControlLink() as node, output.busy(f"{vgpu}: {meanwhile}"):
+        changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
+    if form is Output.JSON:
+        output.print_json(changed)
+    else:
+        output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
+
+
 def rm(
     vgpus: Annotated[list[str], typer.Argument(metavar="VGPU", help="Ids, unambiguous prefixes, or names.")],
     force: Annotated[
@@ -223,6 +244,8 @@ def register(app: typer.Typer) -> None:
         "inspect": inspect,
         "ps": ps,
         "set": set_,
+        "suspend": suspend,
+        "resume": resume,
         "rm": rm,
     }
     for name, command in commands.items():

@@ -28,9 +28,11 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     Remove,
+    Resume,
     Set,
     SetGpu,
     Status,
+    Suspend,
     Trace,
     VgpuDetail,
     VgpuList,
@@ -93,6 +95,22 @@ class ControlLink:
     def remove(self, vgpu: str, *, force: bool = False) -> VgpuReading:
         """The last reading of the vGPU that is now gone."""
         return self._ask(Remove(vgpu=vgpu, force=force), VgpuReading)
+
+    def suspend(self, vgpu: str) -> VgpuReading:
+        """``mode``, ``in-use`` or ``unavailable``: it goes on."""
+        return self._ask_at_leisure(Suspend(vgpu=vgpu))
+
+    def resume(self, vgpu: str) -> VgpuReading:
+        """``no-room`` or ``unavailable``: it stays suspended."""
+        return self._ask_at_leisure(Resume(vgpu=vgpu))
+
+    def _ask_at_leisure(self, request: Request) -> VgpuReading:
+        """What takes as long as memory takes to move."""
+        self._socket.settimeout(None)
+        try:
+            return self._ask(request, VgpuReading)
+        finally:
+            self._socket.settimeout(self._timeout_s)
 
     def list(self) -> tuple[VgpuReading, ...]:
         return self._ask(List(), VgpuList).vgpus

@@ -42,10 +42,12 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     Remove,
+    Resume,
     Set,
     SetGpu,
     Snapshot,
     Status,
+    Suspend,
     Trace,
     VgpuDetail,
     VgpuList,
@@ -60,6 +62,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 5.0
 CHANGE_S: Final = 15.0
+SUSPEND_S: Final = 600.0
+"""As long as the driver takes to copy the memory of a whole card, and the host to find room for it."""
 LOOK_AGAIN_S: Final = 0.05
 RESTART_S: Final = 8.0
 """A request waits that long for a server that is being restarted, which takes half a second, and seconds on a machine
@@ -154,6 +158,10 @@ class Node:
                     await self._refuse_taken_name(request.changes.name, but=vgpu.vgpu_id)
                 exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, exact, uid, model, CHANGE_S)
+            case Suspend(vgpu=reference) | Resume(vgpu=reference):
+                vgpu = await self._find(reference)
+                move = request.model_copy(update={"vgpu": vgpu.vgpu_id})
+                return await self._forward(vgpu.gpu_index, move, uid, VgpuReading, SUSPEND_S)
             case List():
                 return VgpuList(vgpus=(await self._look()).vgpus)
             case Processes(vgpu=reference):

@@ -136,7 +136,7 @@ class Adopt(Message):
     At registration three descriptors travel along: grants page (read-only), activity page, relay page.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
     ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
-    vGPUs of the GPU together, 0: as many as they like.
+    vGPUs of the GPU together, 0: as many as they like. ``suspended``: nobody new is let in.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -158,6 +158,7 @@ class Adopt(Message):
     sm_planned: int = 0
     memory_planned_bytes: int = 0
     most_processes: int = 0
+    suspended: bool = False
 
 
 class Gone(Message):

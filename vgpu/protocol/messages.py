@@ -57,6 +57,21 @@ class Remove(Request):
     force: bool = False
 
 
+class Suspend(Request):
+    """Let the programs of a vGPU stand still, and give what they have on the GPU to others → ``VgpuReading``. Takes as
+    long as their memory takes to the host's."""
+
+    op: Literal["suspend"] = "suspend"
+    vgpu: str
+
+
+class Resume(Request):
+    """Let them go on → ``VgpuReading``."""
+
+    op: Literal["resume"] = "resume"
+    vgpu: str
+
+
 class List(Request):
     """All vGPUs of the node → ``VgpuList``."""
 
@@ -127,7 +142,20 @@ class Look(Request):
 
 
 AnyRequest = Annotated[
-    Create | Set | Remove | List | Inspect | Processes | Gpus | SetGpu | Status | Look | Watch | Trace,
+    Create
+    | Set
+    | Remove
+    | Suspend
+    | Resume
+    | List
+    | Inspect
+    | Processes
+    | Gpus
+    | SetGpu
+    | Status
+    | Look
+    | Watch
+    | Trace,
     Field(discriminator="op"),
 ]
 REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
@@ -156,8 +184,9 @@ class VgpuReading(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    # starting: not yet admitting; restarting: its GPU Server is, and the rest is what that said last
-    state: Literal["starting", "idle", "waiting", "running", "removing", "restarting", "failed"]
+    # starting: not yet admitting; suspended: until it is resumed; restarting: its GPU Server is, and the rest is what
+    # that said last
+    state: Literal["starting", "idle", "waiting", "running", "suspended", "removing", "restarting", "failed"]
     reason: str = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
@@ -314,7 +343,8 @@ class Snapshot(Reading):
 
 class EventReading(Reading):
     """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
-    refused (memory), drift, outside (processes in no vGPU), broker-restarted, server-restarted, link-closed, mode."""
+    refused (memory), suspended, resumed, stranded, drift, outside (in no vGPU), broker-restarted,
+    server-restarted, link-closed, mode."""
 
     at_unix_s: float
     kind: str

@@ -33,6 +33,7 @@ cdef extern from "<stdio.h>" nogil:
 
 
 cdef enum:
+    FROZEN_LOOK_NS = 1_000_000
     POLL_NS = 50000             # how often to look whether somebody else has let it go on, at first ...
     POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
     SPIN_NS = 5000              # a sleep shorter than this is not worth the system call
@@ -159,8 +160,13 @@ cdef public void drv_leave(SimGpu* gpu) noexcept nogil:
 
 
 cdef public CUresult drv_begin(Context* context) noexcept nogil:
-    """Lock the process and the context's GPU, which is then at the present. drv_end follows in any case."""
+    """Lock the process and the context's GPU, which is then at the present. drv_end follows in any case. While the
+    process is locked for a checkpoint, its calls wait here."""
     drv_enter(context.gpu)
+    while context.gpu.contexts[context.slot].frozen:
+        drv_leave(context.gpu)
+        sim_sleep_until(now_ns() + FROZEN_LOOK_NS)
+        drv_enter(context.gpu)
     return <CUresult>context.gpu.contexts[context.slot].error
 
 

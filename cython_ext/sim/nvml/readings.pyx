@@ -8,7 +8,9 @@ from cython_ext.sim.nvml.handles cimport (
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS, VERSION_MISMATCH, sim_check,
 )
 from cython_ext.sim.share cimport sim_enter, sim_reap, sim_unlock
-from cython_ext.sim.state cimport CONTEXT_FREE, SIM_CONTEXTS, SIM_WINDOW_NS, SimContext, SimGpu
+from cython_ext.sim.state cimport (
+    CONTEXT_FREE, FROZEN_CHECKPOINTED, SIM_CONTEXTS, SIM_WINDOW_NS, SimContext, SimGpu,
+)
 
 
 cdef extern from *:
@@ -161,7 +163,9 @@ cdef NvmlResult processes(SimGpu* gpu, unsigned int* count, ProcessInfo* infos, 
         return result
     for i in range(SIM_CONTEXTS):
         context = &gpu.contexts[i]
-        if context.state == CONTEXT_FREE or (mps_only and context.server == 0):
+        if context.state == CONTEXT_FREE or context.frozen == FROZEN_CHECKPOINTED:
+            continue
+        if mps_only and context.server == 0:
             continue
         k = 0
         while k < found and all[k].pid != <unsigned int>context.pid:

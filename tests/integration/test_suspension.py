@@ -1,0 +1,279 @@
+"""Suspending and resuming vGPUs of a simulated node: their programs stand still, and their memory is others'."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cython_ext.simengine import Engine
+from tests.integration.node import ROOT, SimulatedNode, eventually
+from vgpu.ctl.programs import attachment
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import VgpuReading
+
+GIB = 1 << 30
+SIMULATED_BYTES = 143_771 << 20
+
+PROGRAM = """
+import sys, threading
+from ctypes import byref, c_uint64, c_void_p
+from tests.hook.app import App
+app = App()
+context = c_void_p()
+app.call("cuCtxGetCurrent", byref(context))
+block = app.allocate(int(sys.argv[1]))
+app.call("cuMemsetD8_v2", c_uint64(block), 7, 4096)
+kernel = app.kernel(1.0)
+count = 0
+def work():
+    global count
+    app.call("cuCtxSetCurrent", context)
+    while True:
+        kernel.launch()
+        app.synchronize()
+        assert app.read(block, 4096) == bytes([7]) * 4096
+        count += 1
+threading.Thread(target=work, daemon=True).start()
+print("started", flush=True)
+for _ in sys.stdin:
+    print(count, flush=True)
+"""
+
+
+class Program:
+    """Works for ever, checks what it has in memory, and says how often it did."""
+
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(memory_bytes)],
+            env=attachment([vgpu]).environment(node.environment),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.heard() == "started"
+
+    def heard(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    @property
+    def count(self) -> int:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
+        return int(self.heard())
+
+    def goes_on(self) -> None:
+        before = self.count
+        eventually(lambda: self.count > before + 10, "it works")
+
+    def stands_still(self) -> bool:
+        before = self.count
+        time.sleep(0.2)  # nothing is to happen
+        return self.count == before
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    with SimulatedNode(1) as running:
+        yield running
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    started: list[Program] = []
+    yield started
+    for program in started:
+        program.end()
+
+
+def on_gpu(node: SimulatedNode) -> dict[int, int]:
+    """Bytes by pid."""
+    engine = Engine(node.paths.runtime / "sim")
+    engine.refresh()
+    return {pid: taken for pid, _, taken, *_ in engine.contexts().values()}
+
+
+def state(node: SimulatedNode, vgpu: VgpuReading) -> str:
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    return reading.state
+
+
+def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNode, programs: list[Program]) -> None:
+    vgpu = node.create(sm_percent=80, memory_bytes="100G")
+    programs += [Program(node, vgpu, 30 * GIB), Program(node, vgpu, 40 * GIB)]
+    for program in programs:
+        program.goes_on()
+    with node.link() as link:
+        assert link.suspend(vgpu.vgpu_id).state == "suspended"
+        assert link.suspend(vgpu.vgpu_id).state == "suspended"
+    assert all(program.stands_still() for program in programs)
+    assert sum(on_gpu(node).values()) == 0
+    other = node.create(sm_percent=60, memory_bytes="80G")
+    programs.append(Program(node, other, 75 * GIB))
+    programs[2].goes_on()
+    with node.link() as link:
+        with pytest.raises(VgpuError) as refused:
+            link.resume(vgpu.vgpu_id)
+        assert refused.value.code is ErrorCode.NO_ROOM
+        assert state(node, vgpu) == "suspended"
+        assert all(program.stands_still() for program in programs[:2])
+        link.remove(other.vgpu_id, force=True)
+        programs.pop().end()
+        eventually(lambda: sum(on_gpu(node).values()) == 0, "the driver has let go")
+        assert link.resume(vgpu.vgpu_id).state != "suspended"
+        assert link.resume(vgpu.vgpu_id).state != "suspended"
+    for program in programs:
+        program.goes_on()
+    assert sum(on_gpu(node).values()) > 70 * GIB
+
+
+def test_a_new_program_is_turned_away_meanwhile(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="4G")
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        run = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu.vgpu_id, "--", sys.executable, "-m", "vgpu.workload"]
+        ran = subprocess.run(run, env=node.environment, capture_output=True, text=True, check=False)
+        assert ran.returncode != 0
+        assert f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id}" in ran.stderr
+        link.resume(vgpu.vgpu_id)
+    ran = subprocess.run([*run, "--seconds", "0.1"], env=node.environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_work_that_never_ends_is_not_suspended_and_goes_on(
+    node: SimulatedNode, programs: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that waits for a word of the host's cannot be waited for; a neighbour's work is none of its business."""
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    body = """
+import sys
+from ctypes import byref, c_uint, c_uint64, c_void_p
+from tests.hook.app import App
+app = App()
+page = c_void_p()
+app.call("cuMemHostAlloc", byref(page), 4096, 0)
+app.call("cuStreamWaitValue32_v2", app.stream, c_uint64(page.value), 5, 0)
+print("started", flush=True)
+sys.stdin.readline()
+c_uint.from_address(page.value).value = 5
+app.synchronize()
+print("done", flush=True)
+"""
+    stuck = subprocess.Popen(
+        [sys.executable, "-c", body],
+        env=attachment([vgpu]).environment(node.environment),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert stuck.stdout is not None
+        assert stuck.stdout.readline() == "started\n"
+        programs.append(Program(node, vgpu, GIB))
+        with node.link() as link, pytest.raises(VgpuError, match="did not end within 10 s") as refused:
+            link.suspend(vgpu.vgpu_id)
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        assert state(node, vgpu) != "suspended"
+        programs[0].goes_on()
+        assert stuck.communicate("\n", timeout=60)[0] == "done\n"
+    finally:
+        stuck.kill()
+        stuck.communicate()
+
+
+def test_a_server_that_dies_meanwhile_leaves_nothing_that_cannot_be_resumed(
+    node: SimulatedNode, programs: list[Program]
+) -> None:
+    """Killed at any moment of a suspension: afterwards it goes on, or is suspended, and then it can be resumed."""
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    programs.append(Program(node, vgpu, GIB))
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3):
+        programs[0].goes_on()
+
+        def suspend() -> None:
+            try:
+                with node.link() as link:
+                    link.suspend(vgpu.vgpu_id)
+            except VgpuError:
+                pass  # it was killed before it could answer
+
+        asking = threading.Thread(target=suspend)
+        asking.start()
+        time.sleep(delay_s)
+        os.kill(node.server_pid(), signal.SIGKILL)
+        asking.join()
+        eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is back")
+        eventually(lambda: state(node, vgpu) not in {"starting", "restarting"}, "its server is")
+
+        def resumed() -> bool:
+            with node.link() as link:
+                try:
+                    return link.resume(vgpu.vgpu_id).state != "suspended"
+                except VgpuError:
+                    return False  # what the killed server had begun is not through yet
+
+        eventually(resumed, "it is resumed")
+    programs[0].goes_on()
+
+
+def test_a_killed_program_of_a_suspended_vgpu_is_forgotten(node: SimulatedNode, programs: list[Program]) -> None:
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    programs += [Program(node, vgpu, GIB), Program(node, vgpu, GIB)]
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        programs.pop(0).end()
+        eventually(lambda: node.reading(vgpu.vgpu_id).processes == 1, "one is left")
+        link.resume(vgpu.vgpu_id)
+    programs[0].goes_on()
+
+
+def test_removed_while_suspended_its_programs_find_out(node: SimulatedNode, programs: list[Program]) -> None:
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    programs.append(Program(node, vgpu, GIB))
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        link.remove(vgpu.vgpu_id, force=True)
+    assert programs[0].stands_still()  # its thread has had an error
+    assert sum(on_gpu(node).values()) > GIB, "and it is no more frozen"
+
+
+def test_under_mps_nothing_is_suspended() -> None:
+    with SimulatedNode(1, mode="spatial") as node:
+        vgpu = node.create(sm_percent=30, memory_bytes="4G")
+        with node.link() as link, pytest.raises(VgpuError, match="cannot be suspended") as refused:
+            link.suspend(vgpu.vgpu_id)
+        assert refused.value.code is ErrorCode.MODE
+        assert "--mode temporal" in refused.value.hint
+
+
+def test_the_commands(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="4G", name="sleeper")
+    states = []
+    for command in ("suspend", "resume"):
+        told = subprocess.run(
+            [sys.executable, "-m", "vgpu.ctl", command, "sleeper", "-o", "json"],
+            env=node.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        states.append(json.loads(told.stdout)["state"])
+    assert states == ["suspended", "idle"]
+    assert state(node, vgpu) == "idle"
