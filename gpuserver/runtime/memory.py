@@ -17,7 +17,7 @@ import trio
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
 from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
-from gpuserver.runtime.vgpus import Ledger, Vgpu
+from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
@@ -33,8 +33,6 @@ URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory)
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 NO_USE: Final = MemoryUse(0, {})
-NO_LEDGER: Final = Ledger(-1, (), -1)
-"""Of a vGPU that was not there yet."""
 
 
 @dataclass(slots=True)
@@ -59,6 +57,7 @@ class MemoryWatch:
         vgpus: Callable[[], Iterable[Vgpu]],
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
         notice: Callable[[str, Vgpu | None, str, int], None],
+        mps_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._gpu = gpu
         self._vgpus = vgpus
@@ -67,6 +66,11 @@ class MemoryWatch:
         self._fresh_until = 0.0
         self._wake = trio.Event()
         self._notice = notice
+        self._mps_pid = mps_pid
+        self._suspects: frozenset[Process] = frozenset()
+        """Seen outside in the last reading: a process that attaches just now may be, in one."""
+        self._doubted: frozenset[tuple[str, int]] = frozenset()
+        """Whose ledger said too much in the last reading."""
         self.latest = NO_USE
         self.implicit: dict[tuple[str, int], int] = {}
         self.drift: dict[tuple[str, int], int] = {}
@@ -115,28 +119,42 @@ class MemoryWatch:
 
     def _compare(self, before: Mapping[str, Ledger]) -> None:
         """The driver's figures with the ledgers of a moment ago and of now."""
-        known_outside = {outsider.process for outsider in self.outside}
         past, self.implicit = self.implicit, {}
-        past_drift, self.drift = self.drift, {}
-        inside: set[int] = set()
+        doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
         for vgpu in self._vgpus():
-            earlier, later = before.get(vgpu.record.vgpu_id, NO_LEDGER), vgpu.ledger
-            inside |= {slot.pid for slot in (*earlier.slots, *later.slots)}
+            vgpu_id = vgpu.record.vgpu_id
+            earlier, later = before.get(vgpu_id, NO_LEDGER), vgpu.ledger
             self._charge_implicit(vgpu, earlier, later, past)
-            self._find_drift(vgpu, earlier, later, past_drift)
-        self.outside = outsiders(self.latest.by_pid, inside)
-        for outsider in self.outside:
-            if outsider.process not in known_outside:
-                self._notice("outside", None, sentence(outsider), outsider.process.pid)
+            if earlier.rests_until(later):
+                found = drift_by_pid(earlier.slots, later.slots, self.latest.by_pid)
+                doubted |= {(vgpu_id, pid): amount for pid, amount in found.items()}
+        self._tell_drift(doubted)
+        self._find_outsiders(before)
 
-    def _find_drift(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> None:
-        for pid, amount in drift_by_pid(earlier.slots, later.slots, self.latest.by_pid).items():
-            name = vgpu.record.vgpu_id, pid
-            self.drift[name] = amount
-            if name not in past:
-                text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
-                self._notice("drift", vgpu, text, pid)
+    def _tell_drift(self, doubted: Mapping[tuple[str, int], int]) -> None:
+        """Of who was doubted before, too."""
+        known, self.drift = self.drift, {name: doubted[name] for name in doubted.keys() & self._doubted}
+        self._doubted = frozenset(doubted)
+        for vgpu in self._vgpus():
+            for (vgpu_id, pid), amount in self.drift.items():
+                if vgpu_id == vgpu.record.vgpu_id and (vgpu_id, pid) not in known:
+                    text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
+                    self._notice("drift", vgpu, text, pid)
+
+    def _find_outsiders(self, before: Mapping[str, Ledger]) -> None:
+        """While a broker is away nobody knows who is in its vGPU: then nothing is said."""
+        ledgers = [*before.values(), *(vgpu.ledger for vgpu in self._vgpus())]
+        if any(not ledger.known for ledger in ledgers):
+            return
+        inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
+        found = outsiders(self.latest.by_pid, inside, self._mps_pid())
+        known = {outsider.process for outsider in self.outside}
+        self.outside = tuple(outsider for outsider in found if outsider.process in self._suspects)
+        self._suspects = frozenset(outsider.process for outsider in found)
+        for outsider in self.outside:
+            if outsider.process not in known:
+                self._notice("outside", None, sentence(outsider), outsider.process.pid)
 
     def _interval(self) -> float:
         now = trio.current_time()
@@ -152,12 +170,13 @@ class MemoryWatch:
 
     def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> None:
         """Where something was allocated or freed while the driver was asked, its figure is of neither ledger: what is
-        known already counts on, and the driver is asked again soon."""
+        known already counts on, as far as either ledger allows, and the driver is asked again soon."""
         vgpu_id = vgpu.record.vgpu_id
         by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
         if not earlier.rests_until(later):
             self._uncertain = True
-            by_pid = {pid: past.get((vgpu_id, pid), amount) for pid, amount in by_pid.items()}
+            bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
+            by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
         for pid, amount in by_pid.items():
             self.implicit[vgpu_id, pid] = amount
         total = sum(by_pid.values())
@@ -190,3 +209,20 @@ def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> 
     is charged with its claim.
     """
     return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed_by_pid(slots).items()}
+
+
+def implicit_bounds(
+    earlier: Iterable[SlotReading], later: Iterable[SlotReading], by_pid: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
+    """The least and the most that can be implicit of what the driver shows, per process of ``later``, if the ledger was
+    between the two readings; what is reserved the driver may show or not."""
+    before, after = committed_by_pid(earlier), committed_by_pid(later)
+    reserved: dict[int, int] = {}
+    for slot in later:
+        reserved[slot.pid] = reserved.get(slot.pid, 0) + slot.reserved_bytes
+    found = {}
+    for pid, now in after.items():
+        then, shown = before.get(pid, now), by_pid.get(pid, 0)
+        most = max(then, now) + reserved[pid]
+        found[pid] = max(0, shown - most), max(0, shown - min(then, now))
+    return found

@@ -17,8 +17,6 @@ from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
 
-MPS_SERVER: Final = "nvidia-cuda-mps"
-"""The kernel keeps fifteen characters of a program's name."""
 MANAGED: Final = 1
 """Its index among the kinds of memory (cython_ext/layout.pxd)."""
 DRIFT_BYTES: Final = 64 << 20
@@ -27,37 +25,38 @@ DRIFT_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outsider:
-    """``uid`` −1, ``command`` "": this server cannot see. ``vgpu_id``: what its VGPU_ID says, if anything."""
+    """``uid`` −1, ``command`` "": of another PID namespace, or gone. ``command``: the name that the kernel has for it;
+    arguments and environment are its own business, and to read them may mean to wait for its memory."""
 
     process: Process
     uid: int
     command: str
-    vgpu_id: str
     memory_bytes: int
 
 
-def outsiders(by_pid: Mapping[int, int], inside: Iterable[int]) -> tuple[Outsider, ...]:
-    """Of the processes that the driver shows (pid → bytes) those whose pid is not ``inside`` any vGPU."""
+def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | None) -> tuple[Outsider, ...]:
+    """Of the processes that the driver shows (pid → bytes) those whose pid is not ``inside`` any vGPU. The server of
+    our own MPS daemon is none: a child of ``mps_pid``."""
     known = set(inside)
-    found = (describe(pid, amount) for pid, amount in sorted(by_pid.items()) if pid not in known)
-    return tuple(outsider for outsider in found if not outsider.command.startswith(MPS_SERVER))
+    found = (pid for pid in sorted(by_pid) if pid not in known)
+    return tuple(describe(pid, by_pid[pid]) for pid in found if mps_pid is None or parent_of(pid) != mps_pid)
 
 
 def describe(pid: int, memory_bytes: int) -> Outsider:
-    """What /proc tells of it. Of another PID namespace it tells nothing."""
-    directory = Path(f"/proc/{pid}")
-    began, uid = 0, -1
-    command = vgpu_id = ""
+    """What /proc tells of it without a look at its memory."""
+    began, uid, command = 0, -1, ""
     with suppress(ProcessLookupError, OSError):
         began = start_time(pid)
-        uid = directory.stat().st_uid
-        words = directory.joinpath("cmdline").read_bytes().split(b"\0")[:2]  # arguments may be nobody else's business
-        command = b" ".join(words).decode(errors="replace").strip() or directory.joinpath("comm").read_text().strip()
-    with suppress(OSError):
-        for setting in directory.joinpath("environ").read_bytes().split(b"\0"):
-            name, _, value = setting.partition(b"=")
-            vgpu_id = value.decode(errors="replace") if name == b"VGPU_ID" else vgpu_id
-    return Outsider(Process(pid, began), uid, printable(command), printable(vgpu_id), memory_bytes)
+        uid = Path(f"/proc/{pid}").stat().st_uid
+        command = printable(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
+    return Outsider(Process(pid, began), uid, command, memory_bytes)
+
+
+def parent_of(pid: int) -> int:
+    """0: not known."""
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0
 
 
 def sentence(outsider: Outsider) -> str:
@@ -65,15 +64,12 @@ def sentence(outsider: Outsider) -> str:
     who = f"process {outsider.process.pid}"
     if outsider.command:
         who += f" ({outsider.command}, uid {outsider.uid})"
-    text = f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU"
-    if outsider.vgpu_id:
-        text += f": its VGPU_ID is {outsider.vgpu_id}, but it was started without the hook"
-    return text
+    return f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
 
 
-def printable(text: str, most: int = 200) -> str:
-    """A stranger's words, as one line that no terminal takes for commands."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
+def printable(text: str) -> str:
+    """A stranger's words, as a line that no terminal takes for commands."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def drift_by_pid(
@@ -81,7 +77,7 @@ def drift_by_pid(
 ) -> dict[int, int]:
     """How much more a process's ledger says than the driver does, pid → bytes, where that is much.
 
-    ``before``, ``after``: the ledgers around the driver's reading; what moved meanwhile is no drift. A process that the
+    ``before``, ``after``: the ledgers around the driver's reading. A process that the
     driver does not show, or shows without a figure (0), has nothing to compare with. Nor has managed memory, which the
     driver keeps where it likes.
     """

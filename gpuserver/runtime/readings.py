@@ -199,7 +199,6 @@ def outside_process(outsider: Outsider, gpu_index: int) -> OutsideProcess:
         pid=outsider.process.pid,
         uid=outsider.uid,
         command=outsider.command,
-        vgpu_id=outsider.vgpu_id,
         memory_bytes=outsider.memory_bytes,
     )
 

@@ -98,7 +98,7 @@ class GpuServer:
             self.policy = replace(self.policy, window_ns=self._row.window_ns)
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
-        self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice)
+        self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
@@ -329,6 +329,9 @@ class GpuServer:
         return await self.brokers.gone(vgpu, slot, process)
 
     # --- events
+
+    def _daemon_pid(self) -> int | None:
+        return self.mps.pid
 
     def _notice(self, kind: str, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)

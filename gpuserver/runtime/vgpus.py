@@ -33,9 +33,18 @@ class Ledger:
     slots: tuple[SlotReading, ...]
     ended: int
 
+    @property
+    def known(self) -> bool:
+        """Whether there was a page to read."""
+        return self.begun >= 0
+
     def rests_until(self, later: Ledger) -> bool:
         """Nothing was allocated or freed between the two readings, nor was anything under way."""
         return self.begun == later.ended and not any(slot.reserved_bytes for slot in later.slots)
+
+
+NO_LEDGER = Ledger(-1, (), -1)
+"""Of a vGPU whose page is away, or that was not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,7 @@ class Vgpu:
     def ledger(self) -> Ledger:
         """What its processes own; nothing while the page is away."""
         if self.activity is None:
-            return Ledger(0, (), 0)
+            return NO_LEDGER
         begun = self.activity.ledger_epoch
         return Ledger(begun, tuple(self.activity.slots()), self.activity.ledger_epoch)
 

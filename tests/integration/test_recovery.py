@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import Child, attach_request, knock
+from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
 from vgpu.protocol.messages import VgpuReading
 from vgpu.spec import VgpuChanges
@@ -250,6 +253,37 @@ def serves_anew(node: SimulatedNode, than_pid: int) -> bool:
     with node.link() as link:
         (gpu,) = link.gpus()
     return gpu.state == "serving" and gpu.server_pid not in {None, than_pid}
+
+
+def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders() -> None:
+    """Until its broker is back nobody knows who is in a vGPU."""
+    with SimulatedNode() as node:
+        vgpu = node.create(sm_percent=30, memory_bytes="2G")
+        command = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
+        environment = attachment([vgpu]).environment(node.environment)
+        program = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            eventually(lambda: node.reading(vgpu.vgpu_id).memory_implicit_bytes, "its context is seen")
+            with node.link() as watcher:
+                notices = watcher.watch(snapshots=True, events=True, interval_ns=50_000_000)
+                next(notices)
+                killed = node.server_pid()
+                os.kill(killed, signal.SIGKILL)
+                outside, kinds = [], set()
+                for notice in notices:
+                    if notice.event is not None:
+                        kinds.add(notice.event.kind)
+                    if notice.snapshot is not None:
+                        (gpu,) = notice.snapshot.gpus
+                        outside += gpu.outside
+                        known = [one for one in notice.snapshot.vgpus if one.processes == 1]
+                        if gpu.state == "serving" and gpu.server_pid != killed and known and gpu.used_memory_bytes:
+                            break
+        finally:
+            program.kill()
+            program.wait()
+    assert "outside" not in kinds
+    assert outside == []
 
 
 def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> None:

@@ -82,15 +82,13 @@ def test_drift_is_what_the_books_say_beyond_the_driver_at_rest(
 
 
 def test_who_is_in_no_vgpu_is_named() -> None:
-    (found,) = outsiders({os.getpid(): 5, 1: 7}, inside=[1])
-    assert (found.process, found.uid, found.memory_bytes) == (
-        Process(os.getpid(), start_time(os.getpid())),
-        os.getuid(),
-        5,
-    )
+    (found,) = outsiders({os.getpid(): 5, 1: 7}, inside=[1], mps_pid=None)
+    assert found.process == Process(os.getpid(), start_time(os.getpid()))
+    assert (found.uid, found.memory_bytes) == (os.getuid(), 5)
     assert found.command
-    (stranger,) = outsiders({2**22 + 1: 5}, inside=[])
+    (stranger,) = outsiders({2**22 + 1: 5}, inside=[], mps_pid=None)
     assert (stranger.uid, stranger.command, stranger.process.start_time) == (-1, "", 0)
+    assert outsiders({os.getpid(): 5}, inside=[], mps_pid=os.getppid()) == (), "a child of the MPS daemon is its server"
 
 
 def test_a_strangers_words_are_no_commands_to_a_terminal() -> None:
@@ -171,23 +169,21 @@ def test_the_dead_are_released_when_the_driver_has_let_go_and_looked_for_often()
 
 @pytest.mark.parametrize("moving", ["allocates", "frees", "is about to"])
 def test_what_moves_while_the_driver_is_asked_is_not_taken_for_implicit(moving: str) -> None:
-    """Of 500 that the driver shows 100 are implicit; then the reading is of another moment than the ledger."""
+    """The driver shows 100 MiB more than the ledger says, at each moment; two of its readings are of an earlier one."""
     vgpu = Page(slot(0, 7, 400 * MIB))
     charged: list[int] = []
 
     class Asked(Driver):
         def memory_use(self) -> MemoryUse:
             charged.append(vgpu.grants.implicit_bytes)
-            shown = 500 * MIB
-            if len(self.times) in {3, 4}:
-                if moving == "is about to":
-                    shown += 300 * MIB
-                    vgpu.slots = [replace(slot(0, 7, 400 * MIB), reserved_bytes=300 * MIB)]
-                else:
-                    vgpu.slots = [slot(0, 7, (700 if moving == "allocates" else 100) * MIB)]
-                    vgpu.epoch += 1
-            elif len(self.times) == 5:
-                vgpu.slots = [slot(0, 7, 400 * MIB)]
+            shown = 100 * MIB + sum(vgpu.slots[0].committed_bytes)
+            count = len(self.times)
+            if moving == "is about to" and count in {3, 4}:
+                shown += 300 * MIB
+                vgpu.slots = [replace(slot(0, 7, 400 * MIB), reserved_bytes=300 * MIB)]
+            elif count in {3, 4, 5}:
+                other = 700 if moving == "allocates" else 100
+                vgpu.slots = [slot(0, 7, (other if count == 3 else 400) * MIB)]
                 vgpu.epoch += 1
             self.times.append(trio.current_time())
             return MemoryUse(shown, {7: shown})
@@ -198,6 +194,21 @@ def test_what_moves_while_the_driver_is_asked_is_not_taken_for_implicit(moving: 
     gaps = [b - a for a, b in pairwise(driver.times)]
     assert gaps[3:6] == pytest.approx([AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]), "and soon asked again"
     assert gaps[8] == pytest.approx(CALM_S)
+
+
+def test_implicit_memory_grows_also_beside_a_ledger_that_never_rests() -> None:
+    vgpu = Page(slot(0, 7, 400 * MIB))
+    charged: list[int] = []
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            charged.append(vgpu.grants.implicit_bytes)
+            vgpu.epoch += 1
+            self.times.append(trio.current_time())
+            return MemoryUse(0, {7: (500 if len(self.times) < 4 else 1500) * MIB})
+
+    watch(Asked({}), vgpu, lambda _: None, 5)
+    assert (charged[2], charged[-1]) == (100 * MIB, 1100 * MIB)
 
 
 def test_a_process_that_called_exec_has_lost_what_it_had() -> None:

@@ -113,14 +113,13 @@ def process_row(process: ProcessReading) -> Row:
 
 def outside_row(process: OutsideProcess) -> Row:
     """A row of ``PROCESSES``, of one that is in no vGPU."""
-    command = process.command + (f" (VGPU_ID={process.vgpu_id}, without the hook)" if process.vgpu_id else "")
     known: dict[str, str | Cell] = {
         "PID": str(process.pid),
         "VGPU": "none",
         "GPU": str(process.gpu_index),
         "STATE": Cell("outside", "red"),
         "MEMORY": format_bytes(process.memory_bytes),
-        "COMMAND": command,
+        "COMMAND": process.command,
     }
     return tuple(known.get(column.title, "") for column in PROCESSES)
 

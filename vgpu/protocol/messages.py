@@ -274,13 +274,12 @@ class VgpuDetail(Reading):
 
 class OutsideProcess(Reading):
     """A process on a GPU that is in no vGPU: nothing here limits it. ``uid`` −1, ``command`` "": the server cannot see.
-    ``vgpu_id``: what its VGPU_ID says; then it was started without the hook, or took it out."""
+    ``command``: the kernel's name for it, at most fifteen letters."""
 
     gpu_index: int
     pid: int
     uid: int
     command: str
-    vgpu_id: str
     memory_bytes: int
 
 
