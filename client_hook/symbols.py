@@ -347,7 +347,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuGraphMemFreeNodeGetParams", "void* node, unsigned long long* address", 11040, intercepted=False),
     *_cuda("cuGraphChildGraphNodeGetGraph", "void* node, void** graph", 10000, intercepted=False),
     *_cuda("cuDeviceGetGraphMemAttribute", "int device, int which, void* value", 11040, intercepted=False),
-    *_shrinks("cuDeviceGraphMemTrim", "int device", 11040),
+    *_cuda("cuDeviceGraphMemTrim", "int device", 11040),
     # --- arrays (arrays.pyx)
     *_cuda("cuArrayCreate", "void** array, const void* descriptor", 2000),
     *_cuda("cuArrayCreate_v2", "void** array, const void* descriptor", 3020, base="cuArrayCreate"),

@@ -5,7 +5,8 @@ The driver takes memory when a graph is uploaded or launched, keeps it for the n
 device's graph memory is trimmed. So before a graph that allocates is launched for the first time, or the first time
 after memory went back to the card, what its nodes hold at once is reserved, the graph is uploaded, and the device is
 asked what that has taken. Beyond the limit the launch fails, and what nobody runs is trimmed. A launch after that costs
-a look into a table. Graphs share memory as the driver thinks fit: what a later launch takes after all, because others
+a look into a table. It is checked before the gate, where most are refused, and again behind it: what the graph had may
+have been trimmed while it waited. From there to the driver nothing is trimmed (``Gate.graphs_under_way``). Graphs share memory as the driver thinks fit: what a later launch takes after all, because others
 that shared run now, is charged at the next synchronisation.
 """
 
@@ -22,12 +23,12 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state, vgpu_capturing,
-    vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_trim_pools,
+    vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport store32
+from cython_ext.native cimport add32, add64, fence, load32, load64, store32
 
 cdef enum:
     NODE_CHILD = 4           # CU_GRAPH_NODE_TYPE_*
@@ -37,6 +38,7 @@ cdef enum:
     USED = 0                 # CU_GRAPH_MEM_ATTR_*
     RESERVED = 2
     UPLOADS = 2              # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+    INSTANTIATE_ERROR = 1    # CUDA_GRAPH_INSTANTIATE_ERROR
     NO_DEVICE = -1
 
 
@@ -118,7 +120,8 @@ cdef void note(void* executable, void* graph) noexcept nogil:
     needs.sizes.blocks = NULL
     count_nodes(graph, &needs, 0)
     alloc_clear(&needs.sizes)
-    for i in range(state().gate_count):
+    vgpu_graph_dies(executable)          # the driver may give a handle anew whose graph died with its context
+    for i in range(state().gate_count if needs.device != NO_DEVICE else 0):
         if state().gates[i].device == needs.device:
             block.address = <uint64_t>executable
             block.bytes = needs.most
@@ -150,8 +153,29 @@ cdef public bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* us
     )
 
 
-cdef public void vgpu_trim_graphs(const Gate* gate) noexcept nogil:
-    real_cuDeviceGraphMemTrim(gate.device)
+cdef public void vgpu_trim_graphs(Gate* gate) noexcept nogil:
+    """The caller holds pools_lock. First nobody relies on what there is any more; whoever did already is let through."""
+    add64(&gate.graph_round, 1)
+    fence()
+    if load32(&gate.graphs_under_way) == 0:
+        real_cuDeviceGraphMemTrim(gate.device)
+
+
+cdef public int cuDeviceGraphMemTrim(int device) noexcept nogil:
+    """The program's own."""
+    cdef uint32_t i
+    cdef int result
+    if not attached():
+        return real_cuDeviceGraphMemTrim(device)
+    lock_acquire(&state().pools_lock)
+    for i in range(state().gate_count):
+        if state().gates[i].device == device:
+            add64(&state().gates[i].graph_round, 1)
+    fence()
+    result = real_cuDeviceGraphMemTrim(device)
+    lock_release(&state().pools_lock)
+    vgpu_settle_pools()
+    return result
 
 
 cdef void remember(void* executable, uint64_t round) noexcept nogil:
@@ -165,7 +189,8 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 
 
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
-    """Before a launch of one of ``State.executables``, perhaps: CUDA_SUCCESS, and it has its memory, or why not."""
+    """Before a launch of one of ``State.executables``, perhaps: CUDA_SUCCESS, and it has its memory, or out of memory.
+    What else may be wrong the launch will say."""
     cdef Block block
     cdef Block* known
     cdef uint64_t round = 0
@@ -174,14 +199,14 @@ cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexc
     known = alloc_find(&state().executables, <uint64_t>executable)
     if known != NULL:
         block = known[0]
-        round = state().gates[block.flags].graph_round + 1
+        round = load64(&state().gates[block.flags].graph_round) + 1
     lock_release(&state().memory_lock)
-    if known == NULL or block.aux == round or vgpu_capturing(named(stream, own)):
+    if known == NULL or block.aux == round or state().stopping or vgpu_capturing(named(stream, own)):
         return CUDA_SUCCESS
     answer = vgpu_pool_begin(block.flags + 1, block.bytes)
     if answer == POOL_REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
-    round = state().gates[block.flags].graph_round + 1       # room may have been made for it
+    round = load64(&state().gates[block.flags].graph_round) + 1      # room may have been made for it
     mode = relax()           # a launch is allowed whatever captures meanwhile; who knows of an upload
     result = real_cuGraphUpload_ptsz(executable, stream) if own else real_cuGraphUpload(executable, stream)
     restore(mode)
@@ -191,7 +216,49 @@ cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexc
         return CUDA_ERROR_OUT_OF_MEMORY
     if result == CUDA_SUCCESS:
         remember(executable, round)
+    return CUDA_ERROR_OUT_OF_MEMORY if result == CUDA_ERROR_OUT_OF_MEMORY else CUDA_SUCCESS
+
+
+cdef public int vgpu_graph_goes(bint own, void* executable, void* stream, Gate** gate) noexcept nogil:
+    """Behind the gate, with the launch to follow: as ``vgpu_graph_takes``, and nobody trims until ``vgpu_graph_went``
+    was told of ``gate``."""
+    cdef Block* known
+    cdef int result
+    gate[0] = NULL
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    if known != NULL:
+        gate[0] = &state().gates[known.flags]
+    lock_release(&state().memory_lock)
+    if gate[0] == NULL:
+        return CUDA_SUCCESS
+    result = vgpu_graph_takes(own, executable, stream)   # if much has to be done, not while trims are held up
+    while result == CUDA_SUCCESS:
+        add32(&gate[0].graphs_under_way, 1)
+        fence()
+        if has_memory(executable):
+            return CUDA_SUCCESS
+        vgpu_graph_went(gate[0])
+        result = vgpu_graph_takes(own, executable, stream)
+        if not has_memory(executable):
+            break            # its upload fails, and so may the launch: that is for it to say
+    gate[0] = NULL
     return result
+
+
+cdef public void vgpu_graph_went(Gate* gate) noexcept nogil:
+    if gate != NULL:
+        add32(&gate.graphs_under_way, <uint32_t>-1)
+
+
+cdef bint has_memory(void* executable) noexcept nogil:
+    cdef Block* known
+    cdef bint has
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    has = known == NULL or known.aux == load64(&state().gates[known.flags].graph_round) + 1
+    lock_release(&state().memory_lock)
+    return has
 
 
 # --- the calls
@@ -241,6 +308,8 @@ cdef int instantiate(bint own, void** executable, void* graph, Instantiation* pa
         if result != CUDA_SUCCESS:
             vgpu_graph_dies(executable[0])
             real_cuGraphExecDestroy(executable[0])
+            executable[0] = NULL
+            params.answer = INSTANTIATE_ERROR
     return result
 
 
@@ -253,6 +322,7 @@ cdef public int cuGraphInstantiateWithParams_ptsz(void** executable, void* graph
 
 
 cdef int upload(bint own, void* executable, void* stream) noexcept nogil:
+    """A second one, after ours, costs next to nothing."""
     cdef int result = CUDA_SUCCESS
     if attached() and state().taking:
         result = vgpu_graph_takes(own, executable, stream)

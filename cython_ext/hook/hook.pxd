@@ -35,7 +35,7 @@ cdef enum:
     EVENTS = 256             # event objects of ours, per gate
     SAMPLES = 32             # timed launches under way
     LEFT_BEHIND = 64
-    POOLS = 64               # memory pools of a process
+    POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
     CAPTURES = 64            # captures open at once
 
     # CUresult
@@ -149,7 +149,8 @@ cdef struct Gate:
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     Pieces pieces            # of its linear memory; under State.memory_lock
-    uint64_t graph_round     # advanced when memory of graphs went back to the card; under State.pools_lock
+    uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
+    uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
     # --- under lock
     uint32_t lock
     uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
@@ -238,7 +239,7 @@ cdef struct State:
     uint32_t taking          # of these: for a look without the lock
     uint32_t pools_lock
     uint32_t pool_count
-    PoolBook[64] pools       # under pools_lock; POOLS of them
+    PoolBook[80] pools       # under pools_lock; POOLS of them
     Gate[16] gates
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
@@ -392,7 +393,9 @@ cdef extern:
     bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexcept nogil
     # graphmemory.pyx
     bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* used) noexcept nogil
-    void vgpu_trim_graphs(const Gate* gate) noexcept nogil
+    void vgpu_trim_graphs(Gate* gate) noexcept nogil
+    int vgpu_graph_goes(bint own, void* executable, void* stream, Gate** gate) noexcept nogil
+    void vgpu_graph_went(Gate* gate) noexcept nogil
     int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil
     void vgpu_graph_dies(void* executable) noexcept nogil
 

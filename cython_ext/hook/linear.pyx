@@ -6,7 +6,7 @@ then. Where the driver finds that room too scattered it takes one piece more, an
 asked for that way. (To free it again would wait for all that is queued: cuMemFree does.)
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
     real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
@@ -109,11 +109,16 @@ cdef public int cuMemAllocPitch_v2(
     unsigned long long* pointer, size_t* pitch, size_t width, size_t height, unsigned int element
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
-    cdef uint64_t reserved
+    cdef uint64_t reserved, row
     cdef int result
-    if is_managed(gate) and width and height:
-        pitch[0] = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES
-        return vgpu_allocate_managed(gate, pointer, pitch[0] * height, ATTACH_GLOBAL)
+    if is_managed(gate) and pointer != NULL and pitch != NULL and width and height and element in (4, 8, 16):
+        row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES
+        if row < width or height > UINT64_MAX / row:
+            return CUDA_ERROR_OUT_OF_MEMORY
+        result = vgpu_allocate_managed(gate, pointer, row * height, ATTACH_GLOBAL)
+        if result == CUDA_SUCCESS:
+            pitch[0] = row
+        return result
     if not reserve_rows(gate, width, height, &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAllocPitch_v2(pointer, pitch, width, height, element)

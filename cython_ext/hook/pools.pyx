@@ -31,7 +31,7 @@ from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pools cimport PoolBook, PoolDue, pool_begin, pool_end, pool_growth, pool_settle
-from cython_ext.native cimport futex_wait, load32, now_ns
+from cython_ext.native cimport add64, futex_wait, load32, now_ns
 
 cdef enum:
     RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
@@ -86,7 +86,7 @@ cdef PoolBook* find(uint64_t pool) noexcept nogil:
 cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
     """A book for a pool that has none. NULL: there is no room for one."""
     cdef PoolBook* book = NULL
-    if state().pool_count < POOLS:
+    if state().pool_count < (POOLS if of_graphs(pool) else POOLS - MAX_GATES):
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
@@ -100,7 +100,7 @@ cdef bint settle(PoolBook* book, uint64_t taken, uint64_t used, bint limited) no
     is charged all the same."""
     cdef PoolDue due
     if of_graphs(book.pool) and taken < book.charged:
-        state().gates[book.gate].graph_round += 1
+        add64(&state().gates[book.gate].graph_round, 1)
     pool_settle(book, taken, used, &due)
     return vgpu_pay(&state().gates[book.gate], kind_of(book), &due, limited)
 
@@ -238,7 +238,7 @@ cdef int allocate(
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_of_stream(named(stream, own))
     cdef int answer, result
-    if gate == NULL or vgpu_capturing(named(stream, own)):
+    if gate == NULL or (given and of_graphs(<uint64_t>pool)) or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)

@@ -19,9 +19,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Pass, Thread, attached, state, vgpu_attach,
+    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state, vgpu_attach,
     vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter, vgpu_forget,
-    vgpu_graph_dies, vgpu_graph_takes, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
@@ -280,6 +280,28 @@ cdef inline int graph_real(bint own, void* graph, void* stream) noexcept nogil:
     return real_cuGraphLaunch_ptsz(graph, stream) if own else real_cuGraphLaunch(graph, stream)
 
 
+cdef int launch_taking_graph(bint own, void* graph, void* stream) noexcept nogil:
+    """One that allocates, perhaps: off the fast path."""
+    cdef Gate* gate = NULL
+    cdef LaunchKey key
+    cdef Pass launch
+    cdef int result = vgpu_graph_takes(own, graph, stream)
+    if result != CUDA_SUCCESS:
+        return result
+    key = launch_key(graph, WORK_GRAPH, 0, 0, 0, 0, 0)
+    result = vgpu_enter(&launch, named(stream, own), &key, 0)
+    if result != CUDA_SUCCESS:
+        return result
+    result = vgpu_graph_goes(own, graph, stream, &gate)
+    if result == CUDA_SUCCESS:
+        if launch.thread != NULL:
+            launch.thread.graph_launches += 1
+        result = graph_real(own, graph, stream)
+        vgpu_graph_went(gate)
+    vgpu_leave(&launch)
+    return result
+
+
 cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil:
     """A graph is one unit, with a learned duration of its own."""
     cdef Thread* thread
@@ -287,9 +309,7 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
     cdef Pass launch
     cdef int result
     if attached() and state().taking:
-        result = vgpu_graph_takes(own, graph, stream)
-        if result != CUDA_SUCCESS:
-            return result
+        return launch_taking_graph(own, graph, stream)
     thread = announce(named(stream, own))
     if thread != NULL:
         thread.graph_launches += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hook.stage import GIB, Stage
+from tests.hook.stage import GIB, Stage, eventually
 from tests.hook.test_memory import Talk
 
 MIB = 1 << 20
@@ -198,6 +198,51 @@ say(answer, app.result("cuStreamEndCapture", app.stream, byref(graph)))
     assert (said, slot.charged_bytes) == ([0], 320 * MIB)
     said, slot = program.next()
     assert (said, slot.charged_bytes) == ([0, 0], 352 * MIB)
+
+
+def test_what_is_trimmed_while_a_launch_waits_for_its_lease_is_not_taken_unasked(stage: Stage) -> None:
+    program = talk(
+        stage,
+        """
+import threading
+context, answers = c_void_p(), []
+app.call("cuCtxGetCurrent", byref(context))
+graph = lasting(150 * MIB)
+def work():
+    app.call("cuCtxSetCurrent", context)
+    answers.append(launch(graph))
+work()
+app.synchronize()
+say(answers)
+waits = threading.Thread(target=work)
+waits.start()
+say()
+block = app.allocate(200 * MIB)
+say(block is not None, answers)
+waits.join()
+say(answers)
+app.free(block)
+work()
+app.synchronize()
+say(answers)
+""",
+        limit=256 * MIB,
+    )
+    vgpu = program.vgpu
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([[0]], 160 * MIB)
+    for epoch, _ in stage.dispatcher.outstanding(vgpu.key):
+        stage.dispatcher.withdraw(vgpu.key, epoch)
+    eventually(lambda: not stage.dispatcher.outstanding(vgpu.key), "it has no lease")
+    program.next()
+    vgpu.await_want()
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([True, [0]], 200 * MIB)
+    vgpu.open()
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([[0, OUT_OF_MEMORY]], 200 * MIB)
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([[0, OUT_OF_MEMORY, 0]], 160 * MIB)
 
 
 def test_a_context_takes_the_memory_of_its_graphs_along(stage: Stage) -> None:

@@ -119,6 +119,22 @@ def test_what_is_not_managed_is_refused_by_the_card(stage: Stage, vgpu: StagedVg
     assert slot.charged_bytes == 6 * GIB
 
 
+def test_rows_that_nobody_has_are_refused(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Their bytes do not fit 64 bits: they must not become few."""
+    talk = Talk(
+        stage,
+        vgpu,
+        """
+pitched, pitch = c_uint64(), c_size_t(77)
+def rows(width, height, element=4, where=byref(pitched)):
+    return app.result("cuMemAllocPitch_v2", where, byref(pitch), c_size_t(width), c_size_t(height), c_uint(element))
+say(rows((1 << 40) + 512, 1 << 24), rows((1 << 64) - 1, 1), rows(100, 100, element=3), pitch.value)
+""",
+    )
+    said, slot = talk.next()
+    assert (said, slot.charged_bytes) == ([2, 2, 1, 77], 0)
+
+
 def test_a_killed_one_leaves_nothing_on_the_card(stage: Stage, vgpu: StagedVgpu) -> None:
     talk = Talk(stage, vgpu, WORK + "marked(3 * GIB, 1)\nrun()\nsay()\ninput()")
     talk.next()
