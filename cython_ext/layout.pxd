@@ -129,7 +129,8 @@ cdef struct GrantsPage:
     uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
     uint32_t reserved1
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
-    uint8_t[40] reserved2
+    uint64_t card_limit_bytes     # GRANTS_MANAGED: the most that it may own of what is not managed; 0: its limit
+    uint8_t[32] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO

@@ -35,6 +35,7 @@ class GrantsPage(Page):
     flags: GrantsFlag
     memory_limit_bytes: int
     process_limit_bytes: int
+    card_limit_bytes: int
     implicit_bytes: int
     window_ns: int
     grace_ns: int

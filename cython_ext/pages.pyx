@@ -193,6 +193,16 @@ cdef class GrantsPage(Page):
         native.store64(&self.get().process_limit_bytes, as_bytes(value, "process_limit_bytes"))
 
     @property
+    def card_limit_bytes(self):
+        """The most that an oversubscribed vGPU may own of what is not managed; 0: as much as its limit."""
+        return native.load64(&self.get().card_limit_bytes)
+
+    @card_limit_bytes.setter
+    def card_limit_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().card_limit_bytes, as_bytes(value, "card_limit_bytes"))
+
+    @property
     def implicit_bytes(self):
         return native.load64(&self.get().implicit_bytes)
 

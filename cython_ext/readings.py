@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class PageMode(IntEnum):
@@ -16,6 +16,11 @@ class PageMode(IntEnum):
 
     TEMPORAL = 1
     SPATIAL = 2
+
+
+MEMORY_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph")
+"""In the order of ``SlotReading.committed_bytes`` (KIND_* in layout.pxd)."""
+MANAGED: Final = MEMORY_KINDS.index("managed")
 
 
 class GrantsFlag(IntFlag):

@@ -146,6 +146,9 @@ class VgpuSpec(BaseModel):
             raise ValueError("how much compute is missing: give --sm 30 (percent), or --fraction 1/4")
         if self.fraction is not None and self.sm_percent is None and self.fraction < 0.01:
             raise ValueError(f"a fraction of {self.fraction:g} is less than 1 percent of a GPU")
+        most, own = self.memory_bytes, self.process_memory_bytes
+        if most is not None and own is not None and own > most:
+            raise ValueError(f"--mem-per-process {format_bytes(own)} is more than --mem {format_bytes(most)}")
         if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
             asked, limit = self.quota_request_percent, self.quota_limit_percent
             raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")

@@ -20,10 +20,10 @@ from cython_ext.hook.hook cimport (
     vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.layout cimport (
-    GRANTS_MANAGED, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MEMORY_KINDS, ActivityPage, GrantsPage, Slot,
+    GRANTS_MANAGED, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.ledger cimport LEDGER_OK, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes
+from cython_ext.logic.ledger cimport LEDGER_OK, LEDGER_REFUSED, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
@@ -68,8 +68,25 @@ cdef int enter(Gate* gate, Operation operation, uint32_t kind, uint64_t size) no
     return result
 
 
+cdef bint card_has(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether an oversubscribed vGPU may own so much more of what has to lie on the card, where the rest is others'. A
+    race among its own processes may let through what each of them alone could have had."""
+    cdef uint64_t limit = load64(&gate.grants.card_limit_bytes)
+    cdef uint64_t owned = load64(&gate.activity.charged_bytes) + load64(&gate.grants.implicit_bytes)
+    cdef uint64_t managed = 0
+    cdef int i
+    if limit == 0:
+        return 1
+    for i in range(MAX_PROCESSES):
+        managed += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
+    owned -= min(owned, managed)
+    return size <= limit and owned <= limit - size
+
+
 cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit, uint64_t process) noexcept nogil:
     cdef int result
+    if kind != KIND_MANAGED and limit != UINT64_MAX and not card_has(gate, size):
+        return LEDGER_REFUSED
     lock_acquire(&gate.page_lock)
     result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit, process)
     lock_release(&gate.page_lock)

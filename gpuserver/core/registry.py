@@ -87,6 +87,8 @@ class Registry:
     def __init__(self, card: Card, mode: Mode) -> None:
         self.card = card
         self.mode = mode
+        self.occupied_bytes = 0
+        """What vGPUs that are promised no memory have on the card: nobody else can be promised that."""
         self._records: dict[str, VgpuRecord] = {}
 
     def __iter__(self) -> Iterator[VgpuRecord]:
@@ -280,7 +282,7 @@ class Registry:
         refusal = admit(
             self.mode,
             self.card.total_memory_bytes,
-            [other.demand for other in others],
+            [*(other.demand for other in others), Demand(NOTHING, self.occupied_bytes)],
             Demand(NOTHING if changed.suspended else changed.share, changed.guaranteed_memory_bytes),
             overcommit=changed.spec.overcommit,
         )

@@ -161,6 +161,7 @@ class Control:
         server = self._server
         owner = Owner(uid, _group_id(create.spec.share_group))
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        server.count_occupied()
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
         vgpu = server.enlist(record, None)
         server.apply_shares()
@@ -180,6 +181,7 @@ class Control:
 
     async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
         server = self._server
+        server.count_occupied()
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
         await server.brokers.changed(vgpu)
@@ -273,7 +275,7 @@ class Control:
         """``statement`` None: it is being removed, and the scheduler has forgotten it already."""
         server = self._server
         rates = Rates() if statement is None else server.window.rates(now_ns, statement)
-        warnings = warnings_on(vgpu, server.registry, server.mps.reason)
+        warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
         return vgpu_reading(vgpu, server.place, statement or no_statement(vgpu.record), rates, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cython_ext.readings import SlotReading
+from cython_ext.readings import MANAGED, SlotReading
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
 
-MANAGED: Final = 1
-"""Its index among the kinds of memory (cython_ext/layout.pxd)."""
 DRIFT_BYTES: Final = 64 << 20
 """The driver's figure lags behind an allocation, and rounds; beyond that the books are wrong, or lie."""
 

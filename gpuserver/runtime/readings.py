@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cython_ext.readings import SlotReading, SlotState
+from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
 from gpuserver.core.leases import Mode, Statement, VgpuKey
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.policy import PPM
@@ -22,7 +22,6 @@ from vgpu.units import counted, format_bytes
 
 SAMPLE_S: Final = 0.2
 _WINDOW_NS: Final = 1_000_000_000
-_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph")
 _UNIX_NS: Final = 1e9
 
 
@@ -172,7 +171,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
         wants=slot.want,
         has_work=slot.undrained,
         memory_bytes=bounded(slot.charged_bytes),
-        memory_by_kind_bytes=dict(zip(_KINDS, slot.committed_bytes, strict=False)),
+        memory_by_kind_bytes=dict(zip(MEMORY_KINDS, slot.committed_bytes, strict=False)),
         memory_implicit_bytes=memory.implicit.get(name, 0),
         memory_driver_bytes=memory.latest.by_pid.get(slot.pid, 0),
         memory_drift_bytes=memory.drift.get(name, 0),
@@ -203,17 +202,22 @@ def outside_process(outsider: Outsider, gpu_index: int) -> OutsideProcess:
     )
 
 
+HAZARD: Final = (
+    "Managed memory beyond what the card has free may hang a GPU; on a real one this was tried below that alone."
+)
 _LEVELS: Final = {"0": "normal", "1": "low"}
 
 
-def warnings_on(vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str) -> tuple[str, ...]:
-    """What does not hold for this vGPU just now, though it was asked for. Spatial mode only.
+def warnings_on(
+    vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str, *, simulated: bool = True
+) -> tuple[str, ...]:
+    """What does not hold for this vGPU just now, though it was asked for, and what is dangerous.
 
     ``records``: of all vGPUs of the GPU. ``mps_reason``: why there is no MPS daemon, "" if there is one.
     """
     record = vgpu.record
     if record.partition is None:
-        return ()
+        return (HAZARD,) if record.spec.oversubscribe is not None and not simulated else ()
     warnings = []
     granted = record.partition.granted_sms
     fresh = record.partition.sm_count if record.spec.burst else granted

@@ -217,6 +217,19 @@ class GpuServer:
             if vgpu.told != share:
                 vgpu.told = share
                 self.tokens.change(record.key, share)
+        self._divide_card()
+
+    def _divide_card(self) -> None:
+        """What is promised to nobody the oversubscribed may have of memory that cannot leave the card, each a part."""
+        free = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
+        oversubscribed = [vgpu for vgpu in self.vgpus.values() if vgpu.record.spec.oversubscribe is not None]
+        for vgpu in oversubscribed:
+            vgpu.grants.card_limit_bytes = max(1, free // len(oversubscribed))
+
+    def count_occupied(self) -> None:
+        """Before anything is promised: what the oversubscribed have on the card already."""
+        oversubscribed = [vgpu for vgpu in self.vgpus.values() if vgpu.record.spec.oversubscribe is not None]
+        self.registry.occupied_bytes = sum(vgpu.used_bytes - vgpu.managed_bytes for vgpu in oversubscribed)
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""

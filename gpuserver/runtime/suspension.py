@@ -69,6 +69,7 @@ class Suspension:
             if not vgpu.still:
                 return
             if vgpu.record.suspended:
+                server.count_occupied()
                 server.registry.resume(vgpu_id)  # promised before anything moves
             try:
                 seconds = await self._ask_driver("resume", vgpu)

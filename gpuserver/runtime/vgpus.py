@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from cython_ext.pages import ActivityPage, GrantsPage
-from cython_ext.readings import GrantsFlag, PageMode, SlotReading, SlotState
+from cython_ext.readings import MANAGED, GrantsFlag, PageMode, SlotReading, SlotState
 from gpuserver.core.leases import Share
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -128,6 +128,11 @@ class Vgpu:
     def used_bytes(self) -> int:
         """Of the GPU's memory, as charged."""
         return bounded(self.grants.implicit_bytes + sum(slot.charged_bytes for slot in self.slots))
+
+    @property
+    def managed_bytes(self) -> int:
+        """Of these what the driver may move to the host."""
+        return bounded(sum(slot.committed_bytes[MANAGED] for slot in self.slots))
 
     @property
     def launches(self) -> int:

@@ -233,6 +233,11 @@ def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() 
     with pytest.raises(VgpuError, match="4 GiB of 16 GiB are left") as caught:
         create(found, "d", sm_percent=10, memory_bytes="5G")
     assert caught.value.code is ErrorCode.NO_ROOM
+    found.occupied_bytes = 3 * GIB
+    with pytest.raises(VgpuError, match="1 GiB of 16 GiB are left"):
+        create(found, "d", sm_percent=10, memory_bytes="2G")
+    create(found, "e", sm_percent=5, memory_bytes="90G", oversubscribe="managed")
+    found.remove("e")
     with pytest.raises(VgpuError, match="b, c may own more memory than the card has") as caught:
         found.set_mode(Mode.SPATIAL)
     assert caught.value.code is ErrorCode.MODE

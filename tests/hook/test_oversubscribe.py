@@ -119,6 +119,27 @@ def test_what_is_not_managed_is_refused_by_the_card(stage: Stage, vgpu: StagedVg
     assert slot.charged_bytes == 6 * GIB
 
 
+def test_of_what_cannot_leave_the_card_it_may_own_what_is_nobody_elses(stage: Stage, vgpu: StagedVgpu) -> None:
+    vgpu.grants.card_limit_bytes = GIB
+    vgpu.grants.implicit_bytes = GIB // 4
+    talk = Talk(
+        stage,
+        vgpu,
+        """
+pooled = c_uint64()
+say(create_physical(app, GIB)[0], app.result("cuMemAllocAsync", byref(pooled), c_size_t(GIB), app.stream))
+say(create_physical(app, GIB // 2)[0], create_physical(app, GIB // 2)[0], app.allocate(5 * GIB) is not None)
+say(create_physical(app, GIB // 4)[0], create_physical(app, 2 << 20)[0])
+""",
+    )
+    said, slot = talk.next()
+    assert (said, slot.charged_bytes) == ([2, 2], 0)
+    said, slot = talk.next()
+    assert (said, slot.charged_bytes) == ([0, 2, True], 11 * GIB // 2)
+    said, slot = talk.next()
+    assert (said, slot.charged_bytes) == ([0, 2], 23 * GIB // 4)
+
+
 def test_rows_that_nobody_has_are_refused(stage: Stage, vgpu: StagedVgpu) -> None:
     """Their bytes do not fit 64 bits: they must not become few."""
     talk = Talk(
