@@ -6,8 +6,9 @@ device's graph memory is trimmed. So before a graph that allocates is launched f
 after memory went back to the card, what its nodes hold at once is reserved, the graph is uploaded, and the device is
 asked what that has taken. Beyond the limit the launch fails, and what nobody runs is trimmed. A launch after that costs
 a look into a table. It is checked before the gate, where most are refused, and again behind it: what the graph had may
-have been trimmed while it waited. From there to the driver nothing is trimmed (``Gate.graphs_under_way``). Graphs share memory as the driver thinks fit: what a later launch takes after all, because others
-that shared run now, is charged at the next synchronisation.
+have been trimmed while it waited. From there to the driver nothing is trimmed (``Gate.graphs_under_way``). Graphs share
+memory as the driver thinks fit: what a later launch takes after all, because others that shared run now, is charged at
+the next synchronisation.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -18,8 +19,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDeviceGetGraphMemAttribute, real_cuDeviceGraphMemTrim, real_cuGraphChildGraphNodeGetGraph,
     real_cuGraphExecDestroy, real_cuGraphGetNodes, real_cuGraphInstantiate, real_cuGraphInstantiate_v2,
     real_cuGraphInstantiateWithFlags, real_cuGraphInstantiateWithParams, real_cuGraphInstantiateWithParams_ptsz,
-    real_cuGraphMemAllocNodeGetParams, real_cuGraphMemFreeNodeGetParams, real_cuGraphNodeGetType, real_cuGraphUpload,
-    real_cuGraphUpload_ptsz,
+    real_cuGraphMemAllocNodeGetParams, real_cuGraphMemFreeNodeGetParams, real_cuGraphNodeGetType,
+    real_cuGraphUpload, real_cuGraphUpload_ptsz,
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state, vgpu_capturing,
@@ -154,7 +155,7 @@ cdef public bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* us
 
 
 cdef public void vgpu_trim_graphs(Gate* gate) noexcept nogil:
-    """The caller holds pools_lock. First nobody relies on what there is any more; whoever did already is let through."""
+    """The caller holds pools_lock. First nobody relies on what there is any more; who did already is let through."""
     add64(&gate.graph_round, 1)
     fence()
     if load32(&gate.graphs_under_way) == 0:

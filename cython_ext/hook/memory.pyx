@@ -23,7 +23,9 @@ from cython_ext.layout cimport (
     GRANTS_MANAGED, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.ledger cimport LEDGER_OK, LEDGER_REFUSED, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes
+from cython_ext.logic.ledger cimport (
+    LEDGER_OK, LEDGER_REFUSED, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes,
+)
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue

@@ -14,9 +14,8 @@ from cython_ext.hook.generated.driver cimport (
     real_nvmlDeviceGetGraphicsRunningProcesses, real_nvmlDeviceGetGraphicsRunningProcesses_v2,
     real_nvmlDeviceGetGraphicsRunningProcesses_v3, real_nvmlDeviceGetMPSComputeRunningProcesses,
     real_nvmlDeviceGetMPSComputeRunningProcesses_v2, real_nvmlDeviceGetMPSComputeRunningProcesses_v3,
-    real_nvmlDeviceGetHandleByIndex,
-    real_nvmlDeviceGetHandleByIndex_v2, real_nvmlDeviceGetHandleByUUID, real_nvmlDeviceGetIndex,
-    real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2, real_nvmlDeviceGetUUID,
+    real_nvmlDeviceGetHandleByIndex, real_nvmlDeviceGetHandleByIndex_v2, real_nvmlDeviceGetHandleByUUID,
+    real_nvmlDeviceGetIndex, real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2, real_nvmlDeviceGetUUID,
 )
 from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_memory_reading
 from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot

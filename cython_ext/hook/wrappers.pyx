@@ -10,8 +10,8 @@ from libc.stdint cimport uint64_t
 
 from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuGraphExecDestroy, real_cuGraphLaunch, real_cuGraphLaunch_ptsz,
-    real_cuInit, real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz,
+    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuGraphExecDestroy, real_cuGraphLaunch,
+    real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz,
     real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
     real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
     real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
@@ -19,9 +19,10 @@ from cython_ext.hook.generated.driver cimport (
     real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state, vgpu_attach,
-    vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter, vgpu_forget,
-    vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit, vgpu_stream_dies,
+    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
+    vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter,
+    vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit,
+    vgpu_stream_dies,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32
