@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Final
+
+import pynvml
 
 from tests.sim.graphs import Built
 from vgpu.workload.driver import CudaError, Gpu
@@ -29,7 +32,7 @@ GRANULE: Final = 64 * MIB
 """Graphs: the driver's step is not documented; it divides this."""
 OUT_OF_MEMORY: Final = 2
 ROW_BYTES: Final = 64 << 10
-FLOAT, DEFERRED = 0x20, 0x80
+FLOAT = 0x20
 SETTLE_S: Final = 2.5
 """Contexts and modules are read from NVML once a second, and narrow what is free."""
 
@@ -49,11 +52,15 @@ class Way:
     name: str
     take: Callable[[int], dict[str, Free]]
     unit: int = PIECE
+    on_card: bool = True
+    """As soon as it is allocated."""
 
 
 class Matrix:
     def __init__(self) -> None:
         self.gpu = Gpu(PTX)
+        pynvml.nvmlInit()
+        self._device = pynvml.nvmlDeviceGetHandleByIndex(0)
         self.pool = self._pool()
 
     # --- the driver
@@ -78,6 +85,12 @@ class Matrix:
         self.gpu.synchronize()
         self.gpu.call("cuDeviceGraphMemTrim", c_int(self.gpu.device))
         return self.free
+
+    @property
+    def shown(self) -> int | None:
+        """What the driver shows for this process: its word, not the hook's. None where it does not tell."""
+        listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._device)
+        return next((process.usedGpuMemory for process in listed if process.pid == os.getpid()), None)
 
     def _pool(self) -> c_void_p:
         pool = c_void_p()
@@ -228,7 +241,7 @@ class Matrix:
             Way("cuMemAlloc", self.plain),
             Way("cuMemAlloc, small ones", self.many),
             Way("cuMemAllocPitch", self.pitched),
-            Way("cuMemAllocManaged", self.managed),
+            Way("cuMemAllocManaged", self.managed, on_card=False),
             Way("cuMemCreate", self.mapped),
             Way("cuMemAllocAsync", self.default_pool, STEP),
             Way("cuMemAllocFromPoolAsync", self.own_pool, STEP),
@@ -250,7 +263,7 @@ class Matrix:
 
     def case(self, way: Way, free: str, where: str) -> list[str]:
         """What is wrong."""
-        before = self.all_free
+        before, shown_before = self.all_free, self.shown
         fits = before // way.unit * way.unit
         size = {"within": fits // 2 // way.unit * way.unit, "at": fits, "over": fits + way.unit}[where]
         try:
@@ -260,6 +273,9 @@ class Matrix:
             return wrong + self.unlike(before, self.all_free, "after the refusal")
         wrong = [f"{size} bytes granted, where {before} are free"] if where == "over" else []
         wrong += self.unlike(before - size, self.free, "while allocated")
+        shown, charged = self.shown, before - self.free
+        if shown is not None and shown_before is not None and way.on_card and shown - shown_before != charged:
+            wrong.append(f"the driver shows {shown - shown_before} bytes more, charged are {charged}")
         if where == "at" and way.unit < GRANULE:  # what an idle graph keeps makes room for others
             try:
                 more = self.plain(before - fits + 1)

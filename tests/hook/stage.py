@@ -173,8 +173,9 @@ class StagedVgpu:
         return epoch
 
     def end(self, epoch: int, end_ns: int | None) -> None:
-        """Give a lease another end, or none."""
-        assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), end_ns)
+        """Give a lease another end, or none; unless it has gone back as idle before, which may be any moment."""
+        now_ns = time.monotonic_ns()
+        self.stage.dispatcher.publish(self.key, epoch, now_ns if end_ns is None else min(now_ns, end_ns - 1), end_ns)
 
     def await_want(self) -> None:
         """Until the dispatcher knows that it wants: a lease published before that would be given back as idle."""

@@ -368,10 +368,10 @@ def test_a_removed_vgpu_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu
 
 
 def test_a_lost_server_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
-    vgpu.grants.grace_ns = 200 * MS
     program = Program(stage, vgpu)
     program.ask("launch 6")
     program.stays_queued()
+    vgpu.grants.grace_ns = 200 * MS
     stage.dispatcher.close()
     assert program.ask("synchronize") == "0"
 
@@ -453,10 +453,10 @@ def test_in_a_new_activity_page_a_queue_waits_for_a_lease_again(stage: Stage, vg
 
 
 def test_a_new_server_that_refuses_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu) -> None:
-    vgpu.grants.grace_ns = 200 * MS
     program = Program(stage, vgpu)
     program.ask("launch 6")
     program.stays_queued()
+    vgpu.grants.grace_ns = 200 * MS
     vgpu.refusal = "not known here"
     vgpu.activity.generation = 2
     stage.dispatcher.close()

@@ -115,7 +115,7 @@ def test_waits_for_a_lease(stage: Stage) -> None:
     assert program.ask() == (0, 0)
     vgpu.open()
     program.await_more()
-    assert vgpu.slot().undrained
+    eventually(lambda: vgpu.slot().undrained, "it is seen at work")
 
 
 def test_the_relay_is_told_of_a_lease_that_was_over_before_anybody_woke_for_it(stage: Stage) -> None:
@@ -358,11 +358,11 @@ def test_a_restarted_server_gets_its_processes_back(stage: Stage) -> None:
 )
 def test_a_silent_server(stage: Stage, policy: GrantsFlag, outcome: str) -> None:
     vgpu = stage.vgpu()
-    vgpu.grants.grace_ns = 200 * MS
     program = Endless(stage, vgpu)
     vgpu.grants.flags = policy
     vgpu.open()
     program.await_more()
+    vgpu.grants.grace_ns = 200 * MS
     stage.dispatcher.close()  # its heartbeat ends; the open lease stays in the page
     if outcome == "held":
         eventually(program.is_held, "the gate shut")

@@ -36,8 +36,8 @@ def test_memory_copies_kernels_and_events(node: Node) -> None:
 
 
 def test_waiting_costs_no_processor_time(node: Node) -> None:
-    answer = node.run("idle_wait", "1500")
-    assert answer["wall_s"] >= 1.5
+    answer = node.run("idle_wait", "3000")
+    assert answer["wall_s"] >= 3
     assert answer["cpu_s"] < 0.02 * answer["wall_s"]
 
 

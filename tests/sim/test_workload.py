@@ -21,7 +21,7 @@ def lines(node: Node, *arguments: str, **environment: str) -> list[dict[str, Any
 
 @pytest.mark.parametrize(("mode", "unit"), [("compute", "fma"), ("memory", "byte"), ("tiny", "kernel")])
 def test_it_saturates_the_gpu_and_counts_finished_work(node: Node, mode: str, unit: str) -> None:
-    started, *progress, result = lines(node, "--mode", mode, "--seconds", "1.5")
+    started, *progress, result = lines(node, "--mode", mode, "--seconds", "2.5")
     assert (started["event"], result["event"]) == ("started", "result")
     assert {line["event"] for line in progress} == {"progress"}
     assert result["simulated"]
