@@ -390,6 +390,10 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_nvml_lists("nvmlDeviceGetComputeRunningProcesses"),
     *_nvml_lists("nvmlDeviceGetGraphicsRunningProcesses"),
     *_nvml_lists("nvmlDeviceGetMPSComputeRunningProcesses"),
+    *_nvml(
+        "nvmlDeviceGetProcessUtilization",
+        "void* device, void* samples, unsigned* count, unsigned long long since",
+    ),
     # --- called by the hook, not intercepted
     *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
     *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),

@@ -129,7 +129,7 @@ cdef struct GrantsPage:
     uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
     uint32_t reserved1
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
-    uint64_t card_limit_bytes     # GRANTS_MANAGED: the most that it may own of what is not managed; 0: its limit
+    uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it
     uint8_t[32] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path

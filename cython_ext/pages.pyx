@@ -194,7 +194,8 @@ cdef class GrantsPage(Page):
 
     @property
     def card_limit_bytes(self):
-        """The most that an oversubscribed vGPU may own of what is not managed; 0: as much as its limit."""
+        """Of its limit what it may own just now, if that depends on others, but for managed memory of an oversubscribed
+        one; 0: all of it."""
         return native.load64(&self.get().card_limit_bytes)
 
     @card_limit_bytes.setter

@@ -108,6 +108,7 @@ class VgpuSpec(BaseModel):
 
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
+    ``memory_limit_bytes``  the most it may have while nobody was promised that (None: ``memory_bytes``).
     ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
     ``oversubscribe``   its plain allocations are managed memory, which need not fit the card; for its life.
     ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
@@ -126,6 +127,7 @@ class VgpuSpec(BaseModel):
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    memory_limit_bytes: Memory | None = None
     process_memory_bytes: Memory | None = None
     fraction: Part | None = None
     quota_request_percent: Percent | None = None
@@ -146,13 +148,21 @@ class VgpuSpec(BaseModel):
             raise ValueError("how much compute is missing: give --sm 30 (percent), or --fraction 1/4")
         if self.fraction is not None and self.sm_percent is None and self.fraction < 0.01:
             raise ValueError(f"a fraction of {self.fraction:g} is less than 1 percent of a GPU")
-        most, own = self.memory_bytes, self.process_memory_bytes
-        if most is not None and own is not None and own > most:
-            raise ValueError(f"--mem-per-process {format_bytes(own)} is more than --mem {format_bytes(most)}")
+        self._check_memory()
         if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
             asked, limit = self.quota_request_percent, self.quota_limit_percent
             raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")
         return self
+
+    def _check_memory(self) -> None:
+        limit, least = self.memory_limit_bytes, self.memory_bytes
+        if limit is not None and least is not None and limit < least:
+            raise ValueError(f"--mem-limit {format_bytes(limit)} is less than --mem {format_bytes(least)}")
+        if limit is not None and self.oversubscribe is not None:
+            raise ValueError("--mem-limit is for memory on the card, and --oversubscribe for memory that need not fit")
+        most, own = limit or least, self.process_memory_bytes
+        if most is not None and own is not None and own > most:
+            raise ValueError(f"--mem-per-process {format_bytes(own)} is more than the {format_bytes(most)} of the vGPU")
 
     @classmethod
     def parse(cls, **fields: Any) -> VgpuSpec:
@@ -177,7 +187,7 @@ class VgpuSpec(BaseModel):
         return request / 100
 
     def memory_on(self, total_memory_bytes: int) -> int:
-        """The memory limit in bytes on a card of ``total_memory_bytes``."""
+        """The memory in bytes that it is promised on a card of ``total_memory_bytes``."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         part = self.compute_ratio if self.fraction is None else self.fraction
@@ -192,6 +202,7 @@ class VgpuChanges(BaseModel):
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    memory_limit_bytes: Memory | None = None
     process_memory_bytes: Memory | None = None
     quota_request_percent: Percent | None = None
     quota_limit_percent: Percent | None = None
@@ -218,6 +229,7 @@ class VgpuChanges(BaseModel):
 _OPTION: Final = {
     "sm_percent": "--sm",
     "memory_bytes": "--mem",
+    "memory_limit_bytes": "--mem-limit",
     "process_memory_bytes": "--mem-per-process",
     "fraction": "--fraction",
     "quota_request_percent": "--quota-request",

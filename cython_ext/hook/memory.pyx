@@ -70,24 +70,30 @@ cdef int enter(Gate* gate, Operation operation, uint32_t kind, uint64_t size) no
     return result
 
 
-cdef bint card_has(const Gate* gate, uint64_t size) noexcept nogil:
-    """Whether an oversubscribed vGPU may own so much more of what has to lie on the card, where the rest is others'. A
-    race among its own processes may let through what each of them alone could have had."""
+cdef uint64_t card_left(const Gate* gate) noexcept nogil:
+    """How much more the vGPU may have on the card just now, where that depends on what others have. A race among its
+    own processes may let through what each of them alone could have had."""
     cdef uint64_t limit = load64(&gate.grants.card_limit_bytes)
     cdef uint64_t owned = load64(&gate.activity.charged_bytes) + load64(&gate.grants.implicit_bytes)
     cdef uint64_t managed = 0
     cdef int i
     if limit == 0:
-        return 1
-    for i in range(MAX_PROCESSES):
-        managed += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
+        return UINT64_MAX
+    if load32(&gate.grants.flags) & GRANTS_MANAGED:
+        for i in range(MAX_PROCESSES):
+            managed += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
     owned -= min(owned, managed)
-    return size <= limit and owned <= limit - size
+    return limit - min(limit, owned)
+
+
+cdef inline bint is_bound(const Gate* gate, uint32_t kind) noexcept nogil:
+    """To the card, at the time of the allocation."""
+    return kind != KIND_MANAGED or load32(&gate.grants.flags) & GRANTS_MANAGED == 0
 
 
 cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit, uint64_t process) noexcept nogil:
     cdef int result
-    if kind != KIND_MANAGED and limit != UINT64_MAX and not card_has(gate, size):
+    if limit != UINT64_MAX and is_bound(gate, kind) and size > card_left(gate):
         return LEDGER_REFUSED
     lock_acquire(&gate.page_lock)
     result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit, process)
@@ -462,7 +468,7 @@ cdef public bint vgpu_memory_reading(
     if gate.slot != NULL:
         own = process_limit(gate)
     total[0] = min(limit, own)
-    free[0] = min(limit - used, card_free) if fits else limit - used
+    free[0] = min(limit - used, min(card_free, card_left(gate))) if fits else limit - used
     if own != UINT64_MAX:
         free[0] = min(free[0], own - min(own, slot_bytes(&gate.activity.slots[gate.slot_index])))
     free[0] -= free[0] % PIECE_BYTES

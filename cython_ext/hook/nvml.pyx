@@ -15,7 +15,8 @@ from cython_ext.hook.generated.driver cimport (
     real_nvmlDeviceGetGraphicsRunningProcesses_v3, real_nvmlDeviceGetMPSComputeRunningProcesses,
     real_nvmlDeviceGetMPSComputeRunningProcesses_v2, real_nvmlDeviceGetMPSComputeRunningProcesses_v3,
     real_nvmlDeviceGetHandleByIndex, real_nvmlDeviceGetHandleByIndex_v2, real_nvmlDeviceGetHandleByUUID,
-    real_nvmlDeviceGetIndex, real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2, real_nvmlDeviceGetUUID,
+    real_nvmlDeviceGetIndex, real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2,
+    real_nvmlDeviceGetProcessUtilization, real_nvmlDeviceGetUUID,
 )
 from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_memory_reading
 from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
@@ -109,10 +110,12 @@ cdef public int nvmlDeviceGetIndex(void* device, unsigned int* index) noexcept n
 # --- processes
 
 cdef enum:
+    NVML_ERROR_NOT_FOUND = 6
     NVML_ERROR_INSUFFICIENT_SIZE = 7
     MOST_PROCESSES = 4096
     INFO_BYTES = 24          # nvmlProcessInfo_v2_t, which _v2 and _v3 give; a pid is its first word
     INFO_V1_BYTES = 16
+    SAMPLE_BYTES = 32        # nvmlProcessUtilizationSample_t
 
 
 ctypedef int (*Listing)(void*, unsigned int*, void*) noexcept nogil
@@ -128,30 +131,54 @@ cdef bint is_inside(const Gate* gate, uint32_t pid) noexcept nogil:
     return 0
 
 
+cdef int give(
+    const Gate* gate, const char* every, unsigned int found, size_t size, unsigned int* count, void* infos
+) noexcept nogil:
+    """Of ``found`` entries that begin with a pid those of the vGPU, as many as the caller has room for."""
+    cdef unsigned int room = count[0] if infos != NULL else 0, kept = 0, i
+    for i in range(found):
+        if is_inside(gate, (<uint32_t*>(every + i * size))[0]):
+            if kept < room:
+                memcpy(<char*>infos + kept * size, every + i * size, size)
+            kept += 1
+    count[0] = kept
+    return NVML_ERROR_INSUFFICIENT_SIZE if kept > room else NVML_SUCCESS
+
+
+cdef void* room_for(size_t size) noexcept nogil:
+    cdef void* memory = mmap(NULL, MOST_PROCESSES * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    return NULL if memory == MAP_FAILED else memory
+
+
 cdef int listed(Listing real, void* device, unsigned int* count, void* infos, size_t size) noexcept nogil:
     """The processes of the vGPU, of those that the driver lists. What others run on the GPU is nobody's business."""
-    cdef unsigned int index, found = MOST_PROCESSES, kept = 0, room, i
+    cdef unsigned int index, found = MOST_PROCESSES
     cdef Gate* gate = gate_of(device, &index)
-    cdef char* every
-    cdef void* memory
+    cdef void* every = room_for(size) if gate != NULL and count != NULL else NULL
     cdef int result
-    if gate == NULL or count == NULL:
+    if every == NULL:
         return real(device, count, infos)
-    memory = mmap(NULL, MOST_PROCESSES * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if memory == MAP_FAILED:
-        return real(device, count, infos)
-    every = <char*>memory
-    result = real(device, &found, memory)
-    room = count[0] if infos != NULL else 0
+    result = real(device, &found, every)
     if result == NVML_SUCCESS:
-        for i in range(min(found, <unsigned int>MOST_PROCESSES)):
-            if is_inside(gate, (<uint32_t*>(every + i * size))[0]):
-                if kept < room:
-                    memcpy(<char*>infos + kept * size, every + i * size, size)
-                kept += 1
-        count[0] = kept
-        result = NVML_ERROR_INSUFFICIENT_SIZE if kept > room else NVML_SUCCESS
-    munmap(memory, MOST_PROCESSES * size)
+        result = give(gate, <const char*>every, min(found, <unsigned int>MOST_PROCESSES), size, count, infos)
+    munmap(every, MOST_PROCESSES * size)
+    return result
+
+
+cdef public int nvmlDeviceGetProcessUtilization(
+    void* device, void* samples, unsigned int* count, unsigned long long since
+) noexcept nogil:
+    cdef unsigned int index, found = MOST_PROCESSES
+    cdef Gate* gate = gate_of(device, &index)
+    cdef void* every = room_for(SAMPLE_BYTES) if gate != NULL and count != NULL else NULL
+    cdef int result
+    if every == NULL:
+        return real_nvmlDeviceGetProcessUtilization(device, samples, count, since)
+    result = real_nvmlDeviceGetProcessUtilization(device, every, &found, since)
+    if result == NVML_SUCCESS:
+        result = give(gate, <const char*>every, min(found, <unsigned int>MOST_PROCESSES), SAMPLE_BYTES, count, samples)
+        result = NVML_ERROR_NOT_FOUND if count[0] == 0 else result
+    munmap(every, MOST_PROCESSES * SAMPLE_BYTES)
     return result
 
 

@@ -55,6 +55,7 @@ class VgpuRecord:
     created_unix_ns: int
     expires_unix_ns: int | None
     share: Share
+    promised_memory_bytes: int
     memory_limit_bytes: int
     partition: Partition | None  # spatial mode only
     suspended: bool = False
@@ -63,13 +64,18 @@ class VgpuRecord:
     @property
     def guaranteed_memory_bytes(self) -> int:
         """What the card keeps for it."""
-        return 0 if self.suspended or self.spec.oversubscribe else self.memory_limit_bytes
+        return 0 if self.suspended or self.spec.oversubscribe else self.promised_memory_bytes
 
     @property
     def demand(self) -> Demand:
         """What others have to leave to it."""
         soft = self.suspended or self.spec.overcommit
         return Demand(NOTHING if soft else self.share, self.guaranteed_memory_bytes)
+
+    @property
+    def borrows(self) -> bool:
+        """It may have memory on the card that it was not promised."""
+        return self.spec.oversubscribe is not None or self.memory_limit_bytes > self.promised_memory_bytes
 
     @property
     def process_limit_bytes(self) -> int:
@@ -88,7 +94,7 @@ class Registry:
         self.card = card
         self.mode = mode
         self.occupied_bytes = 0
-        """What vGPUs that are promised no memory have on the card: nobody else can be promised that."""
+        """What vGPUs have on the card beyond what they were promised: nobody else can be promised that."""
         self._records: dict[str, VgpuRecord] = {}
 
     def __iter__(self) -> Iterator[VgpuRecord]:
@@ -258,6 +264,7 @@ class Registry:
     ) -> VgpuRecord:
         if mode is Mode.SPATIAL and self.card.sm_count <= 0:
             raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has", "use --mode temporal")
+        promised = spec.memory_on(self.card.total_memory_bytes)
         granted = partition(spec.compute_ratio * 100, self.card.sm_count) if mode is Mode.SPATIAL else None
         return VgpuRecord(
             vgpu_id=vgpu_id,
@@ -267,7 +274,8 @@ class Registry:
             created_unix_ns=created_unix_ns,
             expires_unix_ns=expires_unix_ns,
             share=share_of(spec, granted),
-            memory_limit_bytes=spec.memory_on(self.card.total_memory_bytes),
+            promised_memory_bytes=promised,
+            memory_limit_bytes=max(promised, spec.memory_limit_bytes or 0),
             partition=granted,
         )
 

@@ -220,16 +220,37 @@ class GpuServer:
         self._divide_card()
 
     def _divide_card(self) -> None:
-        """What is promised to nobody the oversubscribed may have of memory that cannot leave the card, each a part."""
-        free = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
-        oversubscribed = [vgpu for vgpu in self.vgpus.values() if vgpu.record.spec.oversubscribe is not None]
-        for vgpu in oversubscribed:
-            vgpu.grants.card_limit_bytes = max(1, free // len(oversubscribed))
+        """What is promised to nobody those who borrow may have: each what it has, and an equal part of what is left.
+
+        Whose part became smaller is told first; the others with a later look, when what was just being allocated has
+        been seen.
+        """
+        borrowers = [vgpu for vgpu in self.vgpus.values() if vgpu.record.borrows]
+        spare = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
+        left = max(0, spare - sum(vgpu.borrowed_bytes for vgpu in borrowers))
+        parts = left // max(1, sum(not vgpu.still for vgpu in borrowers))
+        smaller = False
+        larger: list[tuple[Vgpu, int]] = []
+        for vgpu in borrowers:
+            own = vgpu.record.guaranteed_memory_bytes + vgpu.borrowed_bytes
+            limit = max(1, own if vgpu.still else own + parts)
+            before = vgpu.grants.card_limit_bytes
+            if before == 0:
+                vgpu.grants.card_limit_bytes = max(1, own)
+            elif limit < before:
+                vgpu.grants.card_limit_bytes = limit
+                smaller = True
+            larger.append((vgpu, limit))
+        for vgpu, limit in larger if not smaller else ():
+            if vgpu.grants.card_limit_bytes != limit:
+                vgpu.grants.card_limit_bytes = limit
+        for vgpu in self.vgpus.values():
+            if not vgpu.record.borrows and vgpu.grants.card_limit_bytes:
+                vgpu.grants.card_limit_bytes = 0
 
     def count_occupied(self) -> None:
-        """Before anything is promised: what the oversubscribed have on the card already."""
-        oversubscribed = [vgpu for vgpu in self.vgpus.values() if vgpu.record.spec.oversubscribe is not None]
-        self.registry.occupied_bytes = sum(vgpu.used_bytes - vgpu.managed_bytes for vgpu in oversubscribed)
+        """Before anything is promised: what those who borrow have on the card already."""
+        self.registry.occupied_bytes = sum(vgpu.borrowed_bytes for vgpu in self.vgpus.values() if vgpu.record.borrows)
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
@@ -403,6 +424,7 @@ class GpuServer:
                     )
                 refused[vgpu.record.vgpu_id] = count
                 self._compare_sms(vgpu)
+            self._divide_card()
             await trio.sleep(SAMPLE_S)
 
     async def _keep_house(self) -> None:

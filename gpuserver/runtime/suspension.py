@@ -118,6 +118,7 @@ class Suspension:
             vgpu.stand_still(False)
             await self._tell(vgpu)
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._server.memory.expect_growth()  # its contexts are back
 
     async def _ask_driver(self, action: str, vgpu: Vgpu) -> float:
         """Seconds it took."""

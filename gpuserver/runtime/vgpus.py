@@ -130,6 +130,15 @@ class Vgpu:
         return bounded(self.grants.implicit_bytes + sum(slot.charged_bytes for slot in self.slots))
 
     @property
+    def borrowed_bytes(self) -> int:
+        """What it has on the card that it was not promised."""
+        if self.record.suspended:
+            return 0
+        if self.record.spec.oversubscribe is not None:
+            return max(0, self.used_bytes - self.managed_bytes)
+        return max(0, self.used_bytes - self.record.promised_memory_bytes)
+
+    @property
     def managed_bytes(self) -> int:
         """Of these what the driver may move to the host."""
         return bounded(sum(slot.committed_bytes[MANAGED] for slot in self.slots))

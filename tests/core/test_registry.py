@@ -279,6 +279,16 @@ def test_what_the_journal_remembers_is_restored_as_it_was(mode: Mode) -> None:
     assert again["b"].share.guarantee_ppm == pytest.approx(200_000, abs=1)
 
 
+def test_what_it_may_borrow_is_promised_to_nobody() -> None:
+    found = registry(card=Card(16 * GIB, 132))
+    record = create(found, "a", sm_percent=30, memory_bytes="4G", memory_limit_bytes="14G")
+    assert (record.memory_limit_bytes, record.guaranteed_memory_bytes, record.borrows) == (14 * GIB, 4 * GIB, True)
+    assert not create(found, "b", sm_percent=30, memory_bytes="10G").borrows
+    with pytest.raises(VgpuError, match="--mem-limit 2 GiB is less than --mem 4 GiB"):
+        found.change("a", VgpuChanges.parse(memory_limit_bytes="2G"), 0)
+    assert not found.change("a", VgpuChanges.parse(memory_limit_bytes="4G"), 0).borrows
+
+
 def test_a_suspended_one_is_promised_nothing_until_there_is_room_again() -> None:
     found = registry(card=Card(16 * GIB, 132))
     create(found, "a", sm_percent=60, memory_bytes="12G")

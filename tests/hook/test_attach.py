@@ -258,9 +258,20 @@ LISTS = """
 import json, os, pynvml
 from tests.hook.app import App
 app = App()
+kernel = app.kernel(5.0)
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 print("ready", flush=True)
+input()
+busy = set()
+while os.getpid() not in busy:
+    kernel.launch()
+    app.synchronize()
+    try:
+        busy = {sample.pid for sample in pynvml.nvmlDeviceGetProcessUtilization(device, 0)}
+    except pynvml.NVMLError_NotFound:
+        pass  # nobody has worked lately
+print(json.dumps(sorted(busy)), flush=True)
 input()
 names = [f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("_v2", "_v3")]
 listed = [[process.pid for process in getattr(pynvml, name)(device)] for name in names]
@@ -272,10 +283,17 @@ input()
 def test_nvml_lists_the_processes_of_the_vgpu_alone(stage: Stage) -> None:
     ours, others = stage.vgpu(), stage.vgpu()
     programs = [stage.start(LISTS, stage.environment(vgpu)) for vgpu in (ours, ours, others)]
+    for vgpu in (ours, others):
+        vgpu.open()
     for program in programs:
         assert stage.heard(program) == "ready"
-    for program, own in zip(programs, (programs[:2], programs[:2], programs[2:]), strict=True):
+    groups = [{program.pid for program in programs[:2]}] * 2 + [{programs[2].pid}]
+    for program in programs:
         stage.tell(program)
+    for program, own in zip(programs, groups, strict=True):
+        assert set(json.loads(stage.heard(program))) <= own
+        stage.tell(program)
+    for program, own in zip(programs, (programs[:2], programs[:2], programs[2:]), strict=True):
         assert json.loads(stage.heard(program)) == [sorted(other.pid for other in own)] * 2
 
 

@@ -45,6 +45,9 @@ Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Part of the GPU
 Mem = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M; else the same part as --sm.")
 ]
+MemLimit = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="The most it may have while nobody was promised that; else --mem.")
+]
 MemPerProcess = Annotated[
     str | None, typer.Option(metavar="SIZE", help="The most that one process may allocate of it; else all.")
 ]
@@ -93,6 +96,7 @@ class Wanted:
 def _wanted(
     sm: Sm = None,
     mem: Mem = None,
+    mem_limit: MemLimit = None,
     mem_per_process: MemPerProcess = None,
     fraction: Fraction = None,
     quota_request: QuotaRequest = None,
@@ -113,6 +117,7 @@ def _wanted(
     spec = VgpuSpec.parse(
         sm_percent=sm,
         memory_bytes=mem,
+        memory_limit_bytes=mem_limit,
         process_memory_bytes=mem_per_process,
         fraction=fraction,
         quota_request_percent=quota_request,

@@ -158,6 +158,7 @@ def set_(
     vgpu: VgpuArgument,
     sm: options.Sm = None,
     mem: options.Mem = None,
+    mem_limit: options.MemLimit = None,
     mem_per_process: options.MemPerProcess = None,
     quota_request: options.QuotaRequest = None,
     quota_limit: options.QuotaLimit = None,
@@ -176,6 +177,7 @@ def set_(
     changes = VgpuChanges.parse(
         sm_percent=sm,
         memory_bytes=mem,
+        memory_limit_bytes=mem_limit,
         process_memory_bytes=mem_per_process,
         quota_request_percent=quota_request,
         quota_limit_percent=quota_limit,
