@@ -191,8 +191,14 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         others[0] = book.claimed != 0
         settle(book, taken, used, 0)
         asked = pool_growth(book, taken, used, size)
-        if asked == 0 or (vgpu_fits(gate, asked) or last) and vgpu_reserve_more(gate, kind_of(book), asked):
+        if asked == 0 or vgpu_fits(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)
+            answer = POOL_GRANTED
+        elif last and of_graphs(pool) and size <= taken:
+            pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
+            answer = POOL_GRANTED
+        elif last and vgpu_reserve_more(gate, kind_of(book), asked):
+            pool_begin(book, asked, size)    # somebody else gave back a moment ago
             answer = POOL_GRANTED
         else:
             answer = POOL_REFUSED if last else POOL_FULL

@@ -153,6 +153,29 @@ say(app.result("cuMemAllocAsync", byref(pooled), c_size_t(200 * MIB), app.stream
     assert (said, slot.charged_bytes) == ([0], 224 * MIB)
 
 
+def test_a_graph_behind_one_that_runs_is_refused_if_the_driver_does_not_let_it_share(stage: Stage) -> None:
+    """The simulated one does not, and what it took for the second is given back."""
+    program = talk(
+        stage,
+        """
+import time
+first, second = lasting(150 * MIB), lasting(150 * MIB)
+kernel = app.kernel(200.0)
+answers = [launch(first)]
+kernel.launch()
+answers.append(launch(second))
+say(answers)
+app.synchronize()
+say(launch(second))
+""",
+        limit=256 * MIB,
+    )
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([[0, OUT_OF_MEMORY]], 160 * MIB)
+    said, slot = program.next()
+    assert (said, slot.charged_bytes) == ([0], 160 * MIB)
+
+
 def test_what_a_graph_leaves_to_the_program_is_charged_until_freed_and_trimmed(stage: Stage) -> None:
     program = talk(
         stage,

@@ -376,7 +376,7 @@ cdef extern void mem_forget_node(const Node* node) noexcept nogil
 cdef extern CUresult drv_capture_take(Stream* stream, uint64_t* address, uint64_t size) noexcept nogil
 cdef extern CUresult drv_capture_give(Stream* stream, uint64_t address) noexcept nogil
 cdef extern CUresult drv_graph_memory(const Graph* graph, GraphMemory** out) noexcept nogil
-cdef extern CUresult drv_map_graph(GraphMemory* memory, Stream* stream) noexcept nogil
+cdef extern CUresult drv_map_graph(GraphMemory* memory, Stream* stream, bint launch) noexcept nogil
 cdef extern bint drv_waits_for_graph(uint64_t address) noexcept nogil
 cdef extern CUresult drv_do_memory(const Work* work) noexcept nogil
 cdef extern void drv_forget_graph_memory(GraphMemory* memory, const Work* work, uint32_t count) noexcept nogil

@@ -105,7 +105,7 @@ cdef public CUresult cuGraphUpload(Exec* executable, void* handle) noexcept nogi
     if result == SUCCESS:
         result = is_exec(executable)
     if result == SUCCESS and executable.memory != NULL:
-        result = drv_map_graph(executable.memory, stream)
+        result = drv_map_graph(executable.memory, stream, False)
     return result
 
 
@@ -117,7 +117,7 @@ cdef public CUresult cuGraphLaunch(Exec* executable, void* handle) noexcept nogi
     if result == SUCCESS:
         result = is_exec(executable)
     if result == SUCCESS and executable.memory != NULL:
-        result = NOT_SUPPORTED if stream.capture != NULL else drv_map_graph(executable.memory, stream)
+        result = NOT_SUPPORTED if stream.capture != NULL else drv_map_graph(executable.memory, stream, True)
     for i in range(executable.count if result == SUCCESS else 0):
         if executable.skipped[i]:
             continue

@@ -277,8 +277,8 @@ cdef public CUresult drv_graph_memory(const Graph* graph, GraphMemory** out) noe
     return result
 
 
-cdef public CUresult drv_map_graph(GraphMemory* memory, Stream* stream) noexcept nogil:
-    """Before an upload or launch in ``stream``."""
+cdef public CUresult drv_map_graph(GraphMemory* memory, Stream* stream, bint launch) noexcept nogil:
+    """Before an upload or launch in ``stream``. One that was uploaded alone nobody runs."""
     cdef Reserve* reserve = &reserves[memory.device]
     cdef uint64_t missing
     cdef CUresult result = drv_begin(stream.context)
@@ -294,7 +294,7 @@ cdef public CUresult drv_map_graph(GraphMemory* memory, Stream* stream) noexcept
             reserve.reserved_high = max(reserve.reserved_high, reserve.reserved)
             reserve.used_high = max(reserve.used_high, reserve.used)
             memory.mapped = True
-    if result == SUCCESS:
+    if result == SUCCESS and launch:
         memory.stream = stream
     drv_end(stream.context)
     return result
@@ -357,7 +357,7 @@ cdef public void mem_forget_graphs(Context* context) noexcept nogil:
 
 cdef bint idle(const GraphMemory* memory) noexcept nogil:
     cdef const Stream* stream = memory.stream
-    if stream.mark != MARK_STREAM:
+    if stream == NULL or stream.mark != MARK_STREAM:
         return True
     return stream.gpu.streams[stream.slot].head == stream.gpu.streams[stream.slot].tail
 
