@@ -30,7 +30,7 @@ from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
-from cython_ext.native cimport load32, load64
+from cython_ext.native cimport load32, load64, store64
 
 cdef enum:
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
@@ -93,9 +93,12 @@ cdef inline bint is_bound(const Gate* gate, uint32_t kind) noexcept nogil:
 
 cdef int charge(Gate* gate, uint32_t kind, uint64_t size, uint64_t limit, uint64_t process) noexcept nogil:
     cdef int result
-    if limit != UINT64_MAX and is_bound(gate, kind) and size > card_left(gate):
-        return LEDGER_REFUSED
     lock_acquire(&gate.page_lock)
+    if limit != UINT64_MAX and is_bound(gate, kind) and size > card_left(gate):
+        store64(&gate.slot.refusals, gate.slot.refusals + 1)
+        store64(&gate.slot.refused_bytes, size)
+        lock_release(&gate.page_lock)
+        return LEDGER_REFUSED
     result = ledger_reserve(gate.activity, gate.slot_index, kind, size, limit, process)
     lock_release(&gate.page_lock)
     return result

@@ -21,6 +21,7 @@ from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.partition import Partition, partition
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
+from vgpu.units import format_bytes
 
 MAX_VGPUS = 256
 PPM = 1_000_000
@@ -265,6 +266,9 @@ class Registry:
         if mode is Mode.SPATIAL and self.card.sm_count <= 0:
             raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has", "use --mode temporal")
         promised = spec.memory_on(self.card.total_memory_bytes)
+        if spec.memory_limit_bytes is not None and spec.memory_limit_bytes < promised:
+            limit, least = format_bytes(spec.memory_limit_bytes), format_bytes(promised)
+            raise VgpuError(ErrorCode.INVALID, f"--mem-limit {limit} is less than the {least} promised", "give --mem")
         granted = partition(spec.compute_ratio * 100, self.card.sm_count) if mode is Mode.SPATIAL else None
         return VgpuRecord(
             vgpu_id=vgpu_id,

@@ -1,9 +1,11 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume PID…``: the driver's checkpoint calls, in a process.
+"""``python -m gpuserver.device.checkpoint PARENT suspend|resume PID:START…``: the driver's checkpoint calls.
 
 They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
-does not load. All processes or none: what was done to some is undone where another one refuses. Prints one JSON object;
-exits with 0 if it is done. Ends with its parent, so that nobody is suspended whose server does not know. Either may be
-asked again, whatever became of the process that was asked before.
+does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
+another's: START is when it began, in clock ticks) is no matter. Prints one JSON object, with the processes that could
+not be brought into order as ``stuck``; exits with 0 if it is done. Ends with its parent, so that nobody is suspended
+whose server does not know. Either may be asked again, whatever became of the process that was asked before: what is to
+do, the driver tells.
 
 Needs driver 570 or newer, the privileges of a debugger over the processes, and no MPS.
 """
@@ -17,28 +19,29 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-LOCK_MS: Final = 10_000
-"""What a process has queued has to be done by then; a kernel that never ends cannot be suspended."""
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_alive
+
+LOCK_S: Final = 10.0
+"""What the processes have queued has to be done by then; a kernel that never ends cannot be suspended."""
 PR_SET_PDEATHSIG: Final = 1
-RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
+RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 REASONS: Final = {
     INVALID_VALUE: "the driver knows no CUDA process of that number, or may not touch it",
-    OUT_OF_MEMORY: "the GPU has no room for its memory",
-    NOT_READY: f"its work on the GPU did not end within {LOCK_MS // 1000} s",
-    NOT_SUPPORTED: "the driver cannot checkpoint it (MPS, shared memory between processes, or a driver before 570)",
+    OUT_OF_MEMORY: "there is no room for its memory: on the host to suspend it, on the GPU to resume it",
+    NOT_READY: f"its work on the GPU did not end within {LOCK_S:g} s",
+    NOT_SUPPORTED: "the driver cannot checkpoint it: MPS, managed or shared memory, or a driver before 570",
 }
 
 
 class Refused(Exception):
-    """``pid``: whose; the message says why."""
+    """The message says whose, and why."""
 
     def __init__(self, pid: int, call: str, code: int) -> None:
         super().__init__(f"process {pid}: {REASONS.get(code, f'{call} failed with {code}')}")
-        self.code = code
 
 
 class LockArguments(ctypes.Structure):
@@ -58,8 +61,8 @@ class Driver:
         self._call("GetState", pid, ctypes.byref(found))
         return found.value
 
-    def lock(self, pid: int) -> None:
-        self._call("Lock", pid, ctypes.byref(LockArguments(timeout_ms=LOCK_MS)))
+    def lock(self, pid: int, timeout_s: float) -> None:
+        self._call("Lock", pid, ctypes.byref(LockArguments(timeout_ms=max(1, int(timeout_s * 1000)))))
 
     def checkpoint(self, pid: int) -> None:
         self._call("Checkpoint", pid, None)
@@ -76,51 +79,80 @@ class Driver:
             raise Refused(pid, f"cuCheckpointProcess{name}", code)
 
 
-@dataclass(slots=True)
-class Steps:
-    """What was done, and how each of it is undone, last first."""
-
-    undo: list[Callable[[], None]] = field(default_factory=list)
-
-    def take(self, step: Callable[[int], None], back: Callable[[int], None], pid: int) -> None:
-        step(pid)
-        self.undo.append(lambda: back(pid))
-
-    def take_back(self) -> None:
-        while self.undo:
-            self.undo.pop()()
+Step = Callable[[int], None]
 
 
-def suspend(driver: Driver, pids: Sequence[int]) -> None:
-    """Everything that ``pids`` have on the GPU goes to the host's memory. ``Refused``: nothing has changed."""
-    states = {pid: driver.state(pid) for pid in pids}
-    steps = Steps()
-    try:
-        for pid in pids:  # first all, so that none works on while another one is copied
-            if states[pid] == RUNNING:
-                steps.take(driver.lock, driver.unlock, pid)
-        for pid in pids:
-            if states[pid] != CHECKPOINTED:
-                steps.take(driver.checkpoint, driver.restore, pid)
-    except Refused:
-        steps.take_back()
-        raise
+def each(processes: Sequence[Process], step: Step) -> list[Refused]:
+    """``step`` with every one that is alive; the refusals of those that still are."""
+    refusals = []
+    for process in processes:
+        if not is_alive(process):
+            continue
+        try:
+            step(process.pid)
+        except Refused as refusal:
+            if is_alive(process):
+                refusals.append(refusal)
+    return refusals
 
 
-def resume(driver: Driver, pids: Sequence[int]) -> None:
-    """Back again. ``Refused``: those that were out are out."""
-    states = {pid: driver.state(pid) for pid in pids}
-    steps = Steps()
-    try:
-        for pid in pids:
-            if states[pid] == CHECKPOINTED:
-                steps.take(driver.restore, driver.checkpoint, pid)
-    except Refused:
-        steps.take_back()
-        raise
-    for pid in pids:
-        if states[pid] != RUNNING:
+def suspend(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused], list[int]]:
+    """Everything that they have on the GPU goes to the host's memory: (refusals, stuck). With a refusal all run again,
+    but for the stuck."""
+    until_s = time.monotonic() + LOCK_S
+
+    def lock(pid: int) -> None:
+        if driver.state(pid) == RUNNING:
+            driver.lock(pid, until_s - time.monotonic())
+
+    def checkpoint(pid: int) -> None:
+        if driver.state(pid) == LOCKED:
+            driver.checkpoint(pid)
+
+    refusals = each(processes, lock) or each(processes, checkpoint)  # first all, so that none works beside a copy
+    if not refusals:
+        return [], []
+    each(processes, lambda pid: restore(driver, pid))
+    return refusals, unlock_all(driver, processes)
+
+
+def resume(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused], list[int]]:
+    """Back again: (refusals, stuck). With a refusal all are out again, but for the stuck."""
+    refusals = each(processes, lambda pid: restore(driver, pid))
+    if not refusals:
+        return [], unlock_all(driver, processes)
+
+    def checkpoint(pid: int) -> None:
+        if driver.state(pid) == LOCKED:
+            driver.checkpoint(pid)
+
+    each(processes, checkpoint)
+    return refusals, [process.pid for process in processes if state_of(driver, process) not in {None, CHECKPOINTED}]
+
+
+def restore(driver: Driver, pid: int) -> None:
+    if driver.state(pid) == CHECKPOINTED:
+        driver.restore(pid)
+
+
+def unlock_all(driver: Driver, processes: Sequence[Process]) -> list[int]:
+    """Those that do not run afterwards."""
+
+    def unlock(pid: int) -> None:
+        if driver.state(pid) == LOCKED:
             driver.unlock(pid)
+
+    each(processes, unlock)
+    return [process.pid for process in processes if state_of(driver, process) not in {None, RUNNING}]
+
+
+def state_of(driver: Driver, process: Process) -> int | None:
+    """None: it is gone."""
+    try:
+        state = driver.state(process.pid)
+    except Refused:
+        state = FAILED
+    return state if is_alive(process) else None
 
 
 def end_with(parent: int) -> None:
@@ -131,20 +163,25 @@ def end_with(parent: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parent, action, *pids = arguments
+    parent, action, *names = arguments
     end_with(int(parent))
+    processes = [Process(*map(int, name.split(":"))) for name in names]
     began_ns = time.monotonic_ns()
+    reason, stuck = "", [process.pid for process in processes]
     try:
         library = ctypes.CDLL("libcuda.so.1")
         if library.cuInit(0) != SUCCESS:
             raise OSError("the CUDA driver does not start")
-        {"suspend": suspend, "resume": resume}[action](Driver(library), [int(pid) for pid in pids])
-    except (Refused, OSError, AttributeError) as error:
-        reason = "this driver has no checkpoints: 570 is the first" if isinstance(error, AttributeError) else str(error)
-        print(json.dumps({"done": False, "reason": reason}))
-        return 1
-    print(json.dumps({"done": True, "seconds": (time.monotonic_ns() - began_ns) / 1e9}))
-    return 0
+        refusals, stuck = {"suspend": suspend, "resume": resume}[action](Driver(library), processes)
+        reason = "; ".join(map(str, refusals))
+    except AttributeError:
+        reason, stuck = "this driver has no checkpoints: 570 is the first", []
+    except OSError as error:
+        reason, stuck = str(error), []
+    done = not reason
+    seconds = (time.monotonic_ns() - began_ns) / 1e9
+    print(json.dumps({"done": done, "reason": reason, "stuck": stuck, "seconds": seconds}))
+    return 0 if done else 1
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ class Control:
 
     async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
         server = self._server
-        server.count_occupied()
+        server.count_occupied(but=vgpu)
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
         await server.brokers.changed(vgpu)

@@ -203,7 +203,7 @@ class GpuServer:
 
     def gather(self) -> None:
         """A vGPU or a process with several came or went, or the mode changed: who is in which gang now?"""
-        self.gangs.enroll(self.vgpus.values(), self.mode)
+        self.gangs.enroll((vgpu for vgpu in self.vgpus.values() if not vgpu.still), self.mode)
 
     def apply_shares(self) -> None:
         """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
@@ -222,43 +222,47 @@ class GpuServer:
     def _divide_card(self) -> None:
         """What is promised to nobody those who borrow may have: each what it has, and an equal part of what is left.
 
-        Whose part became smaller is told first; the others with a later look, when what was just being allocated has
-        been seen.
+        Nobody's part grows by what another one gives up before the next look, when what that one was just allocating
+        has been seen.
         """
         borrowers = [vgpu for vgpu in self.vgpus.values() if vgpu.record.borrows]
         spare = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
         left = max(0, spare - sum(vgpu.borrowed_bytes for vgpu in borrowers))
         parts = left // max(1, sum(not vgpu.still for vgpu in borrowers))
-        smaller = False
-        larger: list[tuple[Vgpu, int]] = []
+        before = {vgpu.record.vgpu_id: vgpu.grants.card_limit_bytes for vgpu in borrowers}
+        # Of what is spare, all that somebody may still take by a limit of before is not lent anew.
+        budget = spare
+        wanted: list[tuple[Vgpu, int, int]] = []
         for vgpu in borrowers:
             own = vgpu.record.guaranteed_memory_bytes + vgpu.borrowed_bytes
             limit = max(1, own if vgpu.still else own + parts)
-            before = vgpu.grants.card_limit_bytes
-            if before == 0:
-                vgpu.grants.card_limit_bytes = max(1, own)
-            elif limit < before:
-                vgpu.grants.card_limit_bytes = limit
-                smaller = True
-            larger.append((vgpu, limit))
-        for vgpu, limit in larger if not smaller else ():
+            known = before[vgpu.record.vgpu_id] or max(1, own)
+            budget -= max(0, max(known, own) - vgpu.record.guaranteed_memory_bytes)
+            wanted.append((vgpu, known, limit))
+        for vgpu, known, limit in wanted:
+            grown = min(max(0, limit - known), max(0, budget))
+            budget -= grown
+            limit = min(limit, known + grown)
             if vgpu.grants.card_limit_bytes != limit:
                 vgpu.grants.card_limit_bytes = limit
         for vgpu in self.vgpus.values():
             if not vgpu.record.borrows and vgpu.grants.card_limit_bytes:
                 vgpu.grants.card_limit_bytes = 0
 
-    def count_occupied(self) -> None:
-        """Before anything is promised: what those who borrow have on the card already."""
-        self.registry.occupied_bytes = sum(vgpu.borrowed_bytes for vgpu in self.vgpus.values() if vgpu.record.borrows)
+    def count_occupied(self, but: Vgpu | None = None, besides: int = 0) -> None:
+        """Before anything is promised: what others have on the card beyond what they were. ``but``: to whom it is to
+        be; ``besides``: what comes with that."""
+        others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
+        self.registry.occupied_bytes = sum(vgpu.borrowed_bytes for vgpu in others) + besides
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
         vgpu.take_away()
-        if vgpu.still:
-            await self.suspension.let_go(vgpu)
+        async with vgpu.turn:
+            if vgpu.still:
+                await self.suspension.let_go(vgpu)
         self.gather()
         self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
@@ -328,6 +332,7 @@ class GpuServer:
         vgpu.planned[message.slot] = Planned(
             message.sm_planned, message.memory_planned_bytes, message.mps_client_priority
         )
+        vgpu.present[message.slot] = process
         self.apply_shares()
         known = vgpu.seen.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
@@ -348,6 +353,8 @@ class GpuServer:
     def died(self, vgpu: Vgpu, message: Died) -> None:
         if vgpu.seen.get(message.slot) == Process(message.pid, message.start_time):
             self._accompany(vgpu, message.slot, ())
+        if vgpu.present.get(message.slot) == Process(message.pid, message.start_time):
+            del vgpu.present[message.slot]
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
@@ -433,11 +440,15 @@ class GpuServer:
             for record in self.registry.expired(time.time_ns()):
                 vgpu = self.vgpus[record.vgpu_id]
                 if not vgpu.removed.is_set() and not self._is_being_made(vgpu):
-                    await self.strike(vgpu, "expired", f"{record.vgpu_id} has reached its time to live")
+                    self.nursery.start_soon(self._expire, vgpu)
             await self.remember()
             if not self.settings.paths.server_socket(self.facts.index).exists():
                 log.warning("nobody can reach this server any more: its socket is gone")
                 self.nursery.cancel_scope.cancel()
+
+    async def _expire(self, vgpu: Vgpu) -> None:
+        with suppress(VgpuError):  # somebody removes it already
+            await self.strike(vgpu, "expired", f"{vgpu.record.vgpu_id} has reached its time to live")
 
     def _is_being_made(self, vgpu: Vgpu) -> bool:
         """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
@@ -450,7 +461,7 @@ class GpuServer:
             rows = [
                 VgpuRow.of(vgpu.record, books.get(vgpu.record.key), suspended=vgpu.still)
                 for vgpu in self.vgpus.values()
-                if not vgpu.removed.is_set()
+                if not vgpu.removed.is_set() or vgpu.still  # whoever cannot be brought back yet is not forgotten
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:

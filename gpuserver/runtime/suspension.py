@@ -3,15 +3,20 @@ resumed. By the driver's checkpoints of whole processes (gpuserver/device/checkp
 
 In the order in which a crash leaves nothing worse than a vGPU that is suspended although its programs run: it gets no
 lease any more, new programs are turned away, the journal says so, and then the driver is asked. Back the other way
-round. Either may be asked again.
+round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel; the page that
+they share is a tenant's word.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +24,8 @@ import trio
 
 from gpuserver.core.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_alive
 from vgpu.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +33,18 @@ if TYPE_CHECKING:
     from gpuserver.runtime.vgpus import Vgpu
 
 BROKER_S: Final = 10.0
+ROUNDS: Final = 3
+"""A program that was let in just before the broker heard of the suspension is found with the next one."""
 _NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the driver. ``stuck``: pids that neither run nor are suspended."""
+
+    reason: str
+    stuck: tuple[int, ...]
+    seconds: float
 
 
 class Suspension:
@@ -39,26 +57,24 @@ class Suspension:
         """Errors: ``mode`` (spatial), ``in-use`` for programs of several vGPUs, ``unavailable`` with the driver's
         reason; the vGPU goes on then."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
-        self._check(vgpu)
         async with vgpu.turn:
-            if vgpu.removed.is_set():
-                raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
+            self._check(vgpu)
             if vgpu.record.suspended:
                 return
             used = vgpu.used_bytes
             vgpu.stand_still()
             server.tokens.bench(vgpu.record.key)
-            await self._tell(vgpu)
             try:
-                seconds = await self._ask_driver("suspend", vgpu)
+                await self._tell(vgpu)
+                moved, seconds = await self._suspend_all(vgpu)
             except BaseException:
                 with trio.CancelScope(shield=True):
                     await self._go_on(vgpu)
                 raise
-            server.registry.suspend(vgpu_id)  # others may have its place from now on
-            server.apply_shares()
-        programs = counted(len(vgpu.alive), "program")
-        text = f"{vgpu_id} suspended: {programs}, {format_bytes(used)} in {seconds:.1f} s"
+            if not vgpu.removed.is_set():
+                server.registry.suspend(vgpu_id)  # others may have its place from now on
+                server.apply_shares()
+        text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         server.happened("suspended", vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
@@ -66,32 +82,48 @@ class Suspension:
         driver's reason; it stays suspended then."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         async with vgpu.turn:
+            if vgpu.removed.is_set():
+                raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
             if not vgpu.still:
                 return
             if vgpu.record.suspended:
-                server.count_occupied()
-                server.registry.resume(vgpu_id)  # promised before anything moves
-            try:
-                seconds = await self._ask_driver("resume", vgpu)
-            except BaseException:
-                server.registry.suspend(vgpu_id)
-                raise
+                server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
+                server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
+                server.apply_shares()
+            processes = await self._processes(vgpu)
+            answer = await self._ask_driver("resume", processes)
+            if answer.reason:
+                if not vgpu.removed.is_set():
+                    server.registry.suspend(vgpu_id)
+                    server.apply_shares()
+                raise refused(vgpu, answer)
             await self._go_on(vgpu)
-        programs = counted(len(vgpu.alive), "program")
-        server.happened("resumed", vgpu, f"{vgpu_id} resumed: {programs} in {seconds:.1f} s", seconds=seconds)
+        stuck = f"; {_kill(answer.stuck)}" if answer.stuck else ""
+        text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
+        server.happened("resumed", vgpu, text, seconds=answer.seconds)
 
     async def let_go(self, vgpu: Vgpu) -> None:
-        """It is being removed: its programs are to find out, instead of standing still for ever."""
+        """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
+        stand still for ever. The caller has its turn."""
+        processes = list(vgpu.present.values())
         try:
-            async with vgpu.turn:
-                await self._ask_driver("resume", vgpu)
+            answer = await self._ask_driver("resume", processes)
         except VgpuError as error:
-            pids = ", ".join(str(slot.pid) for slot in vgpu.alive)
-            text = f"{vgpu.record.vgpu_id} was removed, and its programs stand still for ever: {error}: kill {pids}"
-            self._server.happened("stranded", vgpu, text)
+            answer = Answer(str(error), tuple(process.pid for process in processes), 0)
+        lost = [process for process in processes if answer.reason or process.pid in answer.stuck]
+        for process in lost:
+            if is_alive(process):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signal.SIGKILL)
+        vgpu.still = False
+        if lost:
+            text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
+            self._server.happened("stranded", vgpu, f"{text}, which could not be brought back: {answer.reason}")
 
     def _check(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id
+        if vgpu.removed.is_set():
+            raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
         if self._server.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
@@ -106,40 +138,77 @@ class Suspension:
                 "end them first: vgpuctl ps",
             )
 
+    async def _suspend_all(self, vgpu: Vgpu) -> tuple[int, float]:
+        """How many processes, and in how many seconds."""
+        seconds = 0.0
+        moved: set[Process] = set()
+        for _ in range(ROUNDS):
+            processes = await self._processes(vgpu)
+            if moved and set(processes) <= moved:
+                break
+            self._check(vgpu)
+            answer = await self._ask_driver("suspend", processes)
+            if answer.reason:
+                await self._ask_driver("resume", [process for process in processes if process in moved])
+                raise refused(vgpu, answer)
+            seconds += answer.seconds
+            moved |= set(processes)
+            if not processes:
+                break
+        return len(moved), seconds
+
     async def _tell(self, vgpu: Vgpu) -> None:
-        """Scheduler, broker and journal."""
+        """Scheduler, gangs, broker and journal."""
+        self._server.gather()
         self._server.apply_shares()
         await self._server.brokers.changed(vgpu)
         await self._server.remember()
 
     async def _go_on(self, vgpu: Vgpu) -> None:
         """It may have leases again, unless it was removed meanwhile."""
+        if vgpu.removed.is_set():
+            return
+        vgpu.stand_still(False)
+        await self._tell(vgpu)
         if not vgpu.removed.is_set():
-            vgpu.stand_still(False)
-            await self._tell(vgpu)
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 
-    async def _ask_driver(self, action: str, vgpu: Vgpu) -> float:
-        """Seconds it took."""
+    async def _processes(self, vgpu: Vgpu) -> list[Process]:
+        """Those that are in it, once its broker is there to say."""
         with trio.move_on_after(BROKER_S):
             await vgpu.registered.wait()
-        if vgpu.activity is None:  # whose processes it has only the page tells, which its broker has kept
+            # A broker tells of one after the other; a page tells nobody that it has changed.
+            while vgpu.link is None or len(vgpu.present) < len(vgpu.alive):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        if vgpu.link is None:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the broker of {vgpu.record.vgpu_id} is not back yet", "try again")
-        pids = [str(slot.pid) for slot in vgpu.alive]
-        if not pids:
-            return 0.0
-        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *pids]
+        return list(vgpu.present.values())
+
+    async def _ask_driver(self, action: str, processes: Sequence[Process]) -> Answer:
+        if not processes:
+            return Answer("", (), 0)
+        names = [f"{process.pid}:{process.start_time}" for process in processes]
+        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *names]
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DRIVER}
-        with trio.CancelScope(shield=True):  # half done is worse than late
-            ran = await trio.to_thread.run_sync(
-                partial(subprocess.run, argv, env=environment, capture_output=True, text=True, check=False)
-            )
         try:
+            with trio.CancelScope(shield=True):  # half done is worse than late
+                ran = await trio.to_thread.run_sync(
+                    partial(subprocess.run, argv, env=environment, capture_output=True, text=True, check=False)
+                )
             told = json.loads(ran.stdout)
+        except OSError as error:
+            return Answer(f"nobody could be asked: {error}", (), 0)
         except ValueError:
             last = ran.stderr.strip().rpartition("\n")[2]
-            told = {"done": False, "reason": last or f"the driver's calls ended with {ran.returncode}"}
-        if not told["done"]:
-            raise VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {told['reason']}")
-        return float(told["seconds"])
+            return Answer(last or f"the driver's calls ended with {ran.returncode}", (), 0)
+        return Answer(str(told["reason"]), tuple(told["stuck"]), float(told["seconds"]))
+
+
+def refused(vgpu: Vgpu, answer: Answer) -> VgpuError:
+    hint = _kill(answer.stuck) if answer.stuck else ""
+    return VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {answer.reason}", hint)
+
+
+def _kill(pids: Sequence[int]) -> str:
+    return f"the driver has given up on: kill {' '.join(map(str, pids))}"

@@ -105,8 +105,14 @@ class TokenLoop:
     def unbench(self, key: VgpuKey, share: Share) -> None:
         """It competes again, with the account that it had."""
         self.hear()
+        book = self._benched.pop(key, None)
+        if book is None:
+            return
         self._published[key] = set()
-        self._handle(Added(key, share, self._benched.pop(key)))
+        for recorder in self._recorders:
+            page = self._grants[key]
+            recorder.enter(key, page.vgpu_id, time.monotonic_ns(), booked=(book.held_ns, book.busy_ns))
+        self._handle(Added(key, share, book))
         if self._dispatcher.wants(key):
             self._wanting.add(key)
             self._wanted_ns[key] = time.monotonic_ns()

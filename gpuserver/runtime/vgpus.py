@@ -70,7 +70,8 @@ class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
     descriptor, handed to every broker of this vGPU.
 
-    ``still``: its programs stand still, or are about to. ``turn``: of whoever suspends or resumes it.
+    ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
+    ``turn``: of whoever suspends or resumes it.
 
     ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
     ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
@@ -99,6 +100,7 @@ class Vgpu:
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
     still: bool = False
+    present: dict[int, Process] = field(default_factory=dict)
     turn: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -131,12 +133,23 @@ class Vgpu:
 
     @property
     def borrowed_bytes(self) -> int:
-        """What it has on the card that it was not promised."""
-        if self.record.suspended:
-            return 0
-        if self.record.spec.oversubscribe is not None:
-            return max(0, self.used_bytes - self.managed_bytes)
-        return max(0, self.used_bytes - self.record.promised_memory_bytes)
+        """What it has on the card just now that it was not promised."""
+        return 0 if self.record.suspended else self.excess_bytes
+
+    @property
+    def excess_bytes(self) -> int:
+        """What it has, on the card or on the host, beyond what it was promised. While its page is away, as much as it
+        may; its ledger is a tenant's word, and not believed beyond that."""
+        record = self.record
+        total = self.grants.total_memory_bytes
+        if record.spec.oversubscribe is not None:
+            most, owned = total, self.used_bytes - self.managed_bytes
+        else:
+            most = min(record.memory_limit_bytes, total) - record.promised_memory_bytes
+            owned = self.used_bytes - record.promised_memory_bytes
+        if self.activity is None and record.borrows:
+            return most
+        return min(max(0, owned), max(most, 0) if record.borrows else total)
 
     @property
     def managed_bytes(self) -> int:

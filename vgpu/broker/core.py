@@ -88,7 +88,7 @@ class Admissions:
         held = self._slots.get(attach.slot)
         if held is not None and held.process == peer.process and held.state is SlotState.HELD:
             return Admission(attach.slot, known=True)
-        if vgpu.suspended:
+        if vgpu.suspended and attach.slot < 0:  # one that had a slot in a page that is lost has to be found again
             return Refused(
                 code="unavailable", error=f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id} brings it back"
             )
