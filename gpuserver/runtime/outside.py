@@ -75,9 +75,8 @@ def drift_by_pid(
 ) -> dict[int, int]:
     """How much more a process's ledger says than the driver does, pid → bytes, where that is much.
 
-    ``before``, ``after``: the ledgers around the driver's reading. A process that the
-    driver does not show, or shows without a figure (0), has nothing to compare with. Nor has managed memory, which the
-    driver keeps where it likes.
+    ``before``, ``after``: the ledgers around the driver's reading. A process that the driver does not show, or shows
+    without a figure (0), has nothing to compare with. Nor has managed memory, which the driver keeps where it likes.
     """
     earlier, later = committed_by_pid(before, managed=False), committed_by_pid(after, managed=False)
     shown = {pid: amount for pid, amount in by_pid.items() if amount}

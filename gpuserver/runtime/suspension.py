@@ -98,7 +98,7 @@ class Suspension:
                     server.apply_shares()
                 raise refused(vgpu, answer)
             await self._go_on(vgpu)
-        stuck = f"; {_kill(answer.stuck)}" if answer.stuck else ""
+        stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
         server.happened("resumed", vgpu, text, seconds=answer.seconds)
 
@@ -192,6 +192,7 @@ class Suspension:
         argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *names]
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DRIVER}
         try:
+            # One thread from start to end: the child is killed with the thread that started it (PR_SET_PDEATHSIG).
             with trio.CancelScope(shield=True):  # half done is worse than late
                 ran = await trio.to_thread.run_sync(
                     partial(subprocess.run, argv, env=environment, capture_output=True, text=True, check=False)
@@ -206,9 +207,9 @@ class Suspension:
 
 
 def refused(vgpu: Vgpu, answer: Answer) -> VgpuError:
-    hint = _kill(answer.stuck) if answer.stuck else ""
+    hint = _given_up(answer.stuck) if answer.stuck else ""
     return VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {answer.reason}", hint)
 
 
-def _kill(pids: Sequence[int]) -> str:
+def _given_up(pids: Sequence[int]) -> str:
     return f"the driver has given up on: kill {' '.join(map(str, pids))}"

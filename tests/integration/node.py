@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tests.integration import process
+from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.paths import NodePaths
@@ -87,6 +88,17 @@ class SimulatedNode:
         child = process.Child(self.paths.broker_socket(vgpu_id), self.environment, use=use)
         self._children.append(child)
         return child
+
+    def program(self, vgpu: VgpuReading, body: str, *arguments: str) -> subprocess.Popen[str]:
+        """Python under the real hook, that is talked to by lines. The caller ends it."""
+        return subprocess.Popen(
+            [sys.executable, "-c", body, *arguments],
+            env=attachment([vgpu]).environment(self.environment),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def server_pid(self, gpu: int = 0) -> int:
         with self.link() as link:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode, eventually
-from vgpu.ctl.programs import attachment
+from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuReading
 from vgpu.spec import VgpuChanges
@@ -39,14 +36,7 @@ for line in sys.stdin:
 
 class Program:
     def __init__(self, node: SimulatedNode, vgpu: VgpuReading) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env=attachment([vgpu]).environment(node.environment),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.popen = node.program(vgpu, PROGRAM)
         assert self._heard() == "ready"
 
     def _heard(self) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode
-from vgpu.ctl.programs import attachment
+from tests.integration.node import SimulatedNode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuReading
 
@@ -22,14 +20,7 @@ sys.stdin.readline()
 
 
 def program(node: SimulatedNode, vgpu: VgpuReading, physical_gib: int, managed_gib: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PHYSICAL, str(physical_gib), str(managed_gib)],
-        env=attachment([vgpu]).environment(node.environment),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return node.program(vgpu, PHYSICAL, str(physical_gib), str(managed_gib))
 
 
 def test_what_others_were_promised_it_cannot_take_and_what_it_took_is_promised_to_nobody() -> None:

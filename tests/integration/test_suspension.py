@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from cython_ext.simengine import Engine
-from tests.integration.node import ROOT, SimulatedNode, eventually
-from vgpu.ctl.programs import attachment
+from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuReading
 
@@ -52,14 +51,7 @@ class Program:
     """Works for ever, checks what it has in memory, and says how often it did."""
 
     def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(memory_bytes)],
-            env=attachment([vgpu]).environment(node.environment),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.popen = node.program(vgpu, PROGRAM, str(memory_bytes))
         assert self.heard() == "started"
 
     def heard(self) -> str:
@@ -175,14 +167,7 @@ c_uint.from_address(page.value).value = 5
 app.synchronize()
 print("done", flush=True)
 """
-    stuck = subprocess.Popen(
-        [sys.executable, "-c", body],
-        env=attachment([vgpu]).environment(node.environment),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    stuck = node.program(vgpu, body)
     try:
         assert stuck.stdout is not None
         assert stuck.stdout.readline() == "started\n"
