@@ -310,5 +310,8 @@ cdef class Engine:
         sim_recover(self.gpu)
 
     def hold_mutex(self):
-        """Take the lock and keep it: for a process that means to die with it."""
+        """Take the lock and keep it: for a process that means to die, or to be stopped, with it."""
         sim_lock(self.gpu)
+
+    def release_mutex(self):
+        sim_unlock(self.gpu)

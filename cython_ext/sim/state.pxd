@@ -14,7 +14,7 @@ cdef extern from "<pthread.h>" nogil:
 
 
 cdef enum:
-    SIM_VERSION = 5
+    SIM_VERSION = 6
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -115,6 +115,7 @@ cdef public struct SimGpu:
     double copy_bytes_per_ns
     double memory_bytes_per_ns
     pthread_mutex_t mutex
+    uint32_t leaving        # a stopped process (pid) that goes on until it has left the mutex; 0: none (share.pxd)
     # -- everything below changes under the mutex
     uint32_t recoveries     # owners of the mutex that died
     uint32_t suspect        # next context whose process is looked at

@@ -154,6 +154,20 @@ def die_inside() -> dict[str, object]:
     return {}
 
 
+def stop_inside(rounds: str) -> dict[str, object]:
+    """Be stopped while holding the GPU's lock; once it goes on, leave, and say so."""
+    from cython_ext.simengine import Engine
+
+    Cuda()
+    engine = Engine(os.environ["VGPU_SIM_DIR"])
+    for _ in range(int(rounds)):
+        engine.hold_mutex()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        engine.release_mutex()
+        print("left", flush=True)
+    return {}
+
+
 def share(milliseconds: str) -> dict[str, object]:
     """Queue kernels without end; how many were finished between two lines on standard input."""
     cuda = Cuda()

@@ -160,6 +160,20 @@ def test_a_death_inside_the_lock_is_survived(node: Node) -> None:
     assert survivor.poll() is None
 
 
+def test_a_gpu_goes_on_while_a_process_is_stopped_inside_the_lock(node: Node) -> None:
+    """It leaves, and is stopped still, until somebody continues it."""
+    rounds = 3
+    stopped = node.start("stop_inside", str(rounds))
+    assert stopped.stdout is not None
+    for _ in range(rounds):
+        assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+        node.run("basics")
+        assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.stdout.readline() == "left\n"
+    assert stopped.wait() == 0
+
+
 @pytest.mark.slow
 def test_killing_at_any_moment_leaves_a_gpu_that_works(node: Node) -> None:
     survivor = ready(node, "share", "0.05")
