@@ -54,7 +54,8 @@ cdef inline uint32_t sim_open_context(SimGpu* gpu, int pid, uint64_t pid_start, 
             context.group = server if server != 0 else i + 1
             context.sm_cap = sm_cap if 0 < sm_cap < gpu.sms else gpu.sms
             context.memory_bytes = context.managed_bytes = context.resident_bytes = context.saved_bytes = 0
-            context.frozen = 0
+            context.frozen = context.moved_to = 0
+            context.origin = 0
             context.memory_limit = memory_limit
             context.legacy = SIM_NOWHERE
             context.error = 0

@@ -14,7 +14,7 @@ cdef extern from "<pthread.h>" nogil:
 
 
 cdef enum:
-    SIM_VERSION = 6
+    SIM_VERSION = 7
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -91,6 +91,9 @@ cdef public struct SimContext:
     uint64_t resident_bytes  # ... and what of it is on the card, part of memory_bytes
     uint32_t frozen         # FROZEN_*: of its process, by somebody else
     uint64_t saved_bytes    # what a checkpointed one had on the GPU
+    uint32_t moved_to       # index + 1 of the GPU on which it was restored; 0: it is here. Its process follows, ...
+    uint32_t moved_slot     # ... into this context there
+    uint64_t origin         # from which context of another GPU it was restored (checkpoint.pyx); 0: none
     uint32_t legacy         # its legacy stream
     uint32_t error          # sticky CUresult
     uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server

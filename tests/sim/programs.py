@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 from tests.sim.graphs import Built
 
@@ -584,6 +584,65 @@ def devices() -> dict[str, object]:
     message = c_char_p()
     cuda("cuGetErrorName", code, byref(message))
     return {"init": code, "error": (message.value or b"").decode(), "names": names, "uuids": uuids}
+
+
+class Pair(ctypes.Structure):
+    _fields_ = [("old", c_char * 16), ("new", c_char * 16)]
+
+
+class RestoreArguments(ctypes.Structure):
+    _fields_ = [("pairs", POINTER(Pair)), ("count", c_uint), ("reserved", c_char * 44), ("reserved1", c_uint64)]
+
+
+def bytes_of(uuid: str) -> bytes:
+    return bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+
+
+def remap(pid: str, *maps: str) -> dict[str, object]:
+    """Checkpoint a process, restore it with each of ``maps`` (OLD=NEW,…; "" none) until one is taken, let it go on."""
+    cuda = Cuda(context=False)
+    cuda.ok("cuInit", 0)
+    cuda.ok("cuCheckpointProcessLock", int(pid), None)
+    cuda.ok("cuCheckpointProcessCheckpoint", int(pid), None)
+    codes = []
+    for text in maps:
+        named = [[bytes_of(uuid) for uuid in pair.split("=")] for pair in text.split(",") if pair]
+        pairs = (Pair * len(named))()
+        for pair, (old, new) in zip(pairs, named, strict=True):
+            ctypes.memmove(byref(pair), old + new, 32)
+        codes.append(cuda("cuCheckpointProcessRestore", int(pid), byref(RestoreArguments(pairs, len(named)))))
+    state = c_int()
+    cuda.ok("cuCheckpointProcessGetState", int(pid), byref(state))
+    cuda.ok("cuCheckpointProcessUnlock", int(pid), None)
+    return {"codes": codes, "state": state.value}
+
+
+def wanderer() -> dict[str, object]:
+    """Works, and tells after each line of its standard input where that was and what it found in its memory."""
+    cuda = Cuda()
+    pattern = bytes(range(256)) * 64
+    block, before, after = c_uint64(), c_void_p(), c_void_p()
+    cuda.ok("cuMemAlloc_v2", byref(block), 64 * MIB)
+    cuda.ok("cuMemcpyHtoD_v2", block, pattern, len(pattern))
+    cuda.ok("cuEventCreate", byref(before), 0)
+    cuda.ok("cuEventCreate", byref(after), 0)
+    cuda.ok("cuEventRecord", before, cuda.stream)
+    print("ready", flush=True)
+    told = []
+    for _ in sys.stdin:
+        found, uuid, device = (ctypes.c_char * len(pattern))(), (ctypes.c_char * 16)(), c_int()
+        ms, free, total = c_float(), c_size_t(), c_size_t()
+        cuda.launch("work", 1_000_000, 1)
+        cuda.ok("cuEventRecord", after, cuda.stream)
+        cuda.ok("cuEventSynchronize", after)
+        cuda.ok("cuEventElapsedTime", byref(ms), before, after)
+        cuda.ok("cuMemcpyDtoH_v2", found, block, len(pattern))
+        cuda.ok("cuCtxGetDevice", byref(device))
+        cuda.ok("cuDeviceGetUuid_v2", uuid, device)
+        cuda.ok("cuMemGetInfo_v2", byref(free), byref(total))
+        told.append([uuid.raw.hex(), found.raw == pattern, device.value, ms.value >= 1.0, total.value - free.value])
+        print("told", flush=True)
+    return {"told": told}
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 """Checkpoints of other processes (cuCheckpointProcess*): a locked one's calls of the driver wait, a checkpointed one
 has nothing on the GPU. Contents live in the process, so nothing has to be copied; the time that takes is not modelled.
 Under MPS it is refused, as by the real driver.
+
+One that is restored on another GPU gets its contexts there; what is left of the old ones says where to, and goes once
+its process has followed (process.pyx).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp
 
-from cython_ext.native cimport now_ns
+from cython_ext.native cimport now_ns, store32
 from cython_ext.sim.cuda.driver cimport (
     CUresult, ILLEGAL_STATE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, drv_device, drv_devices,
     drv_enter, drv_leave, drv_ready, sim_sleep_until,
 )
-from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
+from cython_ext.sim.queues cimport sim_memory_used, sim_open_context, sim_take_memory
 from cython_ext.sim.share cimport sim_reap
 from cython_ext.sim.state cimport (
-    CONTEXT_FREE, FROZEN_CHECKPOINTED, FROZEN_LOCKED, FROZEN_NOT, SIM_CONTEXTS, SIM_STREAMS, SimContext, SimGpu,
+    CONTEXT_FREE, FROZEN_CHECKPOINTED, FROZEN_LOCKED, FROZEN_NOT, SIM_CONTEXTS, SIM_NOWHERE, SIM_STREAMS, SimContext,
+    SimGpu,
 )
 
 cdef enum:
@@ -25,8 +30,20 @@ cdef public struct LockArguments:
     unsigned int reserved
 
 
+cdef public struct GpuPair:              # CUcheckpointGpuPair
+    unsigned char old[16]
+    unsigned char new[16]
+
+
+cdef public struct RestoreArguments:     # CUcheckpointRestoreArgs
+    const GpuPair* pairs
+    unsigned int count
+    char reserved[44]
+    uint64_t reserved1
+
+
 cdef bint is_of(const SimContext* context, int pid) noexcept nogil:
-    return context.state != CONTEXT_FREE and context.pid == pid
+    return context.state != CONTEXT_FREE and context.pid == pid and not context.moved_to
 
 
 cdef CUresult state_of(int pid, uint32_t* state) noexcept nogil:
@@ -120,38 +137,135 @@ cdef public CUresult cuCheckpointProcessCheckpoint(int pid, const void* argument
     return result
 
 
-cdef bint fits(SimGpu* gpu, int pid) noexcept nogil:
-    cdef uint64_t needed = 0, used
+cdef int device_of(const unsigned char* uuid) noexcept nogil:
+    cdef int d
+    for d in range(drv_devices()):
+        if memcmp(drv_device(d).gpu.uuid, uuid, 16) == 0:
+            return d
+    return -1
+
+
+cdef CUresult read_map(const RestoreArguments* arguments, int* target) noexcept nogil:
+    """On which device each one's contexts are restored. A map has every GPU there is, once on either side: the real
+    driver answers one that lacks some with INVALID_VALUE."""
+    cdef uint32_t taken = 0
+    cdef unsigned int i
+    cdef int d, old, new
+    for d in range(drv_devices()):
+        target[d] = d if arguments == NULL or arguments.count == 0 else -1
+    if arguments == NULL or arguments.count == 0:
+        return SUCCESS
+    if arguments.pairs == NULL or arguments.count != <unsigned int>drv_devices() or arguments.reserved1:
+        return INVALID_VALUE
+    for i in range(arguments.count):
+        old = device_of(arguments.pairs[i].old)
+        new = device_of(arguments.pairs[i].new)
+        if old < 0 or new < 0 or target[old] >= 0 or taken >> new & 1:
+            return INVALID_VALUE
+        if drv_device(old).gpu.sms != drv_device(new).gpu.sms:
+            return NOT_SUPPORTED         # another chip
+        target[old] = new
+        taken |= <uint32_t>1 << new
+    return SUCCESS
+
+
+cdef uint64_t saved_bytes(SimGpu* gpu, int pid) noexcept nogil:
+    cdef uint64_t saved = 0
     cdef int i
     drv_enter(gpu)
-    sim_reap(gpu)
     for i in range(SIM_CONTEXTS):
         if is_of(&gpu.contexts[i], pid):
-            needed += gpu.contexts[i].saved_bytes
+            saved += gpu.contexts[i].saved_bytes
+    drv_leave(gpu)
+    return saved
+
+
+cdef bint fits(SimGpu* gpu, uint64_t size) noexcept nogil:
+    cdef uint64_t used
+    drv_enter(gpu)
+    sim_reap(gpu)
     used = sim_memory_used(gpu)
     drv_leave(gpu)
-    return used + needed <= gpu.memory_bytes
+    return used + size <= gpu.memory_bytes
 
 
-cdef public CUresult cuCheckpointProcessRestore(int pid, const void* arguments) noexcept nogil:
-    """On the GPUs where it was."""
+cdef uint64_t origin_of(const SimGpu* gpu, int index) noexcept nogil:
+    return <uint64_t>gpu.contexts[index].generation << 32 | (<uint64_t>gpu.index + 1) << 16 | <uint64_t>index
+
+
+cdef bint is_begun(SimGpu* gpu, int index, int pid) noexcept nogil:
+    """Made for one that is still where it was: whoever restored it was killed meanwhile."""
+    cdef uint64_t origin = gpu.contexts[index].origin
+    cdef int d, old = <int>(origin & 0xffff)
+    cdef SimGpu* other
+    for d in range(drv_devices() if origin else 0):
+        other = drv_device(d).gpu
+        if origin_of(other, old) == origin and is_of(&other.contexts[old], pid):
+            return 1
+    return 0
+
+
+cdef CUresult restore_there(SimGpu* gpu, int index, SimGpu* there) noexcept nogil:
+    """A checkpointed context, on another GPU. Whoever is killed meanwhile leaves one that is found again by where it
+    comes from."""
+    cdef SimContext old = gpu.contexts[index]
+    cdef SimContext* new
+    cdef uint64_t origin = origin_of(gpu, index)
+    cdef uint32_t slot = 0
+    drv_enter(there)
+    while slot < SIM_CONTEXTS and not (is_of(&there.contexts[slot], old.pid) and there.contexts[slot].origin == origin):
+        slot += 1
+    if slot == SIM_CONTEXTS:
+        slot = sim_open_context(there, old.pid, old.pid_start, 0, old.sm_cap, old.memory_limit)
+    if slot != SIM_NOWHERE:
+        new = &there.contexts[slot]
+        new.frozen = FROZEN_CHECKPOINTED
+        new.origin = origin
+        new.error = old.error
+        new.managed_bytes = old.managed_bytes
+        new.memory_bytes = 0
+        sim_take_memory(there, slot, old.saved_bytes)
+    drv_leave(there)
+    if slot == SIM_NOWHERE:
+        return OUT_OF_MEMORY
+    drv_enter(gpu)
+    gpu.contexts[index].saved_bytes = 0
+    gpu.contexts[index].moved_slot = slot
+    store32(&gpu.contexts[index].moved_to, there.index + 1)
+    drv_leave(gpu)
+    return SUCCESS
+
+
+cdef public CUresult cuCheckpointProcessRestore(int pid, const RestoreArguments* arguments) noexcept nogil:
+    """On the GPUs where it was, or on those that it is mapped to."""
+    cdef int[16] target          # SIM_MAX_GPUS
+    cdef bint[16][128] moves     # ... of SIM_CONTEXTS
     cdef uint32_t state = 0
     cdef CUresult result = state_of(pid, &state)
     cdef SimGpu* gpu
     cdef int d, i
+    if result == SUCCESS:
+        result = read_map(arguments, target)
     if result == SUCCESS and state != FROZEN_CHECKPOINTED:
         result = ILLEGAL_STATE
     for d in range(drv_devices() if result == SUCCESS else 0):
-        if not fits(drv_device(d).gpu, pid):
+        if not fits(drv_device(target[d]).gpu, saved_bytes(drv_device(d).gpu, pid)):
             return OUT_OF_MEMORY
+        for i in range(SIM_CONTEXTS):
+            gpu = drv_device(d).gpu
+            moves[d][i] = is_of(&gpu.contexts[i], pid) and not is_begun(gpu, i, pid)
     for d in range(drv_devices() if result == SUCCESS else 0):
         gpu = drv_device(d).gpu
-        drv_enter(gpu)
         for i in range(SIM_CONTEXTS):
-            if is_of(&gpu.contexts[i], pid):
+            if moves[d][i] and target[d] != d:
+                result = restore_there(gpu, i, drv_device(target[d]).gpu)
+                if result != SUCCESS:
+                    return result
+            elif moves[d][i]:
+                drv_enter(gpu)
                 sim_take_memory(gpu, i, gpu.contexts[i].saved_bytes)
                 gpu.contexts[i].saved_bytes = 0
-        drv_leave(gpu)
+                drv_leave(gpu)
     return move(pid, FROZEN_CHECKPOINTED, FROZEN_LOCKED) if result == SUCCESS else result
 
 

@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc
 from libc.string cimport memset
 
 from cython_ext.sim.cuda.driver cimport (
-    CONTEXT_IS_DESTROYED, Context, CUresult, Device, drv_begin, drv_device, drv_end, drv_forget_context, drv_lock,
-    drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT, INVALID_DEVICE,
+    CONTEXT_IS_DESTROYED, Context, CUresult, Device, drv_begin, drv_device, drv_end, drv_follow, drv_forget_context,
+    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT, INVALID_DEVICE,
     INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
@@ -16,6 +16,10 @@ from cython_ext.sim.state cimport SIM_NOWHERE, STREAM_LEGACY, SimGpu
 
 cdef Context* contexts          # alive
 cdef Context* unused            # destroyed: kept, so that stale handles are recognised
+
+
+cdef public Context* drv_contexts() noexcept nogil:
+    return contexts
 
 
 cdef public bint drv_is_context(Context* context) noexcept nogil:
@@ -50,6 +54,7 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     cdef CUresult result
     if device == NULL:
         return INVALID_DEVICE
+    drv_follow()
     gpu = device.gpu
     server = sim_mps_server()
     sim_enter(gpu)

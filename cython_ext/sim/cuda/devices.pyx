@@ -7,13 +7,15 @@ from libc.string cimport memcpy
 
 from cython_ext.sim.cuda.driver cimport (
     Context, CUresult, Device, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,
-    PEER_ACCESS_NOT_ENABLED, SUCCESS, drv_current_context, drv_device, drv_devices, drv_is_context, drv_ready,
+    PEER_ACCESS_NOT_ENABLED, SUCCESS, drv_current_context, drv_device, drv_devices, drv_follow, drv_is_context,
+    drv_ready,
 )
 from cython_ext.sim.mps cimport sim_granted_sms, sim_mps_server
 
 
 cdef CUresult find(int index, Device** device) noexcept nogil:
     cdef CUresult result = drv_ready()
+    drv_follow()
     device[0] = drv_device(index)
     if result != SUCCESS:
         return result

@@ -324,12 +324,14 @@ cdef extern void drv_drop_stream(Stream* stream) noexcept nogil
 cdef extern uint32_t drv_next_id() noexcept nogil
 cdef extern void drv_enter(SimGpu* gpu) noexcept nogil
 cdef extern void drv_leave(SimGpu* gpu) noexcept nogil
+cdef extern void drv_follow() noexcept nogil
 
 # agent.pyx
 cdef extern void drv_serve(SimGpu* gpu) noexcept nogil
 cdef extern void drv_wake_agent() noexcept nogil
 
 # contexts.pyx
+cdef extern Context* drv_contexts() noexcept nogil
 cdef extern Context* drv_current() noexcept nogil
 cdef extern CUresult drv_current_context(Context** context) noexcept nogil
 cdef extern bint drv_is_context(Context* context) noexcept nogil

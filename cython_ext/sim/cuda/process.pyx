@@ -4,16 +4,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, getenv, strtoul
 from libc.string cimport memset, strlen, strncasecmp
 
-from cython_ext.native cimport add32, now_ns
+from cython_ext.native cimport add32, load32, now_ns
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, Stream, drv_serve,
-    sim_sleep_until,
+    Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Stream,
+    drv_contexts, drv_serve, sim_sleep_until,
 )
 from cython_ext.sim.engine cimport sim_earliest
 from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, sim_mps_named, sim_mps_server
-from cython_ext.sim.queues cimport sim_has_room, sim_reached
+from cython_ext.sim.queues cimport sim_free_context, sim_has_room, sim_open_stream, sim_reached
 from cython_ext.sim.share cimport pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock
-from cython_ext.sim.state cimport SIM_QUEUE, SimGpu, pthread_mutex_t
+from cython_ext.sim.state cimport SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu, pthread_mutex_t
 
 
 cdef extern from *:
@@ -161,17 +161,72 @@ cdef public void drv_leave(SimGpu* gpu) noexcept nogil:
 
 cdef public CUresult drv_begin(Context* context) noexcept nogil:
     """Lock the process and the context's GPU, which is then at the present. drv_end follows in any case. While the
-    process is locked for a checkpoint, its calls wait here."""
-    drv_enter(context.gpu)
-    while context.gpu.contexts[context.slot].frozen:
-        drv_leave(context.gpu)
+    process is locked for a checkpoint, its calls wait here; where it was restored on another GPU, it goes there."""
+    cdef SimGpu* gpu
+    while True:
+        drv_follow()
+        gpu = context.gpu
+        drv_enter(gpu)
+        if context.gpu == gpu and not gpu.contexts[context.slot].frozen:
+            return <CUresult>gpu.contexts[context.slot].error
+        drv_leave(gpu)
         sim_sleep_until(now_ns() + FROZEN_LOOK_NS)
-        drv_enter(context.gpu)
-    return <CUresult>context.gpu.contexts[context.slot].error
 
 
 cdef public void drv_end(Context* context) noexcept nogil:
     drv_leave(context.gpu)
+
+
+# -- restored on another GPU
+
+cdef void follow(Context* context, SimContext* left) noexcept nogil:
+    """Nothing of it was queued when it was checkpointed: its streams begin anew, and what had happened is told."""
+    cdef SimGpu* old = context.gpu
+    cdef SimGpu* new = gpus[left.moved_to - 1]
+    cdef uint32_t slot = left.moved_slot, before = context.slot, number
+    cdef Stream* stream = streams
+    cdef int d
+    sim_enter(old)
+    drv_serve(old)
+    sim_unlock(old)
+    sim_enter(new)
+    while stream != NULL:
+        if stream.context == context:
+            number = sim_open_stream(new, slot, stream.flags, stream.priority)
+            if number == SIM_NOWHERE:
+                new.contexts[slot].error = OUT_OF_MEMORY
+            else:
+                stream.gpu = new
+                stream.slot = number
+                stream.generation = new.streams[number].generation
+        stream = stream.next
+    sim_unlock(new)
+    context.gpu = new
+    context.slot = slot
+    sim_enter(old)
+    sim_free_context(old, before)
+    sim_unlock(old)
+    if devices[context.device].gpu != new:
+        for d in range(device_count):
+            if devices[d].gpu == new:
+                devices[d].gpu = old
+        devices[context.device].gpu = new
+
+
+cdef public void drv_follow() noexcept nogil:
+    """Whoever restored this process may have done so on other GPUs: its objects are of these from now on. Without
+    locks."""
+    cdef Context* context
+    cdef SimContext* here
+    pthread_mutex_lock(&sim_process_mutex)
+    context = drv_contexts()
+    while context != NULL:
+        here = &context.gpu.contexts[context.slot]
+        while load32(&here.moved_to):
+            follow(context, here)
+            here = &context.gpu.contexts[context.slot]
+        context = context.next
+    pthread_mutex_unlock(&sim_process_mutex)
 
 
 # -- streams
