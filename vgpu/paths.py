@@ -48,6 +48,10 @@ class NodePaths:
     def broker_socket(self, vgpu_id: str) -> Path:
         return self.vgpu_dir(vgpu_id) / "broker.sock"
 
+    def vgpu_server(self, vgpu_id: str) -> Path:
+        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU."""
+        return self.vgpu_dir(vgpu_id) / "server.sock"
+
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"
 

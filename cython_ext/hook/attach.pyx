@@ -465,6 +465,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
             done = move(gate, activity, &reply)
         if done:
             gate.grants = grants
+            gate.gpu_index = <int>reply.gpu_index    # it may have moved
             gate.began_epoch = 0
             gate.lost = 0
             gate.told = 0
@@ -476,3 +477,23 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
         return 0
     vgpu_log(b"re-attached slot, generation", gate.slot_index, grants.generation)
     return 1
+
+
+cdef public void vgpu_look_again(Gate* view) noexcept nogil:
+    """An observer's pages are those of a server before, or of the GPU where its vGPU was: it gets those of now. The old
+    ones stay mapped: a thread may be reading them."""
+    cdef Reply reply
+    cdef GrantsPage* grants = NULL
+    cdef ActivityPage* activity = NULL
+    cdef int reason = 0, saved = errno
+    if load32(&view.activity.generation) == view.generation:
+        return
+    lock_acquire(&state().attach_lock)
+    if load32(&view.activity.generation) != view.generation:
+        if converse(view, b"observer", -1, &reply, &reason, &grants, &activity):
+            view.activity = activity
+            view.grants = grants
+            view.gpu_index = <int>reply.gpu_index
+            view.generation = grants.generation
+    lock_release(&state().attach_lock)
+    (&errno)[0] = saved

@@ -143,9 +143,9 @@ cdef struct Gate:
     uint32_t slot_index
     uint32_t thread_state    # 0 starting, 1 runs and holds the slot, 2 failed
     int32_t device           # CUDA ordinal in this process
-    int32_t gpu_index        # on the node
+    int32_t gpu_index        # on the node, where the vGPU is
     char[64] vgpu_id
-    char[48] gpu_uuid
+    char[48] gpu_uuid        # where the vGPU was at the beginning; where it is: grants.gpu_uuid
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     Pieces pieces            # of its linear memory; under State.memory_lock
@@ -285,6 +285,7 @@ cdef extern:
     # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID)
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
+    void vgpu_look_again(Gate* view) noexcept nogil
     # partition.pyx
     int vgpu_check_partition(int error) noexcept nogil
     # thread.pyx

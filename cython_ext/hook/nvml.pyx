@@ -1,5 +1,5 @@
 """NVML as the vGPU's owner is to see it, in nvidia-smi too: the devices of its vGPUs, in the order of VGPU_ID, with the
-vGPU's memory and its processes.
+vGPU's memory and its processes. A handle of the GPU where a vGPU was when the process began means the one where it is.
 
 NVML needs no cuInit. Until there was one, the process is an observer: it gets the pages, but no slot.
 """
@@ -18,7 +18,7 @@ from cython_ext.hook.generated.driver cimport (
     real_nvmlDeviceGetIndex, real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2,
     real_nvmlDeviceGetProcessUtilization, real_nvmlDeviceGetUUID,
 )
-from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_memory_reading
+from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_look_again, vgpu_memory_reading
 from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
 from cython_ext.native cimport load32
 
@@ -43,10 +43,13 @@ cdef uint32_t known(Gate** gates) noexcept nogil:
     """The process's vGPUs; 0: none, NVML is as it is. Who cannot attach has been told why, and sees the machine."""
     if not attached() and (vgpu_attach(1) != CUDA_SUCCESS or state() == NULL):
         return 0
+    cdef uint32_t i
     if attached():
         gates[0] = &state().gates[0]
         return state().gate_count
     gates[0] = &state().views[0]
+    for i in range(state().view_count):
+        vgpu_look_again(&gates[0][i])
     return state().view_count
 
 
@@ -57,10 +60,22 @@ cdef Gate* gate_of(void* device, unsigned int* index) noexcept nogil:
     if count == 0 or real_nvmlDeviceGetUUID(device, uuid, UUID_BYTES) != NVML_SUCCESS:
         return NULL
     for i in range(count):
+        if strcmp(gates[i].grants.gpu_uuid, uuid) == 0:
+            index[0] = i
+            return &gates[i]
+    for i in range(count):
         if strcmp(gates[i].gpu_uuid, uuid) == 0:
             index[0] = i
             return &gates[i]
     return NULL
+
+
+cdef void* here(const Gate* gate, void* device) noexcept nogil:
+    """The GPU where the vGPU is, for a handle of where it was."""
+    cdef void* moved = NULL
+    if strcmp(gate.gpu_uuid, gate.grants.gpu_uuid) == 0:
+        return device
+    return moved if real_nvmlDeviceGetHandleByUUID(gate.grants.gpu_uuid, &moved) == NVML_SUCCESS else device
 
 
 cdef inline int visible_count(int result, unsigned int* count) noexcept nogil:
@@ -87,7 +102,7 @@ cdef public int nvmlDeviceGetHandleByIndex(unsigned int index, void** device) no
         return real_nvmlDeviceGetHandleByIndex(index, device)
     if index >= count:
         return NVML_ERROR_INVALID_ARGUMENT
-    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device)
+    return real_nvmlDeviceGetHandleByUUID(gates[index].grants.gpu_uuid, device)
 
 
 cdef public int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) noexcept nogil:
@@ -97,7 +112,7 @@ cdef public int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device)
         return real_nvmlDeviceGetHandleByIndex_v2(index, device)
     if index >= count:
         return NVML_ERROR_INVALID_ARGUMENT
-    return real_nvmlDeviceGetHandleByUUID(gates[index].gpu_uuid, device)
+    return real_nvmlDeviceGetHandleByUUID(gates[index].grants.gpu_uuid, device)
 
 
 cdef public int nvmlDeviceGetIndex(void* device, unsigned int* index) noexcept nogil:
@@ -158,7 +173,7 @@ cdef int listed(Listing real, void* device, unsigned int* count, void* infos, si
     cdef int result
     if every == NULL:
         return real(device, count, infos)
-    result = real(device, &found, every)
+    result = real(here(gate, device), &found, every)
     if result == NVML_SUCCESS:
         result = give(gate, <const char*>every, min(found, <unsigned int>MOST_PROCESSES), size, count, infos)
     munmap(every, MOST_PROCESSES * size)
@@ -174,7 +189,7 @@ cdef public int nvmlDeviceGetProcessUtilization(
     cdef int result
     if every == NULL:
         return real_nvmlDeviceGetProcessUtilization(device, samples, count, since)
-    result = real_nvmlDeviceGetProcessUtilization(device, every, &found, since)
+    result = real_nvmlDeviceGetProcessUtilization(here(gate, device), every, &found, since)
     if result == NVML_SUCCESS:
         result = give(gate, <const char*>every, min(found, <unsigned int>MOST_PROCESSES), SAMPLE_BYTES, count, samples)
         result = NVML_ERROR_NOT_FOUND if count[0] == 0 else result

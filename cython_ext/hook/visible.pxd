@@ -3,10 +3,13 @@
 The application's list counts the vGPUs' devices, as in a container that was given only these: ``0`` is the first id in
 VGPU_ID. A UUID, or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means
 nothing ends the list.
+
+vGPUs move. A program that was started before hands its list on to programs that it starts afterwards, and
+``VGPU_DEVICES`` with it: on which GPUs the vGPUs were then, in the order of VGPU_ID.
 """
 
 from libc.stdlib cimport getenv
-from libc.string cimport memcpy, strcmp, strlen, strncmp
+from libc.string cimport memcpy, strchr, strcmp, strlen, strncmp
 
 from cython_ext.hook.hook cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, State, vgpu_say
 
@@ -20,6 +23,20 @@ cdef inline bint hides_all_devices() noexcept nogil:
     return list != NULL and (list[0] == 0 or list[0] == c'-')
 
 
+cdef inline int former_gate(const State* all, const char* entry, size_t size) noexcept nogil:
+    """The gate whose vGPU was on that GPU when a program started that handed its list on; -1: none was."""
+    cdef const char* at = getenv(b"VGPU_DEVICES")
+    cdef int index = 0
+    while at != NULL and at[0] != 0 and index < <int>all.gate_count:
+        if strncmp(at, entry, size) == 0:
+            return index
+        at = strchr(at, c',')
+        if at != NULL:
+            at += 1
+        index += 1
+    return -1
+
+
 cdef inline int selected_gate(const State* all, const char* entry, size_t size) noexcept nogil:
     """The gate that one entry of the list means, or -1."""
     cdef int number = 0, found = -1
@@ -28,7 +45,7 @@ cdef inline int selected_gate(const State* all, const char* entry, size_t size) 
         for i in range(all.gate_count):
             if strlen(all.gates[i].gpu_uuid) >= size and strncmp(all.gates[i].gpu_uuid, entry, size) == 0:
                 found = i if found < 0 else -2
-        return found
+        return found if found != -1 else former_gate(all, entry, size)
     if size == 0 or size > 3:
         return -1
     for i in range(size):
@@ -36,6 +53,23 @@ cdef inline int selected_gate(const State* all, const char* entry, size_t size) 
             return -1
         number = 10 * number + entry[i] - c'0'
     return number if number < <int>all.gate_count else -1
+
+
+cdef inline void name_devices(const State* all) noexcept nogil:
+    cdef char[1024] names        # MAX_GATES UUIDs of 40 characters
+    cdef size_t size, length = 0
+    cdef unsigned int i
+    for i in range(all.gate_count):
+        size = strlen(all.gates[i].gpu_uuid)
+        if length + size + 2 > sizeof(names):
+            return
+        if length:
+            names[length] = c','
+            length += 1
+        memcpy(names + length, all.gates[i].gpu_uuid, size)
+        length += size
+    names[length] = 0
+    setenv(b"VGPU_DEVICES", names, 1)
 
 
 cdef inline int choose_devices(State* all) noexcept nogil:
@@ -87,4 +121,5 @@ cdef inline int choose_devices(State* all) noexcept nogil:
         )
         return CUDA_ERROR_NO_DEVICE
     setenv(b"CUDA_VISIBLE_DEVICES", chosen, 1)
+    name_devices(all)
     return CUDA_SUCCESS

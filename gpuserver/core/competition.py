@@ -133,6 +133,10 @@ class Competition(Membership):
         """Above every epoch that was given out. A scheduler after this one has to begin here or later."""
         return self._next_epoch
 
+    def skip_to(self, epoch: int) -> None:
+        """No lease before ``epoch`` is given out any more: somebody comes who has seen those of another GPU."""
+        self._next_epoch = max(self._next_epoch, epoch)
+
     def booked(self, vgpu: VgpuKey) -> tuple[int, int]:
         """Held and busy time, in ns, of those leases of ``vgpu`` that are over."""
         account = self._accounts[vgpu]

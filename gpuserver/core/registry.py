@@ -13,6 +13,7 @@ record means what its specification says, and without overcommitment the guarant
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -124,6 +125,10 @@ class Registry:
             return area
         return max(area, packing_ratio(self.mode, shares))
 
+    def copy(self) -> Registry:
+        """To try a change on."""
+        return copy(self)
+
     # --- changes
 
     def create(self, vgpu_id: str, spec: VgpuSpec, owner: Owner, now_unix_ns: int) -> VgpuRecord:
@@ -139,9 +144,42 @@ class Registry:
                 "this GPU is in spatial mode, and memory is oversubscribed where vGPUs take turns on the whole GPU",
                 "leave out --oversubscribe, or: vgpuctl gpu set GPU --mode temporal",
             )
-        key = self._free_key()
         expires = None if spec.ttl_ns is None else now_unix_ns + spec.ttl_ns
-        record = self._meaning(vgpu_id, key, spec, owner, now_unix_ns, expires, self.mode)
+        return self._admit(vgpu_id, spec, owner, now_unix_ns, expires)
+
+    def adopt(
+        self,
+        vgpu_id: str,
+        spec: VgpuSpec,
+        owner: Owner,
+        created_unix_ns: int,
+        expires_unix_ns: int | None,
+        *,
+        suspended: bool,
+    ) -> VgpuRecord:
+        """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns."""
+        if self.mode is Mode.SPATIAL:
+            raise VgpuError(
+                ErrorCode.MODE,
+                "that GPU is in spatial mode, and vGPUs move between GPUs in temporal mode",
+                "choose another GPU, or: vgpuctl gpu set GPU --mode temporal",
+            )
+        if spec.group is not None:
+            self._check_group(spec.group, owner)
+        return self._admit(vgpu_id, spec, owner, created_unix_ns, expires_unix_ns, suspended=suspended)
+
+    def _admit(
+        self,
+        vgpu_id: str,
+        spec: VgpuSpec,
+        owner: Owner,
+        created_unix_ns: int,
+        expires_unix_ns: int | None,
+        *,
+        suspended: bool = False,
+    ) -> VgpuRecord:
+        record = self._meaning(vgpu_id, self._free_key(), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
+        record = replace(record, suspended=suspended)
         self._commit(self._records | {vgpu_id: record}, record)
         return record
 
@@ -168,8 +206,8 @@ class Registry:
         return self._records[vgpu_id]
 
     def remove(self, vgpu_id: str) -> VgpuRecord:
-        removed = self._records.pop(vgpu_id)
-        self._records = settled(self.mode, self._records)
+        removed = self._records[vgpu_id]
+        self._records = settled(self.mode, {i: r for i, r in self._records.items() if i != vgpu_id})
         return removed
 
     def set_mode(self, mode: Mode) -> None:

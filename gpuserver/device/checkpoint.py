@@ -1,4 +1,4 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume PID:START…``: the driver's checkpoint calls.
+"""``python -m gpuserver.device.checkpoint PARENT suspend|resume [OLD=NEW] PID:START…``: the driver's checkpoint calls.
 
 They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
 does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
@@ -7,7 +7,10 @@ not be brought into order as ``stuck``; exits with 0 if it is done. Ends with it
 whose server does not know. Either may be asked again, whatever became of the process that was asked before: what is to
 do, the driver tells.
 
-Needs driver 570 or newer, the privileges of a debugger over the processes, and no MPS.
+OLD=NEW, UUIDs: they were checkpointed on one GPU and are to be on another. The driver wants to be told of every GPU
+there is, and does not say where a process was: so the two change places, and NVML shows whether that was right.
+
+Needs driver 570 or newer (580 for another GPU), the privileges of a debugger over the processes, and no MPS.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from gpuserver.device.nvml import NvmlGpu
+from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
 
@@ -29,7 +35,9 @@ LOCK_S: Final = 10.0
 PR_SET_PDEATHSIG: Final = 1
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
+ANOTHER_GPU: Final = -1
 REASONS: Final = {
+    ANOTHER_GPU: "the driver does not bring it to that GPU: 580 is the first that can, between GPUs of one kind",
     INVALID_VALUE: "the driver knows no CUDA process of that number, or may not touch it",
     OUT_OF_MEMORY: "there is no room for its memory: on the host to suspend it, on the GPU to resume it",
     NOT_READY: f"its work on the GPU did not end within {LOCK_S:g} s",
@@ -41,7 +49,25 @@ class Refused(Exception):
     """The message says whose, and why."""
 
     def __init__(self, pid: int, call: str, code: int) -> None:
+        self.call, self.code = call, code
         super().__init__(f"process {pid}: {REASONS.get(code, f'{call} failed with {code}')}")
+
+
+@dataclass(frozen=True, slots=True)
+class Onto:
+    """UUIDs: from the GPU ``old`` to the GPU ``new``."""
+
+    old: str
+    new: str
+
+    @classmethod
+    def parse(cls, text: str) -> Onto:
+        old, _, new = text.partition("=")
+        return cls(old, new)
+
+    def of(self, uuid: str) -> str:
+        """Where what was on a GPU comes to be; the two change places, all others stay what they are."""
+        return {self.old: self.new, self.new: self.old}.get(uuid, uuid)
 
 
 class LockArguments(ctypes.Structure):
@@ -50,11 +76,49 @@ class LockArguments(ctypes.Structure):
     _fields_ = [("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7)]
 
 
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair."""
+
+    _fields_ = [("old", ctypes.c_char * 16), ("new", ctypes.c_char * 16)]
+
+
+class RestoreArguments(ctypes.Structure):
+    """CUcheckpointRestoreArgs."""
+
+    _fields_ = [
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("count", ctypes.c_uint),
+        ("reserved", ctypes.c_char * 44),
+        ("reserved1", ctypes.c_uint64),
+    ]
+
+
 class Driver:
     """The calls, by their short names; ``Refused`` if one fails."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+
+    def uuids(self) -> list[str]:
+        """Of every GPU there is."""
+        count, uuid = ctypes.c_int(), (ctypes.c_char * 16)()
+        self._library.cuDeviceGetCount(ctypes.byref(count))
+        found = []
+        for ordinal in range(count.value):
+            self._library.cuDeviceGetUuid_v2(uuid, ordinal)
+            found.append(text_of(uuid.raw))
+        return found
+
+    def where(self, pid: int) -> str:
+        """The GPU on which the process has memory; "" if that is not known."""
+        for uuid in self.uuids():
+            try:
+                with NvmlGpu(uuid) as gpu:
+                    if gpu.memory_use().by_pid.get(pid):
+                        return uuid
+            except VgpuError:
+                pass
+        return ""
 
     def state(self, pid: int) -> int:
         found = ctypes.c_int()
@@ -67,8 +131,20 @@ class Driver:
     def checkpoint(self, pid: int) -> None:
         self._call("Checkpoint", pid, None)
 
-    def restore(self, pid: int) -> None:
-        self._call("Restore", pid, None)
+    def restore(self, pid: int, onto: Onto | None) -> None:
+        if onto is None:
+            self._call("Restore", pid, None)
+            return
+        uuids = self.uuids()
+        pairs = (GpuPair * len(uuids))()
+        for pair, uuid in zip(pairs, uuids, strict=True):
+            ctypes.memmove(ctypes.byref(pair), bytes_of(uuid) + bytes_of(onto.of(uuid)), ctypes.sizeof(GpuPair))
+        try:
+            self._call("Restore", pid, ctypes.byref(RestoreArguments(pairs, len(uuids))))
+        except Refused as refusal:
+            if refusal.code == INVALID_VALUE:
+                raise Refused(pid, refusal.call, ANOTHER_GPU) from refusal
+            raise
 
     def unlock(self, pid: int) -> None:
         self._call("Unlock", pid, None)
@@ -96,7 +172,7 @@ def each(processes: Sequence[Process], step: Step) -> list[Refused]:
     return refusals
 
 
-def suspend(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused], list[int]]:
+def suspend(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     """Everything that they have on the GPU goes to the host's memory: (refusals, stuck). With a refusal all run again,
     but for the stuck."""
     until_s = time.monotonic() + LOCK_S
@@ -112,13 +188,13 @@ def suspend(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused]
     refusals = each(processes, lock) or each(processes, checkpoint)  # first all, so that none works beside a copy
     if not refusals:
         return [], []
-    each(processes, lambda pid: restore(driver, pid))
+    each(processes, lambda pid: restore(driver, pid, onto))
     return refusals, unlock_all(driver, processes)
 
 
-def resume(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused], list[int]]:
+def resume(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     """Back again: (refusals, stuck). With a refusal all are out again, but for the stuck."""
-    refusals = each(processes, lambda pid: restore(driver, pid))
+    refusals = each(processes, lambda pid: restore(driver, pid, onto))
     if not refusals:
         return [], unlock_all(driver, processes)
 
@@ -130,9 +206,16 @@ def resume(driver: Driver, processes: Sequence[Process]) -> tuple[list[Refused],
     return refusals, [process.pid for process in processes if state_of(driver, process) not in {None, CHECKPOINTED}]
 
 
-def restore(driver: Driver, pid: int) -> None:
+def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
+    """Onto its GPU, wherever it was checkpointed: whoever tried before may have been killed on the way."""
     if driver.state(pid) == CHECKPOINTED:
-        driver.restore(pid)
+        driver.restore(pid, onto)
+    if onto is None or driver.state(pid) != LOCKED:
+        return
+    found = driver.where(pid)
+    if found and found != onto.new:
+        driver.checkpoint(pid)
+        driver.restore(pid, Onto(found, onto.new))
 
 
 def unlock_all(driver: Driver, processes: Sequence[Process]) -> list[int]:
@@ -155,6 +238,15 @@ def state_of(driver: Driver, process: Process) -> int | None:
     return state if is_alive(process) else None
 
 
+def text_of(uuid: bytes) -> str:
+    digits = uuid.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def bytes_of(uuid: str) -> bytes:
+    return bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+
+
 def end_with(parent: int) -> None:
     """Killed as soon as ``parent`` is no more (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -165,6 +257,7 @@ def end_with(parent: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     parent, action, *names = arguments
     end_with(int(parent))
+    onto = Onto.parse(names.pop(0)) if names and "=" in names[0] else None
     processes = [Process(*map(int, name.split(":"))) for name in names]
     began_ns = time.monotonic_ns()
     reason, stuck = "", [process.pid for process in processes]
@@ -172,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
         library = ctypes.CDLL("libcuda.so.1")
         if library.cuInit(0) != SUCCESS:
             raise OSError("the CUDA driver does not start")
-        refusals, stuck = {"suspend": suspend, "resume": resume}[action](Driver(library), processes)
+        refusals, stuck = {"suspend": suspend, "resume": resume}[action](Driver(library), processes, onto)
         reason = "; ".join(map(str, refusals))
     except AttributeError:
         reason, stuck = "this driver has no checkpoints: 570 is the first", []

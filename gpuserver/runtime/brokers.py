@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
+AWAY_S: Final = 0.05
 SETTLED_S: Final = 10.0  # a broker that lived that long did not die of its own start
 
 
@@ -79,7 +80,12 @@ class Brokers:
     # --- processes
 
     async def keep(self, vgpu: Vgpu) -> None:
-        """See to it that the vGPU has a broker until it is removed or the server stops; then ``left`` is set."""
+        """See to it that the vGPU has a broker until it is removed or the server stops; then ``left`` is set. Or until
+        it is to be another server's."""
+        with trio.CancelScope() as vgpu.custody:
+            await self._keep(vgpu)
+
+    async def _keep(self, vgpu: Vgpu) -> None:
         pause = 0.0
         while not vgpu.removed.is_set() and not self._stopping:
             started = trio.current_time()
@@ -104,13 +110,39 @@ class Brokers:
             sys.executable,
             *("-P", "-m", "vgpu.broker"),
             *("--vgpu", vgpu.record.vgpu_id),
-            *("--server", str(self._paths.server_socket(self._gpu_index))),
+            *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
             *("--door", str(door)),
         ]
-        door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.
         pid = _spawn(argv)
         vgpu.broker = Process(pid, start_time(pid))
+
+    def claim(self, vgpu: Vgpu) -> None:
+        """Its broker finds this server from now on, whatever server it has a link to."""
+        link = self._paths.vgpu_server(vgpu.record.vgpu_id)
+        link.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        new = link.with_name(f".server.{self._gpu_index}")
+        new.unlink(missing_ok=True)
+        new.symlink_to(self._paths.server_socket(self._gpu_index))
+        new.replace(link)
+
+    def let_go(self, vgpu: Vgpu) -> None:
+        """It is to be another server's: nobody here starts a broker for it, or listens to one."""
+        if vgpu.custody is not None:
+            vgpu.custody.cancel()
+        if vgpu.link is not None:
+            vgpu.link.close()
+
+    async def bury(self, broker: Process) -> None:
+        """It is another server's, but a child of this one perhaps."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            pidfd = os.pidfd_open(broker.pid)
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+                os.waitpid(broker.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
+            finally:
+                os.close(pidfd)
 
     async def _until_gone(self, vgpu: Vgpu) -> None:
         try:
@@ -150,6 +182,11 @@ class Brokers:
         if not isinstance(register, Register):
             raise ProtocolError("a broker has to register first")
         vgpu = self._find(register.vgpu_id)
+        if vgpu is not None and vgpu.passage.leaving is not None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            await trio.sleep(AWAY_S)  # it asks again, and then perhaps whoever has it
+            return
         if vgpu is None or vgpu.broker != process:
             # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.
             for descriptor in descriptors:

@@ -27,11 +27,13 @@ from gpuserver.runtime.readings import (
     warnings_on,
 )
 from gpuserver.runtime.server import ADMIT_S, GpuServer
+from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.protocol.messages import (
     FORWARDS,
+    Arrive,
     Create,
     Forward,
     GpuList,
@@ -40,6 +42,7 @@ from vgpu.protocol.messages import (
     Inspect,
     List,
     Look,
+    Migrate,
     ModeChoice,
     Notice,
     Processes,
@@ -123,6 +126,10 @@ class Control:
                 vgpu = self._owned(vgpu_id, forward.uid)
                 await server.suspension.resume(vgpu)
                 return self._reading(vgpu)
+            case Migrate(vgpu=vgpu_id, gpu=gpu):
+                return await server.migration.leave(self._owned(vgpu_id, forward.uid), int(gpu))
+            case Arrive() as arriving:
+                return await server.migration.arrive(arriving)
             case List():
                 return VgpuList(vgpus=self._readings())
             case Inspect(vgpu=vgpu_id):
@@ -181,6 +188,8 @@ class Control:
 
     async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
         server = self._server
+        if vgpu.passage.leaving is not None:
+            raise away(vgpu)
         server.count_occupied(but=vgpu)
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
@@ -199,6 +208,11 @@ class Control:
                 f"end them, or: vgpuctl rm -f {vgpu_id}",
             )
         last = self._reading(vgpu)
+        try:
+            await self._server.migration.release(vgpu)
+        except VgpuError:
+            if not force:
+                raise
         await self._server.strike(vgpu, "removed", f"{vgpu_id} removed")
         return last
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from gpuserver.core.leases import Book, VgpuKey
+from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -39,9 +41,12 @@ CREATE TABLE IF NOT EXISTS vgpu (
     created_unix_ns INTEGER NOT NULL,
     expires_unix_ns INTEGER,
     book TEXT,
-    suspended INTEGER NOT NULL DEFAULT 0
+    suspended INTEGER NOT NULL DEFAULT 0,
+    passage TEXT
 );
 """
+_COLUMNS: Final = "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage"
+"""By name: those of an older schema come last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,10 @@ class VgpuRow:
     expires_unix_ns: int | None
     book: Book | None
     suspended: bool = False
+    passage: Passage = AT_REST
 
     @classmethod
-    def of(cls, record: VgpuRecord, book: Book | None, *, suspended: bool = False) -> Self:
+    def of(cls, record: VgpuRecord, book: Book | None, *, suspended: bool = False, passage: Passage = AT_REST) -> Self:
         return cls(
             record.vgpu_id,
             record.key,
@@ -79,6 +85,7 @@ class VgpuRow:
             record.expires_unix_ns,
             book,
             suspended,
+            passage,
         )
 
 
@@ -101,6 +108,8 @@ class Journal:
             known = {column[1] for column in columns}
         if "suspended" not in known:  # by schema 2
             self._database.execute("ALTER TABLE vgpu ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0")
+        if "passage" not in known:  # by schema 3
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -124,7 +133,7 @@ class Journal:
         return row, self._read_vgpus()
 
     def _read_vgpus(self) -> list[VgpuRow]:
-        with closing(self._database.execute("SELECT * FROM vgpu ORDER BY created_unix_ns")) as rows:
+        with closing(self._database.execute(f"SELECT {_COLUMNS} FROM vgpu ORDER BY created_unix_ns")) as rows:
             return [
                 VgpuRow(
                     vgpu_id=vgpu_id,
@@ -135,8 +144,9 @@ class Journal:
                     expires_unix_ns=expires,
                     book=None if book is None else Book(**json.loads(book)),
                     suspended=bool(suspended),
+                    passage=_read_passage(passage),
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -158,6 +168,7 @@ class Journal:
                 row.expires_unix_ns,
                 None if row.book is None else json.dumps(asdict(row.book)),
                 row.suspended,
+                None if row.passage == AT_REST else json.dumps(asdict(row.passage)),
             )
             for row in vgpus
         ]
@@ -165,8 +176,15 @@ class Journal:
         try:
             self.write_server(server)
             self._database.execute("DELETE FROM vgpu")
-            self._database.executemany("INSERT INTO vgpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
+
+
+def _read_passage(text: str | None) -> Passage:
+    if text is None:
+        return AT_REST
+    fields = json.loads(text)
+    return Passage(**fields | {"programs": tuple(Process(**program) for program in fields["programs"])})

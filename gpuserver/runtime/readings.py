@@ -10,6 +10,7 @@ from typing import Final, Literal
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
 from gpuserver.core.leases import Mode, Statement, VgpuKey
 from gpuserver.core.partition import SM_STEP
+from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.mps import client_priority
@@ -137,6 +138,7 @@ def vgpu_reading(
         processes=len(vgpu.alive),
         launches=vgpu.launches,
         broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,
+        leaving_to=vgpu.passage.leaving,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
         warnings=warnings,
     )
@@ -144,9 +146,11 @@ def vgpu_reading(
 
 def _state(
     vgpu: Vgpu, statement: Statement
-) -> Literal["starting", "idle", "waiting", "running", "suspended", "removing", "failed"]:
+) -> Literal["starting", "idle", "waiting", "running", "suspended", "moving", "removing", "failed"]:
     if vgpu.removed.is_set():
         return "removing"
+    if vgpu.passage.next_step is not Step.STAY:
+        return "moving"
     if vgpu.still:
         return "suspended"
     if vgpu.failure:

@@ -24,6 +24,7 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.partition import SM_STEP
+from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
@@ -33,9 +34,10 @@ from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.journal import Journal, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
-from gpuserver.runtime.suspension import Suspension
+from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
@@ -100,6 +102,7 @@ class GpuServer:
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
+        self.migration = Migration(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
@@ -178,24 +181,34 @@ class GpuServer:
         """What the journal remembers, under a grants page of this server's generation."""
         rows = self._remembered
         self.registry.restore(
-            (r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns, r.suspended) for r in rows
+            (
+                *(r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns),
+                r.suspended and not r.passage.goes_on,  # else its place is kept for it
+            )
+            for r in rows
         )
         for row in rows:
-            vgpu = self.enlist(self.registry[row.vgpu_id], row.book)
+            vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
+            if row.passage.next_step is Step.ASK:
+                self.nursery.start_soon(self.migration.settle, vgpu)
+                continue
+            self.brokers.claim(vgpu)
             self.nursery.start_soon(self.brokers.keep, vgpu)
+            if row.passage.next_step is Step.GO_ON:
+                self.nursery.start_soon(self.migration.go_on, vgpu)
         self._remembered = []
 
     # --- vGPUs
 
-    def enlist(self, record: VgpuRecord, book: Book | None) -> Vgpu:
+    def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
         generation = self._row.generation
-        vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS))
+        vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS), passage=passage)
         self.vgpus[record.vgpu_id] = vgpu
         vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
-        if record.suspended:
+        if record.suspended or still:
             vgpu.stand_still()
             self.tokens.bench(record.key)
         self.gather()
@@ -257,6 +270,8 @@ class GpuServer:
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
+        if vgpu.passage.leaving is not None:
+            raise away(vgpu)
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
         vgpu.take_away()
@@ -273,18 +288,34 @@ class GpuServer:
             with suppress(ProcessLookupError):
                 os.kill(vgpu.broker.pid, signal.SIGKILL)
         await vgpu.left.wait()
+        self._strike_off(vgpu)
+        self._close_door(vgpu)
+        await self.remember()
+        self.happened(kind, vgpu, text)
+
+    def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)
         del self.vgpus[vgpu.record.vgpu_id]
         self.apply_shares()
         vgpu.close()
-        self._close_door(vgpu)
-        await self.remember()
-        self.happened(kind, vgpu, text)
+
+    def forget(self, vgpu: Vgpu) -> None:
+        """It is another server's, with its broker and its door."""
+        self.tokens.remove(vgpu.record.key)
+        self.memory.forget(vgpu)
+        self._strike_off(vgpu)
+        self.gather()
+
+    def follow(self, generation: int, next_epoch: int) -> None:
+        """What comes has seen pages and leases of another GPU: those that it is shown here have to be later."""
+        self._row = replace(self._row, generation=max(self._row.generation, generation) + 1)
+        self.tokens.skip_to(next_epoch)
 
     def _close_door(self, vgpu: Vgpu) -> None:
         door = self.settings.paths.broker_socket(vgpu.record.vgpu_id)
         with suppress(OSError):
             door.unlink(missing_ok=True)
+            self.settings.paths.vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
             door.parent.rmdir()
 
     def describe(self, vgpu: Vgpu) -> Adopt:
@@ -439,7 +470,7 @@ class GpuServer:
             await trio.sleep(1.0)
             for record in self.registry.expired(time.time_ns()):
                 vgpu = self.vgpus[record.vgpu_id]
-                if not vgpu.removed.is_set() and not self._is_being_made(vgpu):
+                if not vgpu.removed.is_set() and vgpu.passage.leaving is None and not self._is_being_made(vgpu):
                     self.nursery.start_soon(self._expire, vgpu)
             await self.remember()
             if not self.settings.paths.server_socket(self.facts.index).exists():
@@ -447,19 +478,20 @@ class GpuServer:
                 self.nursery.cancel_scope.cancel()
 
     async def _expire(self, vgpu: Vgpu) -> None:
-        with suppress(VgpuError):  # somebody removes it already
+        with suppress(VgpuError):  # somebody removes it already, or has to be asked before
+            await self.migration.release(vgpu)
             await self.strike(vgpu, "expired", f"{vgpu.record.vgpu_id} has reached its time to live")
 
     def _is_being_made(self, vgpu: Vgpu) -> bool:
         """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
         return not vgpu.admits.is_set() and time.time_ns() < vgpu.record.created_unix_ns + int(ADMIT_S * 1e9)
 
-    async def remember(self) -> None:
-        """Write the journal now. A disk that fails does not stop the GPU; it is reported."""
+    async def remember(self) -> bool:
+        """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False."""
         async with self._journal_turn:
             books: dict[VgpuKey, Book] = self.tokens.books()
             rows = [
-                VgpuRow.of(vgpu.record, books.get(vgpu.record.key), suspended=vgpu.still)
+                VgpuRow.of(vgpu.record, books.get(vgpu.record.key), suspended=vgpu.still, passage=vgpu.passage)
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set() or vgpu.still  # whoever cannot be brought back yet is not forgotten
             ]
@@ -468,6 +500,8 @@ class GpuServer:
                 await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
+                return False
+        return True
 
     def set_period(self, period_ns: int) -> None:
         self.policy = with_period(self.policy, period_ns)

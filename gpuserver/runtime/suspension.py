@@ -58,22 +58,31 @@ class Suspension:
         reason; the vGPU goes on then."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         async with vgpu.turn:
-            self._check(vgpu)
+            self.check(vgpu)
             if vgpu.record.suspended:
                 return
-            used = vgpu.used_bytes
-            vgpu.stand_still()
-            server.tokens.bench(vgpu.record.key)
-            try:
-                await self._tell(vgpu)
-                moved, seconds = await self._suspend_all(vgpu)
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await self._go_on(vgpu)
-                raise
+            await self.halt(vgpu)
             if not vgpu.removed.is_set():
                 server.registry.suspend(vgpu_id)  # others may have its place from now on
                 server.apply_shares()
+
+    async def halt(self, vgpu: Vgpu) -> None:
+        """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
+        of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
+        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        if vgpu.still:
+            await self._suspend_all(vgpu)
+            return
+        used = vgpu.used_bytes
+        vgpu.stand_still()
+        server.tokens.bench(vgpu.record.key)
+        try:
+            await self._tell(vgpu)
+            moved, seconds = await self._suspend_all(vgpu)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._go_on(vgpu)
+            raise
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         server.happened("suspended", vgpu, text, memory_bytes=used, seconds=seconds)
 
@@ -82,20 +91,21 @@ class Suspension:
         driver's reason; it stays suspended then."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         async with vgpu.turn:
-            if vgpu.removed.is_set():
-                raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
+            self._check_present(vgpu)
             if not vgpu.still:
                 return
             if vgpu.record.suspended:
                 server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
                 server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
                 server.apply_shares()
-            processes = await self._processes(vgpu)
-            answer = await self._ask_driver("resume", processes)
+            processes = await self.processes(vgpu)
+            answer = await self._ask_driver("resume", vgpu, processes)
             if answer.reason:
                 if not vgpu.removed.is_set():
+                    vgpu.passage = vgpu.passage.given_up()
                     server.registry.suspend(vgpu_id)
                     server.apply_shares()
+                    await server.remember()
                 raise refused(vgpu, answer)
             await self._go_on(vgpu)
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
@@ -105,9 +115,9 @@ class Suspension:
     async def let_go(self, vgpu: Vgpu) -> None:
         """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
         stand still for ever. The caller has its turn."""
-        processes = list(vgpu.present.values())
+        processes = self._known(vgpu)
         try:
-            answer = await self._ask_driver("resume", processes)
+            answer = await self._ask_driver("resume", vgpu, processes)
         except VgpuError as error:
             answer = Answer(str(error), tuple(process.pid for process in processes), 0)
         lost = [process for process in processes if answer.reason or process.pid in answer.stuck]
@@ -120,10 +130,17 @@ class Suspension:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
             self._server.happened("stranded", vgpu, f"{text}, which could not be brought back: {answer.reason}")
 
-    def _check(self, vgpu: Vgpu) -> None:
+    def _check_present(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id
+        if vgpu.passage.leaving is not None or self._server.vgpus.get(vgpu_id) is not vgpu:
+            raise away(vgpu)
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
+
+    def check(self, vgpu: Vgpu) -> None:
+        """Whether it can stand still at all."""
+        vgpu_id = vgpu.record.vgpu_id
+        self._check_present(vgpu)
         if self._server.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
@@ -143,13 +160,13 @@ class Suspension:
         seconds = 0.0
         moved: set[Process] = set()
         for _ in range(ROUNDS):
-            processes = await self._processes(vgpu)
+            processes = await self.processes(vgpu)
             if moved and set(processes) <= moved:
                 break
-            self._check(vgpu)
-            answer = await self._ask_driver("suspend", processes)
+            self.check(vgpu)
+            answer = await self._ask_driver("suspend", vgpu, processes)
             if answer.reason:
-                await self._ask_driver("resume", [process for process in processes if process in moved])
+                await self._ask_driver("resume", vgpu, [process for process in processes if process in moved])
                 raise refused(vgpu, answer)
             seconds += answer.seconds
             moved |= set(processes)
@@ -168,13 +185,19 @@ class Suspension:
         """It may have leases again, unless it was removed meanwhile."""
         if vgpu.removed.is_set():
             return
+        vgpu.passage = vgpu.passage.brought_back()
         vgpu.stand_still(False)
         await self._tell(vgpu)
         if not vgpu.removed.is_set():
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 
-    async def _processes(self, vgpu: Vgpu) -> list[Process]:
+    def _known(self, vgpu: Vgpu) -> list[Process]:
+        """In it, or in it when they were checkpointed elsewhere: their hooks may not have found a new broker yet."""
+        before = [process for process in vgpu.passage.programs if is_alive(process)]
+        return list(dict.fromkeys((*vgpu.present.values(), *before)))
+
+    async def processes(self, vgpu: Vgpu) -> list[Process]:
         """Those that are in it, once its broker is there to say."""
         with trio.move_on_after(BROKER_S):
             await vgpu.registered.wait()
@@ -183,13 +206,15 @@ class Suspension:
                 await trio.sleep(0.01)
         if vgpu.link is None:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the broker of {vgpu.record.vgpu_id} is not back yet", "try again")
-        return list(vgpu.present.values())
+        return self._known(vgpu)
 
-    async def _ask_driver(self, action: str, processes: Sequence[Process]) -> Answer:
+    async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
         if not processes:
             return Answer("", (), 0)
         names = [f"{process.pid}:{process.start_time}" for process in processes]
-        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *names]
+        home = vgpu.passage.home
+        onto = [f"{home}={self._server.facts.uuid}"] if home else []
+        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names]
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DRIVER}
         try:
             # One thread from start to end: the child is killed with the thread that started it (PR_SET_PDEATHSIG).
@@ -204,6 +229,11 @@ class Suspension:
             last = ran.stderr.strip().rpartition("\n")[2]
             return Answer(last or f"the driver's calls ended with {ran.returncode}", (), 0)
         return Answer(str(told["reason"]), tuple(told["stuck"]), float(told["seconds"]))
+
+
+def away(vgpu: Vgpu) -> VgpuError:
+    to = "another GPU" if vgpu.passage.leaving is None else f"GPU {vgpu.passage.leaving}"
+    return VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is on its way to {to}", "try again in a moment")
 
 
 def refused(vgpu: Vgpu, answer: Answer) -> VgpuError:

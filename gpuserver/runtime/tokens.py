@@ -225,6 +225,10 @@ class TokenLoop:
     def next_epoch(self) -> int:
         return self._scheduler.next_epoch
 
+    def skip_to(self, epoch: int) -> None:
+        """Before one is added that has had leases of another GPU: epochs only grow, for its hooks too."""
+        self._scheduler.skip_to(epoch)
+
     def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
         holders = [key for key, epochs in self._published.items() if epochs]

@@ -10,9 +10,11 @@ import trio
 from cython_ext.pages import ActivityPage, GrantsPage
 from cython_ext.readings import MANAGED, GrantsFlag, PageMode, SlotReading, SlotState
 from gpuserver.core.leases import Share
+from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
 from vgpu.choices import OnServerLoss
+from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.stream import MessageStream
 
@@ -71,12 +73,14 @@ class Vgpu:
     descriptor, handed to every broker of this vGPU.
 
     ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
-    ``turn``: of whoever suspends or resumes it.
+    ``turn``: of whoever suspends, resumes or moves it. ``passage``: where it stands between two GPUs. ``settled``: set
+    once the GPU that it was leaving for has answered, with ``refusal`` if it was not taken there.
 
-    ``link``: to its broker, while there is one. ``admits``: set once the broker's socket is open. ``removed``: its end.
-    ``left``: set once nobody keeps a broker for it any more. ``failure``: why it does not admit processes, if it does
-    not. ``past``: what its processes that have ended had counted. ``seen``: who was reported in which slot last.
-    ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
+    ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
+    broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
+    ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
+    counted. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs of a process that has
+    several, in the order of attaching.
     ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
     a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
     """
@@ -102,6 +106,10 @@ class Vgpu:
     still: bool = False
     present: dict[int, Process] = field(default_factory=dict)
     turn: trio.Lock = field(default_factory=trio.Lock)
+    passage: Passage = AT_REST
+    settled: trio.Event = field(default_factory=trio.Event)
+    refusal: VgpuError | None = None
+    custody: trio.CancelScope | None = None
 
     @property
     def slots(self) -> list[SlotReading]:

@@ -13,70 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
+from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
-
-GIB = 1 << 30
-SIMULATED_BYTES = 143_771 << 20
-
-PROGRAM = """
-import sys, threading
-from ctypes import byref, c_uint64, c_void_p
-from tests.hook.app import App
-app = App()
-context = c_void_p()
-app.call("cuCtxGetCurrent", byref(context))
-block = app.allocate(int(sys.argv[1]))
-app.call("cuMemsetD8_v2", c_uint64(block), 7, 4096)
-kernel = app.kernel(1.0)
-count = 0
-def work():
-    global count
-    app.call("cuCtxSetCurrent", context)
-    while True:
-        kernel.launch()
-        app.synchronize()
-        assert app.read(block, 4096) == bytes([7]) * 4096
-        count += 1
-threading.Thread(target=work, daemon=True).start()
-print("started", flush=True)
-for _ in sys.stdin:
-    print(count, flush=True)
-"""
-
-
-class Program:
-    """Works for ever, checks what it has in memory, and says how often it did."""
-
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
-        self.popen = node.program(vgpu, PROGRAM, str(memory_bytes))
-        assert self.heard() == "started"
-
-    def heard(self) -> str:
-        assert self.popen.stdout is not None
-        return self.popen.stdout.readline().strip()
-
-    @property
-    def count(self) -> int:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write("\n")
-        self.popen.stdin.flush()
-        return int(self.heard())
-
-    def goes_on(self) -> None:
-        before = self.count
-        eventually(lambda: self.count > before + 10, "it works")
-
-    def stands_still(self) -> bool:
-        before = self.count
-        time.sleep(0.2)  # nothing is to happen
-        return self.count == before
-
-    def end(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
 
 
 @pytest.fixture
@@ -86,29 +25,16 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def programs() -> Iterator[list[Program]]:
-    started: list[Program] = []
+def programs() -> Iterator[list[Worker]]:
+    started: list[Worker] = []
     yield started
     for program in started:
         program.end()
 
 
-def on_gpu(node: SimulatedNode) -> dict[int, int]:
-    """Bytes by pid."""
-    engine = Engine(node.paths.runtime / "sim")
-    engine.refresh()
-    return {pid: taken for pid, _, taken, *_ in engine.contexts().values()}
-
-
-def state(node: SimulatedNode, vgpu: VgpuReading) -> str:
-    reading = node.reading(vgpu.vgpu_id)
-    assert reading is not None
-    return reading.state
-
-
-def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNode, programs: list[Program]) -> None:
+def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNode, programs: list[Worker]) -> None:
     vgpu = node.create(sm_percent=80, memory_bytes="100G")
-    programs += [Program(node, vgpu, 30 * GIB), Program(node, vgpu, 40 * GIB)]
+    programs += [Worker(node, vgpu, 30 * GIB), Worker(node, vgpu, 40 * GIB)]
     for program in programs:
         program.goes_on()
     with node.link() as link:
@@ -117,7 +43,7 @@ def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNod
     assert all(program.stands_still() for program in programs)
     assert sum(on_gpu(node).values()) == 0
     other = node.create(sm_percent=60, memory_bytes="80G")
-    programs.append(Program(node, other, 75 * GIB))
+    programs.append(Worker(node, other, 75 * GIB))
     programs[2].goes_on()
     with node.link() as link:
         with pytest.raises(VgpuError) as refused:
@@ -149,7 +75,7 @@ def test_a_new_program_is_turned_away_meanwhile(node: SimulatedNode) -> None:
 
 
 def test_work_that_never_ends_is_not_suspended_and_goes_on(
-    node: SimulatedNode, programs: list[Program], monkeypatch: pytest.MonkeyPatch
+    node: SimulatedNode, programs: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that waits for a word of the host's cannot be waited for; a neighbour's work is none of its business."""
     vgpu = node.create(sm_percent=50, memory_bytes="8G")
@@ -171,7 +97,7 @@ print("done", flush=True)
     try:
         assert stuck.stdout is not None
         assert stuck.stdout.readline() == "started\n"
-        programs.append(Program(node, vgpu, GIB))
+        programs.append(Worker(node, vgpu, GIB))
         with node.link() as link, pytest.raises(VgpuError, match="did not end within 10 s") as refused:
             link.suspend(vgpu.vgpu_id)
         assert refused.value.code is ErrorCode.UNAVAILABLE
@@ -184,11 +110,11 @@ print("done", flush=True)
 
 
 def test_a_server_that_dies_meanwhile_leaves_nothing_that_cannot_be_resumed(
-    node: SimulatedNode, programs: list[Program]
+    node: SimulatedNode, programs: list[Worker]
 ) -> None:
     """Killed at any moment of a suspension: afterwards it goes on, or is suspended, and then it can be resumed."""
     vgpu = node.create(sm_percent=50, memory_bytes="8G")
-    programs.append(Program(node, vgpu, GIB))
+    programs.append(Worker(node, vgpu, GIB))
     for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3):
         programs[0].goes_on()
 
@@ -218,9 +144,9 @@ def test_a_server_that_dies_meanwhile_leaves_nothing_that_cannot_be_resumed(
     programs[0].goes_on()
 
 
-def test_a_killed_program_of_a_suspended_vgpu_is_forgotten(node: SimulatedNode, programs: list[Program]) -> None:
+def test_a_killed_program_of_a_suspended_vgpu_is_forgotten(node: SimulatedNode, programs: list[Worker]) -> None:
     vgpu = node.create(sm_percent=50, memory_bytes="8G")
-    programs += [Program(node, vgpu, GIB), Program(node, vgpu, GIB)]
+    programs += [Worker(node, vgpu, GIB), Worker(node, vgpu, GIB)]
     with node.link() as link:
         link.suspend(vgpu.vgpu_id)
         programs.pop(0).end()
@@ -229,9 +155,9 @@ def test_a_killed_program_of_a_suspended_vgpu_is_forgotten(node: SimulatedNode, 
     programs[0].goes_on()
 
 
-def test_removed_while_suspended_its_programs_find_out(node: SimulatedNode, programs: list[Program]) -> None:
+def test_removed_while_suspended_its_programs_find_out(node: SimulatedNode, programs: list[Worker]) -> None:
     vgpu = node.create(sm_percent=50, memory_bytes="8G")
-    programs.append(Program(node, vgpu, GIB))
+    programs.append(Worker(node, vgpu, GIB))
     with node.link() as link:
         link.suspend(vgpu.vgpu_id)
         link.remove(vgpu.vgpu_id, force=True)

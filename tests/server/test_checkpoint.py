@@ -18,6 +18,7 @@ from gpuserver.device.checkpoint import (
     NOT_READY,
     OUT_OF_MEMORY,
     RUNNING,
+    Onto,
     Refused,
     resume,
     suspend,
@@ -27,7 +28,7 @@ from vgpu.identity import Process
 if TYPE_CHECKING:
     from gpuserver.device.checkpoint import Driver
 
-    Move = Callable[[Driver, Sequence[Process]], tuple[list[Refused], list[int]]]
+    Move = Callable[[Driver, Sequence[Process], Onto | None], tuple[list[Refused], list[int]]]
 
 MOVES = {
     "lock": (RUNNING, LOCKED),
@@ -44,6 +45,8 @@ class Fake:
         self.states = dict(states)
         self.refuses = set(refuses)
         self.kills = kills
+        self.places = dict.fromkeys(states, "A")
+        self.sees = True
 
     def state(self, pid: int) -> int:
         if pid not in self.states:
@@ -56,8 +59,13 @@ class Fake:
     def checkpoint(self, pid: int) -> None:
         self._move("checkpoint", pid)
 
-    def restore(self, pid: int) -> None:
+    def restore(self, pid: int, onto: Onto | None) -> None:
         self._move("restore", pid)
+        if onto is not None:
+            self.places[pid] = onto.of(self.places[pid])
+
+    def where(self, pid: int) -> str:
+        return self.places[pid] if self.sees else ""
 
     def unlock(self, pid: int) -> None:
         self._move("unlock", pid)
@@ -74,10 +82,10 @@ class Fake:
         self.states[pid] = after
 
 
-def all_of(move: Move, driver: Fake) -> tuple[list[Refused], list[int]]:
+def all_of(move: Move, driver: Fake, onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "is_alive", lambda process: process.pid in driver.states)
-        return move(cast("Driver", driver), [Process(pid, 7) for pid in PIDS])
+        return move(cast("Driver", driver), [Process(pid, 7) for pid in PIDS], onto)
 
 
 PIDS = (1, 2, 3)
@@ -118,3 +126,44 @@ def test_without_room_all_are_out_again() -> None:
     refusals, stuck = all_of(resume, driver)
     assert len(refusals) == 1
     assert (driver.states, stuck) == (dict.fromkeys(PIDS, CHECKPOINTED), [])
+
+
+@given(
+    st.fixed_dictionaries({pid: st.sampled_from([LOCKED, CHECKPOINTED]) for pid in PIDS}),
+    st.fixed_dictionaries({pid: st.sampled_from("ABC") for pid in PIDS}),
+    CALLS,
+)
+def test_all_come_to_the_gpu_that_was_meant_wherever_they_were(
+    states: dict[int, int], places: dict[int, str], refuses: set[tuple[str, int]]
+) -> None:
+    """Whoever moved them before may have been killed half-way: some are where they were, some where they were to be."""
+    driver = Fake(states, refuses, set())
+    driver.places = dict(places)
+    refusals, stuck = all_of(resume, driver, Onto("A", "B"))
+    if refusals:
+        driver.refuses.clear()
+        driver.states = dict.fromkeys(PIDS, CHECKPOINTED)
+        refusals, stuck = all_of(resume, driver, Onto("A", "B"))
+    assert refusals == []
+    assert all(driver.places[pid] == "B" for pid in PIDS)
+    assert all(state == RUNNING or pid in stuck for pid, state in driver.states.items())
+
+
+def test_where_nvml_says_nothing_what_is_known_counts() -> None:
+    driver = Fake(dict.fromkeys(PIDS, CHECKPOINTED), set(), set())
+    driver.sees = False
+    assert all_of(resume, driver, Onto("A", "B")) == ([], [])
+    assert set(driver.places.values()) == {"B"}
+
+
+def test_the_driver_is_told_of_every_gpu_there_is() -> None:
+    """Two change places; the driver refuses a map that has not every GPU, once on either side."""
+    uuids = ["A", "B", "C"]
+    assert [Onto("A", "C").of(uuid) for uuid in uuids] == ["C", "B", "A"]
+    assert [Onto("B", "B").of(uuid) for uuid in uuids] == uuids
+    assert Onto.parse("GPU-a=GPU-b") == Onto("GPU-a", "GPU-b")
+
+
+def test_a_uuid_as_the_driver_has_it_and_as_people_write_it() -> None:
+    text = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    assert checkpoint.text_of(checkpoint.bytes_of(text)) == text

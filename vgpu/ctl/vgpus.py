@@ -209,11 +209,23 @@ def resume(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
     _move(vgpu, form, "resume", "its memory comes back to the GPU")
 
 
-def _move(vgpu: str, form: Output, how: str, meanwhile: str) -> None:
+def migrate(
+    vgpu: VgpuArgument,
+    gpu: Annotated[str, typer.Option(metavar="GPU", help="An index or a UUID.")],
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Move it, with its running programs, to another GPU of the node. Temporal mode."""
+    _move(vgpu, form, "migrate", f"it moves to GPU {gpu}", gpu)
+
+
+def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> None:
     from vgpu.node.link import ControlLink
 
     with ControlLink() as node, output.busy(f"{vgpu}: {meanwhile}"):
-        changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
+        if how == "migrate":
+            changed = node.migrate(vgpu, gpu)
+        else:
+            changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
     if form is Output.JSON:
         output.print_json(changed)
     else:
@@ -248,6 +260,7 @@ def register(app: typer.Typer) -> None:
         "set": set_,
         "suspend": suspend,
         "resume": resume,
+        "migrate": migrate,
         "rm": rm,
     }
     for name, command in commands.items():

@@ -22,6 +22,7 @@ from vgpu.protocol.messages import (
     Gpus,
     Inspect,
     List,
+    Migrate,
     ModeChoice,
     NodeStatus,
     Notice,
@@ -103,6 +104,11 @@ class ControlLink:
     def resume(self, vgpu: str) -> VgpuReading:
         """``no-room`` or ``unavailable``: it stays suspended."""
         return self._ask_at_leisure(Resume(vgpu=vgpu))
+
+    def migrate(self, vgpu: str, gpu: str) -> VgpuReading:
+        """``no-room``, ``mode``, ``in-use`` or ``unavailable``: it goes on where it was, unless the message says that
+        it is on the other GPU."""
+        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu))
 
     def _ask_at_leisure(self, request: Request) -> VgpuReading:
         """What takes as long as memory takes to move."""

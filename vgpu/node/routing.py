@@ -24,6 +24,21 @@ def find_vgpu(reference: str, vgpus: Sequence[VgpuReading]) -> VgpuReading:
     raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}", "see: vgpuctl ls")
 
 
+def told_once(vgpus: Sequence[VgpuReading]) -> tuple[VgpuReading, ...]:
+    """One that moves two servers may tell of: then the word of the one that has it counts, not of the one that it is
+    leaving, or that is not there to say."""
+    sure = {vgpu.vgpu_id for vgpu in vgpus if is_sure(vgpu)}
+    told: dict[str, VgpuReading] = {}
+    for vgpu in vgpus:
+        if is_sure(vgpu) or vgpu.vgpu_id not in sure | told.keys():
+            told[vgpu.vgpu_id] = vgpu
+    return tuple(told.values())
+
+
+def is_sure(vgpu: VgpuReading) -> bool:
+    return vgpu.leaving_to is None and vgpu.state != "restarting"
+
+
 def candidates(choice: str, gpus: Sequence[GpuReading]) -> list[GpuReading]:
     """The GPUs to try, in this order. "auto": all that serve, most room first. An index, or a UUID in any case (a
     prefix will do, with or without ``GPU-``): that one. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""

@@ -20,7 +20,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.routing import candidates, find_gpu, find_vgpu
+from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
@@ -28,6 +28,7 @@ from vgpu.protocol.messages import (
     REQUESTS,
     AnyRequest,
     Create,
+    Departure,
     EventReading,
     Failure,
     Forward,
@@ -37,6 +38,7 @@ from vgpu.protocol.messages import (
     Inspect,
     List,
     Look,
+    Migrate,
     NodeStatus,
     Notice,
     Processes,
@@ -162,6 +164,8 @@ class Node:
                 vgpu = await self._find(reference)
                 move = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, move, uid, VgpuReading, SUSPEND_S)
+            case Migrate(vgpu=reference, gpu=choice):
+                return await self._migrate(await self._find(reference), choice, uid)
             case List():
                 return VgpuList(vgpus=(await self._look()).vgpus)
             case Processes(vgpu=reference):
@@ -197,6 +201,28 @@ class Node:
             f"GPU {gpus[0].index}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {gpus[0].index}, the emptiest"
         )
         raise VgpuError(first.code, f"{where}: {first.message}", first.hint)
+
+    async def _migrate(self, vgpu: VgpuReading, choice: str, uid: int) -> VgpuReading:
+        """First it becomes the other GPU's, then its programs are brought back there. That server does so by itself,
+        too; whoever asks waits for it, and hears what came of it."""
+        vgpu_id = vgpu.vgpu_id
+        if choice.lower() == "auto":
+            raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
+        [gpu] = candidates(choice, (await self._look()).gpus)
+        goes_on = vgpu.state == "moving"
+        if gpu.index != vgpu.gpu_index:
+            move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
+            goes_on = (await self._forward(vgpu.gpu_index, move, uid, Departure, SUSPEND_S)).goes_on
+        elif not goes_on:
+            hint = f"vgpuctl resume {vgpu_id} brings its programs back" if vgpu.state == "suspended" else ""
+            raise VgpuError(ErrorCode.INVALID, f"{vgpu_id} is on GPU {gpu.index} already", hint)
+        if not goes_on:
+            return (await self._forward(gpu.index, Inspect(vgpu=vgpu_id), uid, VgpuDetail, LOOK_S)).vgpu
+        try:
+            return await self._forward(gpu.index, Resume(vgpu=vgpu_id), uid, VgpuReading, SUSPEND_S)
+        except VgpuError as error:
+            text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs stand still: {error.message}"
+            raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
     async def _refuse_taken_name(self, name: str, but: str = "") -> None:
         for vgpu in (await self._look()).vgpus:
@@ -265,7 +291,7 @@ class Node:
         return Snapshot(
             at_unix_s=time.time(),
             gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
-            vgpus=tuple(vgpu for snapshot in found for vgpu in snapshot.vgpus),
+            vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
         )
 
     async def _look_at(self, process: ServerProcess) -> Snapshot:

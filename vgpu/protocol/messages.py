@@ -72,6 +72,40 @@ class Resume(Request):
     vgpu: str
 
 
+class Migrate(Request):
+    """Move a vGPU with its running programs to another GPU of the node → ``VgpuReading``. ``gpu``: an index, or a UUID.
+    A suspended one stays suspended. Asked again it is finished, wherever it was interrupted."""
+
+    op: Literal["migrate"] = "migrate"
+    vgpu: str
+    gpu: str
+
+
+class Arrive(Request):
+    """GPU Server → GPU Server: a vGPU moves to you → ``Arrival``; refused as ``Create`` is. The same question has the
+    same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
+    ``home``, ``programs`` (pid, start): of ``gpuserver.core.passage``. ``generation``, ``next_epoch``: what its hooks
+    have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``."""
+
+    op: Literal["arrive"] = "arrive"
+    vgpu: str
+    spec: VgpuSpec
+    owner_uid: int
+    share_gid: int
+    created_unix_ns: int
+    expires_unix_ns: int | None
+    source: int
+    gpu_name: str
+    suspended: bool
+    goes_on: bool
+    home: str
+    programs: tuple[tuple[int, int], ...]
+    generation: int
+    next_epoch: int
+    book: dict[str, int] | None
+    trial: bool = False
+
+
 class List(Request):
     """All vGPUs of the node → ``VgpuList``."""
 
@@ -147,6 +181,7 @@ AnyRequest = Annotated[
     | Remove
     | Suspend
     | Resume
+    | Migrate
     | List
     | Inspect
     | Processes
@@ -162,11 +197,12 @@ REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
 
 class Forward(Request):
-    """Node → GPU Server: ``request`` of the process that the node has on its own link, by the kernel's word."""
+    """Node → GPU Server: ``request`` of the process that the node has on its own link, by the kernel's word. Or from
+    another GPU Server: its own."""
 
     op: Literal["forward"] = "forward"
     uid: int
-    request: AnyRequest
+    request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
 
 
 FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
@@ -184,9 +220,9 @@ class VgpuReading(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    # starting: not yet admitting; suspended: until it is resumed; restarting: its GPU Server is, and the rest is what
-    # that said last
-    state: Literal["starting", "idle", "waiting", "running", "suspended", "removing", "restarting", "failed"]
+    # starting: not yet admitting; suspended: until it is resumed; moving: between two GPUs; restarting: its GPU Server
+    # is, and the rest is what that said last
+    state: Literal["starting", "idle", "waiting", "running", "suspended", "moving", "removing", "restarting", "failed"]
     reason: str = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
@@ -220,6 +256,7 @@ class VgpuReading(Reading):
     processes: int  # attached now
     launches: int
     broker_pid: int | None
+    leaving_to: int | None = None  # the GPU that it is about to belong to, or does already
     environment: dict[str, str]  # for processes, besides the hook: VGPU_ID, and where this node is
     warnings: tuple[str, ...] = ()  # what is not as one would expect just now, in sentences
 
@@ -253,6 +290,16 @@ class ProcessReading(Reading):
     longest_kernel_ns: int
     sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
     sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
+
+
+class Departure(Reading):
+    """A vGPU is another GPU's from now on. ``goes_on``: its programs are to be brought back there."""
+
+    goes_on: bool
+
+
+class Arrival(Reading):
+    """A GPU Server has taken a vGPU, or (of a trial) would."""
 
 
 class VgpuList(Reading):
@@ -342,7 +389,7 @@ class Snapshot(Reading):
 
 class EventReading(Reading):
     """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
-    refused (memory), suspended, resumed, stranded, drift, outside (in no vGPU), broker-restarted,
+    refused (memory), suspended, resumed, migrated, stranded, drift, outside (in no vGPU), broker-restarted,
     server-restarted, link-closed, mode."""
 
     at_unix_s: float

@@ -1,0 +1,247 @@
+"""Moving a vGPU to another GPU of the node: the shell of ``gpuserver.core.passage``.
+
+Here it stands still as a suspended one does; its broker finds the other server by a link in the vGPU's directory, which
+that one turns to itself; there the driver restores the programs on the other GPU. Between the servers goes one message,
+``Arrive``, asked until it is answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gpuserver.core.leases import Book, Mode
+from gpuserver.core.passage import Passage
+from gpuserver.core.registry import Owner, VgpuRecord
+from gpuserver.runtime.suspension import away
+from gpuserver.runtime.vgpus import NO_PROCESS
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.protocol.messages import Arrival, Arrive, Departure, Forward, Inspect, VgpuDetail
+from vgpu.protocol.peer import listener_at
+from vgpu.protocol.service import ask
+from vgpu.units import counted
+
+if TYPE_CHECKING:
+    from gpuserver.runtime.server import GpuServer
+    from gpuserver.runtime.vgpus import Vgpu
+
+log = structlog.get_logger(__name__)
+
+ARRIVE_S: Final = 20.0
+"""A server that has taken a vGPU answers when it has its broker, or soon after it had to start another."""
+BROKER_S: Final = 12.0
+AGAIN_S: Final = 0.2
+PATIENCE_S: Final = 30.0
+"""So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
+NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
+
+
+class Migration:
+    """``leave`` here, ``arrive`` there."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+
+    # --- where it is
+
+    async def leave(self, vgpu: Vgpu, to: int) -> Departure:
+        """Returns once it is the other GPU's. Errors: those of ``suspend``; those of the other GPU, as for ``create``,
+        and the vGPU goes on here; ``unavailable`` if the other does not answer."""
+        async with vgpu.turn:
+            if vgpu.passage.leaving is None:
+                await self._set_out(vgpu, to)
+            elif vgpu.passage.leaving != to:
+                raise away(vgpu)
+        with trio.move_on_after(PATIENCE_S) as patience:
+            await vgpu.settled.wait()
+        if patience.cancelled_caught:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"GPU {to} does not answer; {vgpu.record.vgpu_id} stands still, and moves when it does",
+                "see: vgpuctl gpu ls",
+            )
+        if vgpu.refusal is not None:
+            raise vgpu.refusal
+        return Departure(goes_on=vgpu.passage.goes_on)
+
+    async def _set_out(self, vgpu: Vgpu, to: int) -> None:
+        server = self._server
+        server.suspension.check(vgpu)
+        await self.release(vgpu)
+        programs = await server.suspension.processes(vgpu)
+        await self._ask(to, self._request(vgpu, vgpu.passage, programs, trial=True))
+        vgpu.passage = vgpu.passage.begun(suspended=vgpu.record.suspended)
+        await server.suspension.halt(vgpu)
+        try:
+            programs = await server.suspension.processes(vgpu)
+            server.suspension.check(vgpu)
+            vgpu.passage = vgpu.passage.left(to, server.facts.uuid, tuple(programs))
+            if not await server.remember():
+                raise unwritten(server)
+        except VgpuError:
+            vgpu.passage = vgpu.passage.stayed()
+            if vgpu.passage.goes_on and not vgpu.removed.is_set():
+                server.nursery.start_soon(self.go_on, vgpu)
+            raise
+        vgpu.settled, vgpu.refusal = trio.Event(), None
+        server.brokers.let_go(vgpu)
+        server.nursery.start_soon(self.settle, vgpu)
+
+    async def settle(self, vgpu: Vgpu) -> None:
+        """Ask the GPU that it is leaving for until that has answered."""
+        server, to = self._server, vgpu.passage.leaving
+        assert to is not None
+        while True:
+            try:
+                await self._ask(to, self._request(vgpu, vgpu.passage, vgpu.passage.programs))
+                break
+            except VgpuError as error:
+                if error.code not in NO_ANSWER:
+                    await self._stay(vgpu, error)
+                    return
+                log.info("no answer yet", vgpu=vgpu.record.vgpu_id, gpu=to, reason=str(error))
+            await trio.sleep(AGAIN_S)
+        broker = vgpu.broker
+        server.forget(vgpu)
+        await server.remember()
+        vgpu.settled.set()
+        if broker != NO_PROCESS:
+            server.nursery.start_soon(server.brokers.bury, broker)
+
+    async def _stay(self, vgpu: Vgpu, refusal: VgpuError) -> None:
+        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        vgpu.passage = vgpu.passage.stayed()
+        vgpu.registered = trio.Event()
+        server.brokers.claim(vgpu)
+        server.nursery.start_soon(server.brokers.keep, vgpu)
+        await server.remember()
+        if vgpu.passage.goes_on:
+            await self.go_on(vgpu)
+        vgpu.refusal = VgpuError(
+            refusal.code, f"{vgpu_id} stays on GPU {server.facts.index}: {refusal.message}", refusal.hint
+        )
+        vgpu.settled.set()
+
+    async def go_on(self, vgpu: Vgpu) -> None:
+        """It stood still for the way only. Where its programs cannot be brought back it is suspended."""
+        try:
+            await self._server.suspension.resume(vgpu)
+        except VgpuError as error:
+            log.warning("not resumed", vgpu=vgpu.record.vgpu_id, reason=str(error))
+
+    def _request(
+        self, vgpu: Vgpu, passage: Passage, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
+    ) -> Arrive:
+        server, record = self._server, vgpu.record
+        book = server.tokens.books().get(record.key)
+        return Arrive(
+            vgpu=record.vgpu_id,
+            spec=record.spec,
+            owner_uid=record.owner.uid,
+            share_gid=record.owner.share_gid,
+            created_unix_ns=record.created_unix_ns,
+            expires_unix_ns=record.expires_unix_ns,
+            source=server.facts.index,
+            gpu_name=server.facts.name,
+            suspended=record.suspended,
+            goes_on=passage.goes_on,
+            home=passage.home,
+            programs=tuple((process.pid, process.start_time) for process in programs),
+            generation=vgpu.generation,
+            next_epoch=server.tokens.next_epoch,
+            book=None if book is None else asdict(book),
+            trial=trial,
+        )
+
+    async def _ask(self, to: int, request: Arrive) -> None:
+        socket = self._server.settings.paths.server_socket(to)
+        await ask(socket, Forward(uid=request.owner_uid, request=request), Arrival, ARRIVE_S)
+
+    # --- where it comes to be
+
+    async def arrive(self, arriving: Arrive) -> Arrival:
+        """From the answer on it belongs here, whatever anybody remembers. Errors: as for ``create``; ``mode``;
+        ``in-use`` for programs that were begun on another kind of GPU."""
+        server = self._server
+        if arriving.vgpu not in server.vgpus:
+            self._check_kind(arriving)
+            if arriving.trial:
+                self._admit(arriving, trial=True)
+                return Arrival()
+            await self._take(arriving)
+        vgpu = server.vgpus.get(arriving.vgpu)
+        with trio.move_on_after(BROKER_S):
+            if vgpu is not None:
+                await vgpu.registered.wait()  # then nobody writes into the other GPU's pages any more
+        return Arrival()
+
+    def _admit(self, arriving: Arrive, *, trial: bool) -> VgpuRecord:
+        server = self._server
+        server.count_occupied()
+        registry = server.registry.copy() if trial else server.registry
+        return registry.adopt(
+            arriving.vgpu,
+            arriving.spec,
+            Owner(arriving.owner_uid, arriving.share_gid),
+            arriving.created_unix_ns,
+            arriving.expires_unix_ns,
+            suspended=arriving.suspended,
+        )
+
+    def _check_kind(self, arriving: Arrive) -> None:
+        facts = self._server.facts
+        if arriving.programs and arriving.gpu_name != facts.name and self._server.mode is Mode.TEMPORAL:
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"GPU {facts.index} is a {facts.name}, GPU {arriving.source} a {arriving.gpu_name}, and programs move "
+                "between GPUs of one kind",
+                "end them first: vgpuctl ps",
+            )
+
+    async def _take(self, arriving: Arrive) -> None:
+        server, vgpu_id = self._server, arriving.vgpu
+        record = self._admit(arriving, trial=False)
+        server.follow(arriving.generation, arriving.next_epoch)
+        programs = tuple(Process(*program) for program in arriving.programs)
+        passage = Passage(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(arriving.source)
+        # What the other GPU owes it, or it owes there, is no matter of this one.
+        book = None if arriving.book is None else replace(Book(**arriving.book), lag_ns=0)
+        vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
+        server.apply_shares()
+        vgpu.broker = listener_at(server.settings.paths.broker_socket(vgpu_id)) or NO_PROCESS
+        if not await server.remember():
+            server.forget(vgpu)
+            raise unwritten(server)
+        server.brokers.claim(vgpu)
+        server.nursery.start_soon(server.brokers.keep, vgpu)
+        if arriving.goes_on:
+            server.nursery.start_soon(self.go_on, vgpu)
+        text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
+        server.happened("migrated", vgpu, text + counted(len(programs), "program"), source=arriving.source)
+
+    async def release(self, vgpu: Vgpu) -> None:
+        """Make sure that where it came from nobody remembers it. ``unavailable``: nobody there can say."""
+        source = vgpu.passage.came_from
+        if source is None:
+            return
+        socket = self._server.settings.paths.server_socket(source)
+        inspect = Forward(uid=vgpu.record.owner.uid, request=Inspect(vgpu=vgpu.record.vgpu_id))
+        try:
+            await ask(socket, inspect, VgpuDetail, ARRIVE_S)
+        except VgpuError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                vgpu.passage = vgpu.passage.released()
+                return
+        raise VgpuError(
+            ErrorCode.UNAVAILABLE,
+            f"{vgpu.record.vgpu_id} has just come from GPU {source}, whose server does not say that it has let it go",
+            "try again in a moment; vgpuctl gpu ls",
+        )
+
+
+def unwritten(server: GpuServer) -> VgpuError:
+    return VgpuError(ErrorCode.INTERNAL, f"the journal of GPU {server.facts.index} cannot be written", "see: df")

@@ -1,0 +1,83 @@
+"""A program under the real hook that works for ever, checks what it has in memory, and says how often it did."""
+
+from __future__ import annotations
+
+import time
+
+from cython_ext.simengine import Engine
+from tests.integration.node import SimulatedNode, eventually
+from vgpu.protocol.messages import VgpuReading
+
+GIB = 1 << 30
+
+PROGRAM = """
+import sys, threading
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
+from tests.hook.app import App
+app = App()
+context = c_void_p()
+app.call("cuCtxGetCurrent", byref(context))
+block = app.allocate(int(sys.argv[1]))
+app.call("cuMemsetD8_v2", c_uint64(block), 7, 4096)
+kernel = app.kernel(1.0)
+count = 0
+def work():
+    global count
+    app.call("cuCtxSetCurrent", context)
+    while True:
+        kernel.launch()
+        app.synchronize()
+        assert app.read(block, 4096) == bytes([7]) * 4096
+        count += 1
+threading.Thread(target=work, daemon=True).start()
+print("started", flush=True)
+for line in sys.stdin:
+    print(eval(line) if line.strip() else count, flush=True)
+"""
+
+
+class Worker:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
+        self.popen = node.program(vgpu, PROGRAM, str(memory_bytes))
+        assert self.heard() == "started"
+
+    def heard(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def asked(self, expression: str) -> str:
+        """What an expression is there."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{expression}\n")
+        self.popen.stdin.flush()
+        return self.heard()
+
+    @property
+    def count(self) -> int:
+        return int(self.asked(""))
+
+    def goes_on(self) -> None:
+        before = self.count
+        eventually(lambda: self.count > before + 10, "it works")
+
+    def stands_still(self) -> bool:
+        before = self.count
+        time.sleep(0.2)  # nothing is to happen
+        return self.count == before
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+def on_gpu(node: SimulatedNode, gpu: int = 0) -> dict[int, int]:
+    """Bytes by pid."""
+    engine = Engine(node.paths.runtime / "sim", gpu)
+    engine.refresh()
+    return {pid: taken for pid, _, taken, *_ in engine.contexts().values()}
+
+
+def state(node: SimulatedNode, vgpu: VgpuReading) -> str:
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    return reading.state
