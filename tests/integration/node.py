@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -89,11 +89,12 @@ class SimulatedNode:
         self._children.append(child)
         return child
 
-    def program(self, vgpu: VgpuReading, body: str, *arguments: str) -> subprocess.Popen[str]:
-        """Python under the real hook, that is talked to by lines. The caller ends it."""
+    def program(self, vgpu: VgpuReading | Sequence[VgpuReading], body: str, *arguments: str) -> subprocess.Popen[str]:
+        """Python under the real hook, in one vGPU or several, that is talked to by lines. The caller ends it."""
+        vgpus = [vgpu] if isinstance(vgpu, VgpuReading) else vgpu
         return subprocess.Popen(
             [sys.executable, "-c", body, *arguments],
-            env=attachment([vgpu]).environment(self.environment),
+            env=attachment(vgpus).environment(self.environment),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from tests.integration.node import SimulatedNode
+from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import EventReading, GpuReading, VgpuReading
+from vgpu.spec import VgpuChanges
 
 
 @pytest.fixture
@@ -24,19 +33,231 @@ def workers() -> Iterator[list[Worker]]:
         worker.end()
 
 
+def gpus(node: SimulatedNode) -> tuple[GpuReading, ...]:
+    with node.link() as link:
+        return link.gpus()
+
+
+def plain(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").replace("-", "")
+
+
+def remembered(node: SimulatedNode, vgpu: VgpuReading) -> list[int]:
+    """The GPUs in whose journals it is."""
+    found = []
+    for gpu in gpus(node):
+        with closing(sqlite3.connect(f"file:{node.paths.journal(gpu.uuid)}?mode=ro", uri=True)) as journal:
+            rows = journal.execute("SELECT count(*) FROM vgpu WHERE vgpu_id = ?", (vgpu.vgpu_id,)).fetchone()
+        found += [gpu.index] * rows[0]
+    return found
+
+
+def vgpuctl(node: SimulatedNode, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "vgpu.ctl", *arguments]
+    return subprocess.run(argv, env=node.environment, capture_output=True, text=True, check=False)
+
+
 def test_programs_go_on_on_the_other_gpu(node: SimulatedNode, workers: list[Worker]) -> None:
+    """There and back: their memory with them, and every place where they can ask says the same GPU."""
     vgpu = node.create("0", sm_percent=80, memory_bytes="100G", name="wanderer")
     workers += [Worker(node, vgpu, 30 * GIB), Worker(node, vgpu, 40 * GIB)]
     for worker in workers:
         worker.goes_on()
+    uuids = [gpu.uuid for gpu in gpus(node)]
+    pids = sorted(worker.popen.pid for worker in workers)
     with node.link() as link:
         for to in (1, 0, 1):
-            moved = link.migrate("wanderer", str(to))
+            moved = link.migrate("wanderer", uuids[to] if to else "0")
             assert (moved.vgpu_id, moved.gpu_index, moved.name) == (vgpu.vgpu_id, to, "wanderer")
-            assert moved.owner_uid == vgpu.owner_uid
-            assert moved.spec == vgpu.spec
+            assert (moved.owner_uid, moved.spec, moved.broker_pid) == (vgpu.owner_uid, vgpu.spec, vgpu.broker_pid)
             for worker in workers:
                 worker.goes_on()
+                assert worker.asked("uuid()") == plain(uuids[to])
+                assert worker.asked("now()") == [1, uuids[to], 0, [100 * GIB, pids]]
+                assert worker.asked("nvml(first)") == [100 * GIB, pids], "by a handle of where it was"
             assert sum(on_gpu(node, 1 - to).values()) == 0
             assert sum(on_gpu(node, to).values()) > 70 * GIB
+            assert remembered(node, vgpu) == [to]
+            here, there = gpus(node)[to], gpus(node)[1 - to]
+            assert (here.vgpus, here.processes, here.guaranteed_memory_bytes) == (1, 2, 100 * GIB)
+            assert (there.vgpus, there.processes, there.guaranteed_memory_bytes) == (0, 0, 0)
     assert state(node, vgpu) in {"running", "waiting"}
+
+
+def test_its_limits_hold_there(node: SimulatedNode, workers: list[Worker]) -> None:
+    """Its memory's limit, and its share of time beside others: leases are the other GPU's."""
+    vgpu = node.create("0", sm_percent=30, memory_bytes="20G")
+    other = node.create("1", sm_percent=70, memory_bytes="20G")
+    workers += [Worker(node, vgpu, 10 * GIB), Worker(node, other, GIB)]
+    with node.link() as link:
+        before = link.migrate(vgpu.vgpu_id, "1")
+        assert workers[0].asked(f"allocation({8 * GIB})") == 0
+        assert workers[0].asked(f"allocation({4 * GIB})") == 2
+        for worker in workers:
+            worker.goes_on()
+        after = node.reading(vgpu.vgpu_id)
+        assert after is not None
+        assert after.tokens > before.tokens
+        assert eventually(
+            lambda: (now := node.reading(vgpu.vgpu_id)) and now.memory_used_bytes > 18 * GIB and now.held_ratio < 0.6,
+            "it takes turns there",
+        )
+        link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="40G"))
+        eventually(lambda: workers[0].asked(f"allocation({4 * GIB})") == 0, "it has more")
+
+
+def test_new_programs_begin_where_it_is(node: SimulatedNode, workers: list[Worker]) -> None:
+    """Those of ``exec``, and those that a program starts which has been there since before."""
+    vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
+    workers.append(Worker(node, vgpu, GIB))
+    uuids = [plain(gpu.uuid) for gpu in gpus(node)]
+    assert workers[0].asked("child()") == uuids[0]
+    with node.link() as link:
+        link.migrate(vgpu.vgpu_id, "1")
+    assert workers[0].asked("child()") == uuids[1]
+    body = "import sys; from tests.integration.worker import PROGRAM; sys.argv[1:] = [str(1 << 30)]; exec(PROGRAM)"
+    ran = subprocess.run(
+        [sys.executable, "-m", "vgpu.ctl", "exec", vgpu.vgpu_id, "--", sys.executable, "-c", body],
+        env=node.environment,
+        input="uuid()\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.split() == ["started", f'"{uuids[1]}"'], ran.stderr
+
+
+def test_who_only_looks_sees_where_it_is(node: SimulatedNode) -> None:
+    """NVML without cuInit: an observer."""
+    vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
+    body = """
+import pynvml, sys
+pynvml.nvmlInit()
+for _ in sys.stdin:
+    print(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0)), flush=True)
+"""
+    looks = node.program(vgpu, body)
+    assert looks.stdin is not None
+    assert looks.stdout is not None
+    seen = []
+    try:
+        with node.link() as link:
+            for to in ("0", "1", "0"):
+                if to != str(link.inspect(vgpu.vgpu_id).gpu.index):
+                    link.migrate(vgpu.vgpu_id, to)
+                looks.stdin.write("\n")
+                looks.stdin.flush()
+                seen.append(looks.stdout.readline().strip())
+    finally:
+        looks.kill()
+        looks.communicate()
+    assert seen == [gpus(node)[to].uuid for to in (0, 1, 0)]
+
+
+def test_a_suspended_one_stays_suspended(node: SimulatedNode, workers: list[Worker]) -> None:
+    """And need not fit before it is resumed; its programs are then where it is, however often it moved."""
+    vgpu = node.create("0", sm_percent=80, memory_bytes="100G")
+    workers.append(Worker(node, vgpu, 30 * GIB))
+    workers[0].goes_on()
+    full = node.create("1", sm_percent=80, memory_bytes="100G")
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        for to in (1, 0, 1):
+            moved = link.migrate(vgpu.vgpu_id, str(to))
+            assert (moved.state, moved.gpu_index) == ("suspended", to)
+            assert remembered(node, vgpu) == [to]
+        with pytest.raises(VgpuError) as refused:
+            link.resume(vgpu.vgpu_id)
+        assert refused.value.code is ErrorCode.NO_ROOM
+        assert workers[0].stands_still()
+        link.remove(full.vgpu_id)
+        assert link.resume(vgpu.vgpu_id).gpu_index == 1
+        workers[0].goes_on()
+        assert sum(on_gpu(node, 1).values()) > 30 * GIB
+        assert link.suspend(vgpu.vgpu_id).state == "suspended"
+        assert link.resume(vgpu.vgpu_id).state != "suspended"
+        workers[0].goes_on()
+
+
+def test_one_without_programs_simply_moves(node: SimulatedNode, workers: list[Worker]) -> None:
+    vgpu = node.create("0", sm_percent=30, memory_bytes="8G")
+    with node.link() as link:
+        assert link.migrate(vgpu.vgpu_id, "1").state == "idle"
+    workers.append(Worker(node, vgpu, GIB))
+    workers[0].goes_on()
+    assert on_gpu(node, 1)
+
+
+def test_what_is_refused_changes_nothing(node: SimulatedNode, workers: list[Worker]) -> None:
+    vgpu = node.create("0", sm_percent=60, memory_bytes="80G", group="team")
+    workers.append(Worker(node, vgpu, 8 * GIB))
+    node.create("1", sm_percent=60, memory_bytes="80G", name="there")
+    with node.link() as link:
+
+        def refused(reference: str, to: str) -> VgpuError:
+            with pytest.raises(VgpuError) as error:
+                link.migrate(reference, to)
+            workers[0].goes_on()
+            assert remembered(node, vgpu) == [0]
+            return error.value
+
+        no_room = refused(vgpu.vgpu_id, "1")
+        assert no_room.code is ErrorCode.NO_ROOM
+        assert "80 GiB of memory asked for" in no_room.message
+        assert refused(vgpu.vgpu_id, "0").message == f"{vgpu.vgpu_id} is on GPU 0 already"
+        assert refused(vgpu.vgpu_id, "7").code is ErrorCode.NOT_FOUND
+        assert refused(vgpu.vgpu_id, "auto").code is ErrorCode.INVALID
+        assert refused("nobody", "1").code is ErrorCode.NOT_FOUND
+        link.remove("there")
+        node.create("1", sm_percent=10, memory_bytes="1G", group="team", name="mate")
+        assert "group 'team'" in refused(vgpu.vgpu_id, "1").message
+        link.remove("mate")
+        link.set_gpu("1", mode="spatial")
+        assert refused(vgpu.vgpu_id, "1").code is ErrorCode.MODE
+        spatial = node.create("1", sm_percent=10, memory_bytes="1G")
+        assert refused(spatial.vgpu_id, "0").code is ErrorCode.MODE
+
+
+def test_a_program_of_two_vgpus_holds_both_where_they_are(node: SimulatedNode) -> None:
+    two = [node.create(str(gpu), sm_percent=30, memory_bytes="8G") for gpu in (0, 1)]
+    body = "import sys; from tests.hook.app import App; App(); print('started', flush=True); sys.stdin.readline()"
+    program = node.program(two, body)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "started\n"
+        with node.link() as link, pytest.raises(VgpuError) as refused:
+            link.migrate(two[0].vgpu_id, "1")
+        assert refused.value.code is ErrorCode.IN_USE
+        assert two[1].vgpu_id in refused.value.message
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_the_command(node: SimulatedNode) -> None:
+    vgpu = node.create("0", sm_percent=30, memory_bytes="4G", name="mover")
+    told = vgpuctl(node, "migrate", "mover", "--gpu", "1", "-o", "json")
+    assert told.returncode == 0, told.stderr
+    reading = json.loads(told.stdout)
+    assert (reading["vgpu_id"], reading["gpu_index"], reading["state"]) == (vgpu.vgpu_id, 1, "idle")
+    again = vgpuctl(node, "migrate", "mover", "--gpu", "1")
+    assert (again.returncode, again.stderr) == (2, f"vgpuctl: {vgpu.vgpu_id} is on GPU 1 already\n")
+    assert "mover" in vgpuctl(node, "migrate", "mover", "--gpu", "0").stdout
+
+
+def test_whoever_watches_hears_of_it(node: SimulatedNode) -> None:
+    vgpu = node.create("0", sm_percent=30, memory_bytes="4G")
+    heard: list[EventReading] = []
+    with node.link() as watching, node.link() as link:
+        notices = watching.watch(events=True)
+        next(notices)  # it is heard from now on
+
+        def hear() -> None:
+            heard.append(next(n.event for n in notices if n.event is not None and n.event.kind == "migrated"))
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        link.migrate(vgpu.vgpu_id, "1")
+        thread.join()
+    assert heard[0].text == f"{vgpu.vgpu_id} migrated from GPU 0 to GPU 1: 0 programs"
+    assert (heard[0].gpu_index, heard[0].vgpu_id) == (1, vgpu.vgpu_id)

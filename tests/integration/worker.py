@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
@@ -11,10 +13,13 @@ from vgpu.protocol.messages import VgpuReading
 GIB = 1 << 30
 
 PROGRAM = """
-import sys, threading
-from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
+import json, subprocess, sys, threading
+from ctypes import byref, c_char, c_size_t, c_uint64, c_void_p
+import pynvml
 from tests.hook.app import App
 app = App()
+pynvml.nvmlInit()
+first = pynvml.nvmlDeviceGetHandleByIndex(0)
 context = c_void_p()
 app.call("cuCtxGetCurrent", byref(context))
 block = app.allocate(int(sys.argv[1]))
@@ -29,10 +34,27 @@ def work():
         app.synchronize()
         assert app.read(block, 4096) == bytes([7]) * 4096
         count += 1
+def uuid():
+    raw = (c_char * 16)()
+    app.call("cuDeviceGetUuid_v2", raw, app.device)
+    return raw.raw.hex()
+def nvml(handle):
+    listed = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return [pynvml.nvmlDeviceGetMemoryInfo(handle).total, sorted(listed)]
+def now():
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    index, uuid = pynvml.nvmlDeviceGetIndex(handle), pynvml.nvmlDeviceGetUUID(handle)
+    return [pynvml.nvmlDeviceGetCount(), uuid, index, nvml(handle)]
+def child():
+    body = "from tests.hook.app import App; app = App(); from ctypes import *; raw = (c_char * 16)(); "
+    body += "app.call('cuDeviceGetUuid_v2', raw, app.device); print(raw.raw.hex())"
+    return subprocess.run([sys.executable, "-c", body], capture_output=True, text=True).stdout.strip()
+def allocation(size):
+    return app.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(size))
 threading.Thread(target=work, daemon=True).start()
 print("started", flush=True)
 for line in sys.stdin:
-    print(eval(line) if line.strip() else count, flush=True)
+    print(json.dumps(eval(line)) if line.strip() else count, flush=True)
 """
 
 
@@ -45,12 +67,12 @@ class Worker:
         assert self.popen.stdout is not None
         return self.popen.stdout.readline().strip()
 
-    def asked(self, expression: str) -> str:
+    def asked(self, expression: str) -> Any:
         """What an expression is there."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(f"{expression}\n")
         self.popen.stdin.flush()
-        return self.heard()
+        return json.loads(self.heard())
 
     @property
     def count(self) -> int:
