@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -261,3 +264,83 @@ def test_whoever_watches_hears_of_it(node: SimulatedNode) -> None:
         thread.join()
     assert heard[0].text == f"{vgpu.vgpu_id} migrated from GPU 0 to GPU 1: 0 programs"
     assert (heard[0].gpu_index, heard[0].vgpu_id) == (1, vgpu.vgpu_id)
+
+
+def victim(node: SimulatedNode, who: str, vgpu: VgpuReading, asking: subprocess.Popen[str], worker: Worker) -> int:
+    """Its pid; 0 if it is not there."""
+    now = node.reading(vgpu.vgpu_id)
+    source = vgpu.gpu_index if now is None else now.gpu_index
+    match who:
+        case "source":
+            return node.server_pid(source)
+        case "target":
+            return node.server_pid(1 - source)
+        case "broker":
+            return 0 if now is None else now.broker_pid or 0
+        case "vgpuctl":
+            return asking.pid
+        case "program":
+            return worker.popen.pid
+        case _:
+            return node.supervisor.pid
+
+
+def books(node: SimulatedNode, gpu: int) -> tuple[int, int, int]:
+    reading = gpus(node)[gpu]
+    return reading.vgpus, reading.processes, reading.guaranteed_memory_bytes
+
+
+def finished(node: SimulatedNode, vgpu: VgpuReading, to: int) -> bool:
+    """``migrate`` again, or ``resume``, whichever the command says."""
+    try:
+        with node.link() as link:
+            moved = link.migrate(vgpu.vgpu_id, str(to))
+            if moved.state == "suspended":
+                moved = link.resume(vgpu.vgpu_id)
+    except VgpuError as error:
+        if "vgpuctl resume" in error.hint:
+            with suppress(VgpuError), node.link() as link:
+                link.resume(vgpu.vgpu_id)
+        return error.message.endswith("already") and state(node, vgpu) not in {"suspended", "moving", "restarting"}
+    return moved.gpu_index == to and moved.state != "moving"
+
+
+@pytest.mark.parametrize("who", ["source", "target", "broker", "vgpuctl", "program", "node"])
+def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
+    node: SimulatedNode, workers: list[Worker], who: str
+) -> None:
+    vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
+    workers += [Worker(node, vgpu, 2 * GIB), Worker(node, vgpu, 3 * GIB)]
+    at = 0
+    for delay_s in (0.0, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0):
+        for worker in workers:
+            worker.goes_on()
+        to = 1 - at
+        argv = [sys.executable, "-m", "vgpu.ctl", "migrate", vgpu.vgpu_id, "--gpu", str(to)]
+        asking = subprocess.Popen(argv, env=node.environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        killed = victim(node, who, node.reading(vgpu.vgpu_id) or vgpu, asking, workers[0])
+        time.sleep(delay_s)  # the moment is what varies
+        with suppress(ProcessLookupError):
+            os.kill(killed, signal.SIGKILL)
+        if who == "program":
+            workers.pop(0).end()
+        if who == "node":
+            node.supervisor.wait()
+            node.start()
+        asking.communicate()
+        eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is known")
+        eventually(lambda to=to: finished(node, vgpu, to), "it has moved")
+        at = to
+        for worker in workers:
+            worker.goes_on()
+            assert worker.asked("uuid()") == plain(gpus(node)[at].uuid)
+        eventually(lambda at=at: remembered(node, vgpu) == [at], "the other GPU has forgotten it")
+        eventually(lambda at=at: books(node, at) == (1, len(workers), 20 * GIB), "it is in the books here")
+        eventually(lambda at=at: books(node, 1 - at) == (0, 0, 0), "and in none there")
+        assert sum(on_gpu(node, 1 - at).values()) == 0
+        if who == "program":
+            workers.insert(0, Worker(node, vgpu, 2 * GIB))
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    assert reading.memory_used_bytes > 5 * GIB
+    assert reading.memory_used_bytes == reading.memory_implicit_bytes + 5 * GIB
