@@ -37,8 +37,8 @@ class Step(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Passage:
     """``goes_on``: its programs are to go on as soon as they can. ``leaving``, ``came_from``: GPUs, by their index.
-    ``home``: UUID of the GPU on which its programs were checkpointed, "" for this one. ``programs``: which these are;
-    its broker may have died meanwhile, and not know them yet."""
+    ``home``: UUID of the GPU on which its programs were checkpointed, "" for this one. ``programs``: those
+    that were in it when that was written; its broker may have died meanwhile, and not know them yet."""
 
     goes_on: bool = False
     leaving: int | None = None
@@ -75,7 +75,7 @@ class Passage:
 
     def brought_back(self) -> Passage:
         """Its programs run, here."""
-        return Passage(came_from=self.came_from)
+        return replace(self, goes_on=False, home="")
 
     def given_up(self) -> Passage:
         """They could not be brought back: somebody has to ask for that."""

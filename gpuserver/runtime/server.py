@@ -371,6 +371,7 @@ class GpuServer:
         if known:
             return  # a broker that reconnects tells the whole state; a process may attach again
         vgpu.seen[message.slot] = process
+        self.nursery.start_soon(self.remember)  # if server and broker die, it is to be found again
         self.memory.expect_growth()
         self.happened("attached", vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
 
@@ -386,6 +387,8 @@ class GpuServer:
             self._accompany(vgpu, message.slot, ())
         if vgpu.present.get(message.slot) == Process(message.pid, message.start_time):
             del vgpu.present[message.slot]
+        left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
+        vgpu.passage = replace(vgpu.passage, programs=left)
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
@@ -491,7 +494,12 @@ class GpuServer:
         async with self._journal_turn:
             books: dict[VgpuKey, Book] = self.tokens.books()
             rows = [
-                VgpuRow.of(vgpu.record, books.get(vgpu.record.key), suspended=vgpu.still, passage=vgpu.passage)
+                VgpuRow.of(
+                    vgpu.record,
+                    books.get(vgpu.record.key),
+                    suspended=vgpu.still,
+                    passage=replace(vgpu.passage, programs=vgpu.programs),
+                )
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set() or vgpu.still  # whoever cannot be brought back yet is not forgotten
             ]

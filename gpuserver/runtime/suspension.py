@@ -115,7 +115,7 @@ class Suspension:
     async def let_go(self, vgpu: Vgpu) -> None:
         """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
         stand still for ever. The caller has its turn."""
-        processes = self._known(vgpu)
+        processes = list(vgpu.programs)
         try:
             answer = await self._ask_driver("resume", vgpu, processes)
         except VgpuError as error:
@@ -192,11 +192,6 @@ class Suspension:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 
-    def _known(self, vgpu: Vgpu) -> list[Process]:
-        """In it, or in it when they were checkpointed elsewhere: their hooks may not have found a new broker yet."""
-        before = [process for process in vgpu.passage.programs if is_alive(process)]
-        return list(dict.fromkeys((*vgpu.present.values(), *before)))
-
     async def processes(self, vgpu: Vgpu) -> list[Process]:
         """Those that are in it, once its broker is there to say."""
         with trio.move_on_after(BROKER_S):
@@ -206,7 +201,7 @@ class Suspension:
                 await trio.sleep(0.01)
         if vgpu.link is None:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the broker of {vgpu.record.vgpu_id} is not back yet", "try again")
-        return self._known(vgpu)
+        return list(vgpu.programs)
 
     async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
         if not processes:

@@ -16,6 +16,7 @@ from gpuserver.device.nvml import GpuFacts
 from vgpu.choices import OnServerLoss
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
+from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 
 NO_PROCESS = Process(0, 0)
@@ -128,6 +129,12 @@ class Vgpu:
     def alive(self) -> list[SlotReading]:
         """Processes attached and not known to be dead."""
         return [slot for slot in self.slots if slot.state is not SlotState.DEAD]
+
+    @property
+    def programs(self) -> tuple[Process, ...]:
+        """Its processes, those too that were in it when its last server or broker died, and have not come back yet."""
+        before = (process for process in self.passage.programs if is_running(process))
+        return tuple(dict.fromkeys((*self.present.values(), *before)))
 
     @property
     def refusals(self) -> int:

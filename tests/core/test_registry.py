@@ -380,3 +380,28 @@ class Promises(RuleBasedStateMachine):
 
 
 TestPromises = Promises.TestCase
+
+
+def test_one_from_another_gpu_is_admitted_like_a_new_one_and_stays_what_it_was() -> None:
+    found = registry()
+    found.create("here", VgpuSpec.parse(sm_percent=60, memory_bytes="80G", name="here"), ME, 1)
+    spec = VgpuSpec.parse(sm_percent=60, memory_bytes="40G")
+    for trial in (found.copy(), found):
+        with pytest.raises(VgpuError) as refused:
+            trial.adopt("comes", spec, ME, 5, 7, suspended=False)
+        assert refused.value.code is ErrorCode.NO_ROOM
+        assert [record.vgpu_id for record in found] == ["here"]
+    tried = found.copy()
+    tried.adopt("comes", spec, ME, 5, 7, suspended=True)
+    assert "comes" not in found
+    record = found.adopt("comes", spec, ME, 5, 7, suspended=True)
+    assert (record.created_unix_ns, record.expires_unix_ns, record.suspended, record.key) == (5, 7, True, 1)
+    with pytest.raises(VgpuError) as refused:
+        found.resume("comes")
+    assert refused.value.code is ErrorCode.NO_ROOM
+    found.check()
+    found.remove("here")
+    assert not found.resume("comes").suspended
+    with pytest.raises(VgpuError) as refused:
+        registry(Mode.SPATIAL).adopt("comes", spec, ME, 5, 7, suspended=False)
+    assert refused.value.code is ErrorCode.MODE

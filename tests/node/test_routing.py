@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.routing import candidates, find_gpu, find_vgpu
+from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
 from vgpu.node.supervisor import _unknown_gpu
 from vgpu.protocol.messages import GpuReading, VgpuReading
 
@@ -80,3 +80,16 @@ def test_a_gpu_that_is_not_there_or_not_served() -> None:
     assert refused.value.code is ErrorCode.AMBIGUOUS
     with pytest.raises(VgpuError, match="not served: broken"):
         candidates("0", [gpu(0, state="failed", reason="broken")])
+
+
+def test_one_that_moves_is_told_of_once_by_who_has_it() -> None:
+    usual = {"vgpu_id": "vgpu-1", "name": None, "state": "moving", "leaving_to": None}
+    here = VgpuReading.model_construct(**usual)
+    leaving = VgpuReading.model_construct(**usual | {"leaving_to": 1})
+    stale = VgpuReading.model_construct(**usual | {"state": "restarting"})
+    other = VgpuReading.model_construct(**usual | {"vgpu_id": "vgpu-2", "state": "idle"})
+    for unsure in (leaving, stale):
+        assert told_once([unsure, other, here]) == (other, here)
+        assert told_once([here, unsure]) == (here,)
+        assert told_once([unsure, other]) == (unsure, other)
+    assert told_once([stale, leaving]) == (stale,)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpuserver.core.leases import Book, Mode
+from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
 
 BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
@@ -25,7 +27,8 @@ def rows(count: int) -> list[VgpuRow]:
     for n in range(count):
         spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
         record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
-        made.append(VgpuRow.of(record, BOOK if n % 2 else None, suspended=n % 3 == 2))
+        passage = Passage(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
+        made.append(VgpuRow.of(record, BOOK if n % 2 else None, suspended=n % 3 == 2, passage=passage))
     return made
 
 
@@ -79,8 +82,10 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
     with closing(sqlite3.connect(path)) as raw, raw:
         raw.execute("ALTER TABLE server DROP COLUMN window_ns")
         raw.execute("ALTER TABLE vgpu DROP COLUMN suspended")
+        raw.execute("ALTER TABLE vgpu DROP COLUMN passage")
         raw.execute("UPDATE server SET schema_version = 1")
-    assert begun(path) == (replace(server, generation=2, next_epoch=77), rows(2))
+    known = [replace(row, passage=AT_REST) for row in rows(2)]
+    assert begun(path) == (replace(server, generation=2, next_epoch=77), known)
 
 
 def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal) -> None:

@@ -69,8 +69,13 @@ def start_time(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(f"no process {pid}") from error
-    # The second field is the name in brackets, and may itself hold brackets and blanks: count from its end.
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+    return int(_fields(text)[19])
+
+
+def _fields(text: bytes) -> list[bytes]:
+    """Of /proc/PID/stat, from the third on: the second is the name in brackets, and may itself hold brackets and
+    blanks."""
+    return text[text.rindex(b")") + 2 :].split()
 
 
 def is_alive(process: Process) -> bool:
@@ -79,3 +84,12 @@ def is_alive(process: Process) -> bool:
         return start_time(process.pid) == process.start_time
     except ProcessLookupError:
         return False
+
+
+def is_running(process: Process) -> bool:
+    """Whether this very process exists, and is more than a zombie."""
+    try:
+        fields = _fields(Path(f"/proc/{process.pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(fields[19]) == process.start_time and fields[0] not in (b"Z", b"X")
