@@ -11,23 +11,32 @@ import pytest
 from benchmarks.gpu.node import Node
 
 
-def gpu_present() -> bool:
+def gpu_count() -> int:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return 0
     count = ctypes.c_int()
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if item.get_closest_marker("gpu")]
-    if not mine or gpu_present():
+    if not mine or gpu_count():
         return
     if os.environ.get("REQUIRE_GPU") == "1":
         raise pytest.UsageError("REQUIRE_GPU=1, but no GPU answers cuInit here")
     for item in mine:
         item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    if gpu_count() < 2:
+        message = f"two GPUs are needed, {gpu_count()} are here"
+        if int(os.environ.get("REQUIRE_GPUS", "0")) >= 2:
+            pytest.fail(message)
+        pytest.skip(message)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,24 +16,10 @@ import pytest
 
 from benchmarks.gpu.node import Node
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("two_gpus")]
 PROGRAM = Path(__file__).with_name("gang_job.py")
 SECONDS = 10.0
 PATIENCE_S = 120
-
-
-def gpu_count() -> int:
-    driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-@pytest.fixture(autouse=True)
-def two_gpus() -> None:
-    if gpu_count() < 2:
-        message = f"two GPUs are needed, {gpu_count()} are here"
-        if int(os.environ.get("REQUIRE_GPUS", "0")) >= 2:
-            pytest.fail(message)
-        pytest.skip(message)
 
 
 @pytest.fixture
