@@ -176,7 +176,7 @@ class Migration:
         vgpu = server.vgpus.get(arriving.vgpu)
         with trio.move_on_after(BROKER_S):
             if vgpu is not None:
-                await vgpu.registered.wait()  # then nobody writes into the other GPU's pages any more
+                await vgpu.admits.wait()  # then nobody writes into the other GPU's pages any more
         return Arrival()
 
     def _admit(self, arriving: Arrive, *, trial: bool) -> VgpuRecord:
