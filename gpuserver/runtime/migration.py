@@ -7,6 +7,7 @@ that one turns to itself; there the driver restores the programs on the other GP
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ ARRIVE_S: Final = 20.0
 """A server that has taken a vGPU answers when it has its broker, or soon after it had to start another."""
 BROKER_S: Final = 12.0
 AGAIN_S: Final = 0.2
+RELEASE_S: Final = 1.0
 PATIENCE_S: Final = 30.0
 """So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
 NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
@@ -218,10 +220,18 @@ class Migration:
             raise unwritten(server)
         server.brokers.claim(vgpu)
         server.nursery.start_soon(server.brokers.keep, vgpu)
+        server.nursery.start_soon(self.be_released, vgpu)
         if arriving.goes_on:
             server.nursery.start_soon(self.go_on, vgpu)
         text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
         server.happened("migrated", vgpu, text + counted(len(programs), "program"), source=arriving.source)
+
+    async def be_released(self, vgpu: Vgpu) -> None:
+        """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""
+        while vgpu.passage.came_from is not None and not vgpu.removed.is_set():
+            await trio.sleep(RELEASE_S)
+            with suppress(VgpuError):
+                await self.release(vgpu)
 
     async def release(self, vgpu: Vgpu) -> None:
         """Make sure that where it came from nobody remembers it. ``unavailable``: nobody there can say."""

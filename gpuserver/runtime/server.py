@@ -195,6 +195,7 @@ class GpuServer:
                 continue
             self.brokers.claim(vgpu)
             self.nursery.start_soon(self.brokers.keep, vgpu)
+            self.nursery.start_soon(self.migration.be_released, vgpu)
             if row.passage.next_step is Step.GO_ON:
                 self.nursery.start_soon(self.migration.go_on, vgpu)
         self._remembered = []

@@ -63,8 +63,10 @@ class Suspension:
                 return
             await self.halt(vgpu)
             if not vgpu.removed.is_set():
+                vgpu.passage = vgpu.passage.given_up()
                 server.registry.suspend(vgpu_id)  # others may have its place from now on
                 server.apply_shares()
+                await server.remember()
 
     async def halt(self, vgpu: Vgpu) -> None:
         """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
