@@ -6,8 +6,8 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.driver cimport (
     CONTEXT_IS_DESTROYED, Context, CUresult, Device, drv_begin, drv_device, drv_end, drv_follow, drv_forget_context,
-    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT, INVALID_DEVICE,
-    INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
+    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT,
+    INVALID_DEVICE, INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
 from cython_ext.sim.mps cimport MPS_SERVER_NOT_READY, sim_granted_sms, sim_mps_limit, sim_mps_refusal, sim_mps_server

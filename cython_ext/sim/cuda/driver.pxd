@@ -118,7 +118,8 @@ cdef public struct Work:
     uint32_t kind           # SimOpKind
     double ns               # duration at full rate
     uint32_t sms
-    uint32_t wait_slot      # OP_WAIT
+    SimGpu* wait_gpu        # OP_WAIT: whose stream; NULL: of the same GPU, whichever that is
+    uint32_t wait_slot
     uint32_t wait_generation
     uint64_t wait_count
     Effect effect

@@ -170,6 +170,7 @@ cdef public CUresult cuStreamWaitEvent(void* handle, Event* event, unsigned int 
     memset(&work, 0, sizeof(Work))
     if event.gpu == stream.gpu:
         work.kind = OP_WAIT
+        work.wait_gpu = event.gpu        # if the stream moves before this is queued, the event has happened
         work.wait_slot = event.slot
         work.wait_generation = event.generation
         work.wait_count = event.count

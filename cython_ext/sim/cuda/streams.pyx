@@ -13,7 +13,9 @@ from cython_ext.sim.cuda.driver cimport (
     drv_wait, drv_wait_room, drv_wake_agent, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_fetch, sim_has_room, sim_next_op, sim_open_stream, sim_submit
-from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimOp
+from cython_ext.sim.state cimport (
+    OP_EXTERNAL, OP_MARK, SIM_NOWHERE, SIM_QUEUE, STREAM_LEGACY, STREAM_NONBLOCKING, SimGpu, SimOp,
+)
 
 cdef enum:
     OWN_STREAMS = 8
@@ -97,7 +99,7 @@ cdef public CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil:
         result = drv_break_captures(stream.context)
     if result == SUCCESS:
         op = sim_next_op(stream.gpu, stream.slot)
-        op.kind = work.kind
+        op.kind = OP_MARK if work.wait_gpu != NULL and work.wait_gpu != stream.gpu else work.kind
         op.sms = work.sms if 0 < work.sms <= stream.gpu.sms else stream.gpu.sms
         op.remaining_ns = work.ns
         if work.function != NULL and stream.gpu.contexts[stream.context.slot].managed_bytes:
@@ -129,23 +131,28 @@ cdef public CUresult drv_submit(Stream* stream, Work* work) noexcept nogil:
 cdef public CUresult drv_synchronize(Stream* stream) noexcept nogil:
     cdef uint64_t count
     cdef CUresult result = drv_begin(stream.context)
-    count = stream.gpu.streams[stream.slot].tail
+    cdef SimGpu* gpu = stream.gpu
+    cdef uint32_t slot = stream.slot, generation = stream.generation
+    count = gpu.streams[slot].tail
     drv_end(stream.context)
     if result != SUCCESS:
         return result
     if stream.flags & STREAM_LEGACY:
         return drv_synchronize_blocking(stream.context)
-    return drv_wait(stream.context, stream.gpu, stream.slot, stream.generation, count)
+    return drv_wait(stream.context, gpu, slot, generation, count)
 
 
 cdef CUresult synchronize_all(Context* context, bint blocking_only) noexcept nogil:
-    """Wait for what was submitted before; streams are looked up anew each time, as others may end meanwhile."""
+    """Wait for what was submitted before; streams are looked up anew each time, as others may end meanwhile. Where the
+    process has been restored on another GPU since, all of it is done."""
     cdef Stream* stream
+    cdef SimGpu* gpu
     cdef uint32_t slot, generation
     cdef uint64_t seq, count
     cdef CUresult result = drv_begin(context)
-    seq = context.gpu.next_seq
-    while result == SUCCESS:
+    gpu = context.gpu
+    seq = gpu.next_seq
+    while result == SUCCESS and context.gpu == gpu:
         stream = drv_streams()
         count = 0
         while stream != NULL:
@@ -159,7 +166,7 @@ cdef CUresult synchronize_all(Context* context, bint blocking_only) noexcept nog
         slot = stream.slot
         generation = stream.generation
         drv_end(context)
-        result = drv_wait(context, context.gpu, slot, generation, count)
+        result = drv_wait(context, gpu, slot, generation, count)
         drv_begin(context)
     drv_end(context)
     return result
