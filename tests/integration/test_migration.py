@@ -87,6 +87,85 @@ def test_programs_go_on_on_the_other_gpu(node: SimulatedNode, workers: list[Work
     assert state(node, vgpu) in {"running", "waiting"}
 
 
+BUSY = """
+import sys, threading
+from ctypes import byref, c_float, c_size_t, c_uint64, c_void_p
+from tests.hook.app import App
+app = App()
+context = c_void_p()
+app.call("cuCtxGetCurrent", byref(context))
+count = [0] * 4
+def new(name, *arguments):
+    made = c_void_p()
+    app.call(name, byref(made), *arguments)
+    return made
+def work(n):
+    app.call("cuCtxSetCurrent", context)
+    first, second = app.new_stream(1), app.new_stream(n % 2)
+    before, after = new("cuEventCreate", 0), new("cuEventCreate", 0)
+    kernels = [app.kernel(0.3, first), app.kernel(0.2, second), app.kernel(0.1)]
+    graph, block, ms = c_void_p(), app.allocate(8 << 20), c_float()
+    app.call("cuStreamBeginCapture_v2", first, 1)
+    kernels[0].launch()
+    app.call("cuStreamEndCapture", first, byref(graph))
+    executable = new("cuGraphInstantiateWithFlags", graph, c_uint64(0))
+    app.call("cuMemsetD8_v2", c_uint64(block), n, c_size_t(4096))
+    while True:
+        app.call("cuEventRecord", before, first)
+        kernels[0].launch()
+        app.call("cuGraphLaunch", executable, first)
+        app.call("cuEventRecord", after, first)
+        app.call("cuStreamWaitEvent", second, after, 0)
+        taken = c_uint64()
+        app.call("cuMemAllocAsync", byref(taken), c_size_t(4 << 20), second)
+        kernels[1].launch()
+        app.call("cuMemFreeAsync", taken, second)
+        if n % 2:
+            kernels[2].launch()
+        app.call(*([("cuCtxSynchronize",), ("cuStreamSynchronize", second)][n % 2]))
+        app.call("cuEventElapsedTime", byref(ms), before, after)
+        assert ms.value > 0.5
+        assert app.read(block, 4096) == bytes([n]) * 4096
+        count[n] += 1
+for n in range(4):
+    threading.Thread(target=work, args=(n,), daemon=True).start()
+print("started", flush=True)
+for _ in sys.stdin:
+    print(*count, flush=True)
+"""
+
+
+def test_whatever_a_program_is_doing(node: SimulatedNode) -> None:
+    """Four threads with streams that wait for each other, graphs, pools and clocks on the GPU, beside another."""
+    vgpus = [node.create(str(gpu), sm_percent=50, memory_bytes="20G") for gpu in (0, 1)]
+    programs = [node.program(vgpu, BUSY) for vgpu in vgpus]
+
+    def counts(program: subprocess.Popen[str]) -> list[int]:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+        return [int(count) for count in program.stdout.readline().split()]
+
+    def works(program: subprocess.Popen[str], before: list[int]) -> bool:
+        return all(now > then for now, then in zip(counts(program), before, strict=True))
+
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "started\n"
+        for to in ("1", "0", "1", "0"):
+            for program in programs:
+                before = counts(program)
+                eventually(lambda program=program, before=before: works(program, before), "all its threads go on")
+            with node.link() as link:
+                link.migrate(vgpus[0].vgpu_id, to)
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+
+
 def test_its_limits_hold_there(node: SimulatedNode, workers: list[Worker]) -> None:
     """Its memory's limit, and its share of time beside others: leases are the other GPU's."""
     vgpu = node.create("0", sm_percent=30, memory_bytes="20G")
