@@ -75,7 +75,10 @@ class Migration:
         server.suspension.check(vgpu)
         await self.release(vgpu)
         programs = await server.suspension.processes(vgpu)
-        await self._ask(to, self._request(vgpu, vgpu.passage, programs, trial=True))
+        try:
+            await self._ask(to, self._request(vgpu, vgpu.passage, programs, trial=True))
+        except VgpuError as error:
+            raise self._stays(vgpu, to, error) from error
         vgpu.passage = vgpu.passage.begun(suspended=vgpu.record.suspended)
         await server.suspension.halt(vgpu)
         try:
@@ -103,7 +106,7 @@ class Migration:
                 break
             except VgpuError as error:
                 if error.code not in NO_ANSWER:
-                    await self._stay(vgpu, error)
+                    await self._stay(vgpu, to, error)
                     return
                 log.info("no answer yet", vgpu=vgpu.record.vgpu_id, gpu=to, reason=str(error))
             await trio.sleep(AGAIN_S)
@@ -114,8 +117,8 @@ class Migration:
         if broker != NO_PROCESS:
             server.nursery.start_soon(server.brokers.bury, broker)
 
-    async def _stay(self, vgpu: Vgpu, refusal: VgpuError) -> None:
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+    async def _stay(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> None:
+        server = self._server
         vgpu.passage = vgpu.passage.stayed()
         vgpu.registered = trio.Event()
         server.brokers.claim(vgpu)
@@ -123,10 +126,15 @@ class Migration:
         await server.remember()
         if vgpu.passage.goes_on:
             await self.go_on(vgpu)
-        vgpu.refusal = VgpuError(
-            refusal.code, f"{vgpu_id} stays on GPU {server.facts.index}: {refusal.message}", refusal.hint
-        )
+        vgpu.refusal = self._stays(vgpu, to, refusal)
         vgpu.settled.set()
+
+    def _stays(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> VgpuError:
+        vgpu_id, hint = vgpu.record.vgpu_id, refusal.hint
+        if refusal.code is ErrorCode.NO_ROOM and "--" in hint:
+            hint += f", by vgpuctl set {vgpu_id}"
+        text = f"{vgpu_id} stays on GPU {self._server.facts.index}; GPU {to}: {refusal.message}"
+        return VgpuError(refusal.code, text, hint)
 
     async def go_on(self, vgpu: Vgpu) -> None:
         """It stood still for the way only. Where its programs cannot be brought back it is suspended."""

@@ -182,7 +182,7 @@ def test_refused_after_all_it_goes_on_where_it_was(asked: Asked) -> None:
     async def test(server: Server) -> None:
         vgpu = server.create()
         asked[1].extend([None, AWAY, FULL])
-        with pytest.raises(VgpuError, match="stays on GPU 0: too much") as refused:
+        with pytest.raises(VgpuError, match="stays on GPU 0; GPU 1: too much") as refused:
             await server.migration.leave(vgpu, 1)
         assert refused.value.code is ErrorCode.NO_ROOM
         assert server.done[:2] == ["halt", "let go"]

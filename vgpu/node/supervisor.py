@@ -212,7 +212,11 @@ class Node:
         goes_on = vgpu.state == "moving"
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
-            goes_on = (await self._forward(vgpu.gpu_index, move, uid, Departure, SUSPEND_S)).goes_on
+            try:
+                goes_on = (await self._forward(vgpu.gpu_index, move, uid, Departure, SUSPEND_S)).goes_on
+            except VgpuError as error:
+                hint = error.hint or f"asked again it goes on: vgpuctl migrate {vgpu_id} --gpu {gpu.index}"
+                raise VgpuError(error.code, error.message, hint) from error
         elif not goes_on:
             hint = f"vgpuctl resume {vgpu_id} brings its programs back" if vgpu.state == "suspended" else ""
             raise VgpuError(ErrorCode.INVALID, f"{vgpu_id} is on GPU {gpu.index} already", hint)
