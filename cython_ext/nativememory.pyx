@@ -1,4 +1,5 @@
-"""Ledger, robust words, lock, allocation table, pieces, arenas and pools of ``cython_ext/logic``, as in ``nativelogic``."""
+"""Ledger, robust words, lock, allocation table, pieces, arenas and pools of ``cython_ext/logic``; see
+``nativelogic``."""
 
 import os
 from typing import NamedTuple
