@@ -54,6 +54,13 @@ class Symbol:
         )
 
 
+def _words(name: str, arguments: str, first: int) -> Iterator[Symbol]:
+    """A function that reads or writes words of memory in a stream, of version ``first`` and of 11.7, with twins."""
+    arguments = f"void* stream, {arguments}"
+    yield from _work(name, arguments, first, "touching()", twin=first)
+    yield from _work(f"{name}_v2", arguments, 11070, "touching()", base=name, twin=11070)
+
+
 def _cuda(
     name: str, arguments: str, version: int, *, base: str = "", twin: int = 0, intercepted: bool = True
 ) -> Iterator[Symbol]:
@@ -132,6 +139,8 @@ _BATCH = "void* targets, void* sources, size_t* sizes, size_t count, void* attri
 _PLACES = "void* addresses, size_t* sizes, size_t count, void* places, void* indices, size_t kinds"
 _NODE = "void* executable, void* node, const void* params"
 _INSTANTIATE = "void** executable, void* graph, void** wrong, char* log, size_t size"
+_WORD = "unsigned long long address, unsigned value, unsigned flags"
+_LONG_WORD = "unsigned long long address, unsigned long long value, unsigned flags"
 _PROC = "const char* symbol, void** pfn, int version, unsigned long long flags"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -358,6 +367,12 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuMipmappedArrayDestroy", "void* array", 5000),
     *_cuda("cuArrayGetMemoryRequirements", "void* needs, void* array, int device", 11060, intercepted=False),
     *_cuda("cuMipmappedArrayGetMemoryRequirements", "void* needs, void* array, int device", 11060, intercepted=False),
+    # --- words of memory that streams read and write (transfers.pyx)
+    *_words("cuStreamWaitValue32", _WORD, 8000),
+    *_words("cuStreamWriteValue32", _WORD, 8000),
+    *_words("cuStreamWaitValue64", _LONG_WORD, 9000),
+    *_words("cuStreamWriteValue64", _LONG_WORD, 9000),
+    *_words("cuStreamBatchMemOp", "unsigned count, void* operations, unsigned flags", 8000),
     # --- memory, again
     *_cuda("cuMemFree", "unsigned pointer", 2000),
     *_cuda("cuMemFree_v2", "unsigned long long pointer", 3020, base="cuMemFree"),
@@ -375,6 +390,16 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     *_cuda("cuMemUnmap", "unsigned long long pointer, size_t size", 10020),
     *_cuda("cuMemRetainAllocationHandle", "unsigned long long* handle, void* address", 11000),
+    # ... as the driver would answer of memory that was not made to leave the card (swappable.pyx)
+    *_cuda(
+        "cuMemGetAddressRange_v2",
+        "unsigned long long* base, size_t* size, unsigned long long address",
+        3020,
+        base="cuMemGetAddressRange",
+    ),
+    *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000),
+    *_cuda("cuPointerGetAttributes", "unsigned count, int* which, void** values, unsigned long long address", 7000),
+    *_cuda("cuIpcGetMemHandle", "void* handle, unsigned long long address", 4010),
     *_cuda("cuMemGetInfo", "unsigned* free, unsigned* total", 2000),
     *_cuda("cuMemGetInfo_v2", "size_t* free, size_t* total", 3020, base="cuMemGetInfo"),
     *_cuda("cuDeviceTotalMem", "unsigned* bytes, int device", 2000),
@@ -406,13 +431,6 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuEventQuery", "void* event", 2000, intercepted=False),
     *_cuda("cuEventElapsedTime", "float* ms, void* start, void* end", 2000, intercepted=False),
     *_cuda(
-        "cuStreamWaitValue32_v2",
-        "void* stream, unsigned long long address, unsigned value, unsigned flags",
-        11070,
-        base="cuStreamWaitValue32",
-        intercepted=False,
-    ),
-    *_cuda(
         "cuMemHostRegister_v2",
         "void* memory, size_t size, unsigned flags",
         6050,
@@ -426,7 +444,22 @@ SYMBOLS: tuple[Symbol, ...] = (
         base="cuMemHostGetDevicePointer",
         intercepted=False,
     ),
-    *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000, intercepted=False),
+    *_cuda("cuMemHostUnregister", "void* memory", 4000, intercepted=False),
+    *_cuda(
+        "cuMemAddressReserve",
+        "unsigned long long* address, size_t size, size_t alignment, unsigned long long at, unsigned long long flags",
+        10020,
+        intercepted=False,
+    ),
+    *_cuda("cuMemAddressFree", "unsigned long long address, size_t size", 10020, intercepted=False),
+    *_cuda(
+        "cuMemSetAccess",
+        "unsigned long long address, size_t size, const void* accesses, size_t count",
+        10020,
+        intercepted=False,
+    ),
+    *_cuda("cuStreamCreate", "void** stream, unsigned flags", 2000, intercepted=False),
+    *_cuda("cuCtxRecordEvent", "void* context, void* event", 12050, intercepted=False),
     *_cuda("cuCtxGetCurrent", "void** context", 4000, intercepted=False),
     *_cuda("cuCtxGetDevice", "int* device", 2000, intercepted=False),
     *_cuda("cuCtxFromGreenCtx", "void** context, void* green", 12040, intercepted=False),

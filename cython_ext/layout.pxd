@@ -56,12 +56,20 @@ cdef enum:
     GRANTS_TRACED = 16       # somebody records what happens: hooks note in their rings what they see of the GPU
     GRANTS_STILL = 64        # no lease comes for a while: what is queued ahead of one is let run, and nothing more is
     GRANTS_MANAGED = 32      # --oversubscribe managed: plain allocations are managed memory
+    GRANTS_SWAPPABLE = 128   # --oversubscribe swap: plain allocations can leave the card and come back
+    GRANTS_AWAY = 256        # ... and are to be in the host's memory; with GRANTS_STILL, and while no lease is given
 
     # Slot.state
     SLOT_FREE = 0
     SLOT_RESERVED = 1        # handed out by the broker, the process has not mapped it yet
     SLOT_ACTIVE = 2
     SLOT_DEAD = 3            # its process is gone; waits for the driver to let its memory go
+
+    # Slot.where: of what can leave the card
+    SLOT_RESIDENT = 0        # on the card
+    SLOT_AWAY = 1            # in the host's memory
+    SLOT_STUCK = 2           # the move that GRANTS_AWAY asks for was not possible; it is tried again
+    SLOT_MOVING = 3
 
     # memory kinds, index of Slot.committed_bytes
     KIND_DEVICE = 0          # cuMemAlloc, pitched
@@ -183,9 +191,12 @@ cdef struct Slot:
     uint32_t baton           # 1: its hook knows the baton and submits only with it
     uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
     uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
-    uint32_t reserved0
+    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, SLOT_STUCK
     uint64_t traced          # records that it has ever written into its ring
-    uint8_t[88] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint64_t away_bytes      # of its memory in the host's; written before ``where``
+    int64_t moved_ns         # how long the last move took
+    uint64_t room_bytes      # an allocation waits for so much more of the card; 0: none does
+    uint8_t[64] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

@@ -1,4 +1,5 @@
-"""Ledger, robust words, lock, allocation table, pieces and pools of ``cython_ext/logic``, as in ``nativelogic``."""
+"""Ledger, robust words, lock, allocation table, pieces, arenas and pools of ``cython_ext/logic``; see
+``nativelogic``."""
 
 import os
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport ActivityPage, Slot
 from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.logic cimport alloctable, ledger, lock, pieces, pools, robust
+from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust
 from cython_ext.native cimport load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
@@ -305,6 +306,33 @@ def pieces_for(uint64_t size):
 
 def pieces_for_rows(uint64_t row_bytes, uint64_t rows, uint64_t unit_bytes):
     return pieces.pieces_for_rows(row_bytes, rows, unit_bytes)
+
+
+# --- arenas
+
+ARENA_BYTES, UNIT_BYTES = arenas.ARENA_BYTES, arenas.UNIT_BYTES
+
+
+cdef class Arenas:
+    cdef arenas.Arenas arenas
+
+    def __dealloc__(self):
+        arenas.arenas_clear(&self.arenas)
+
+    def add(self, uint64_t address):
+        return bool(arenas.arenas_add(&self.arenas, address))
+
+    def take(self, uint64_t size):
+        return arenas.arenas_take(&self.arenas, size)
+
+    def give(self, uint64_t address, uint64_t size):
+        return bool(arenas.arenas_give(&self.arenas, address, size))
+
+    def free_bytes(self):
+        return sum(self.arenas.arena[i].free for i in range(self.arenas.count)) * UNIT_BYTES
+
+    def __len__(self):
+        return self.arenas.count
 
 
 # --- books of pools

@@ -301,6 +301,10 @@ cdef object slot_reading(int index, layout.Slot* slot):
         copied_bytes=bounded(slot.copied_bytes),
         sm_planned=native.load32(&slot.sm_planned),
         sm_count=native.load32(&slot.sm_count),
+        where=native.load32(&slot.where),
+        away_bytes=bounded(slot.away_bytes),
+        moved_ns=at_least_zero(slot.moved_ns),
+        room_bytes=bounded(slot.room_bytes),
     )
 
 

@@ -40,6 +40,10 @@ class GrantsFlag(IntFlag):
     """Its programs are to stand still: nothing is queued ahead of leases that will not come."""
     MANAGED = 32
     """Plain allocations are managed memory, which the driver moves to and from the host."""
+    SWAPPABLE = 128
+    """Plain allocations can leave the card and come back to the same addresses."""
+    AWAY = 256
+    """They are to be in the host's memory. With STILL, while no lease is given."""
 
 
 class SlotState(IntEnum):
@@ -49,6 +53,16 @@ class SlotState(IntEnum):
     RESERVED = 1
     ACTIVE = 2
     DEAD = 3
+
+
+class Where(IntEnum):
+    """``Slot.where``: of what can leave the card."""
+
+    RESIDENT = 0
+    AWAY = 1
+    STUCK = 2
+    """The move that was asked for is not possible now; it is tried again."""
+    MOVING = 3
 
 
 class EventKind(IntEnum):
@@ -118,7 +132,9 @@ class SlotReading:
     ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, arrays, graphs. ``turn``: the
     newest epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more
     work, and what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no
-    limit), and that its driver says it has (0: not known).
+    limit), and that its driver says it has (0: not known). ``where`` (``Where``): of what can leave the card;
+    ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
+    waits for so much more of the card.
     """
 
     index: int
@@ -152,6 +168,10 @@ class SlotReading:
     copied_bytes: int = 0
     sm_planned: int = 0
     sm_count: int = 0
+    where: int = 0
+    away_bytes: int = 0
+    moved_ns: int = 0
+    room_bytes: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -10,10 +10,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
-    PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_baton, vgpu_capturing,
-    vgpu_begin, vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
-    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_sample_begin,
-    vgpu_sample_end, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_wait_for_baton,
+    PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_baton,
+    vgpu_capturing, vgpu_begin, vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_end,
+    vgpu_gate_here, vgpu_go_follows, vgpu_is_swappable, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe,
+    vgpu_queue_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
@@ -403,6 +404,9 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
                 break
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)
+    if error == CUDA_SUCCESS and launch.kind == PASS_PLAIN and vgpu_is_swappable(gate):
+        vgpu_touch(gate)         # without a lease
+        launch.kind = PASS_TOUCHING
     return error
 
 
@@ -420,3 +424,5 @@ cdef public void vgpu_leave(Pass* launch) noexcept nogil:
                 vgpu_mark(gate)
             lock_release(&gate.lock)
         add32(&gate.submitting, <uint32_t>-1)
+    elif launch.kind == PASS_TOUCHING:
+        vgpu_touched(gate)

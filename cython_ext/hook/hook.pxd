@@ -19,6 +19,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
+from cython_ext.logic.arenas cimport Arenas
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.graphs cimport GraphTable
@@ -51,6 +52,7 @@ cdef enum:
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
+    CUDA_ERROR_NOT_SUPPORTED = 801
 
     CU_EVENT_DISABLE_TIMING = 2
     CU_STREAM_NON_BLOCKING = 1
@@ -59,6 +61,7 @@ cdef enum:
     # Block.flags of an allocation
     BLOCK_GATE = 0xFFFF      # whose it is
     BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
+    BLOCK_SWAPPABLE = 0x20000    # made of State.chunks, which are charged; Block.bytes is its length
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -84,6 +87,7 @@ cdef enum:
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
     PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
     PASS_TRACKED = 2         # counted in the backlog; markers may have to follow
+    PASS_TOUCHING = 3        # it was let touch memory that can leave the card (swap.pyx)
 
 
 cdef struct Thread:
@@ -149,6 +153,19 @@ cdef struct Gate:
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     Pieces pieces            # of its linear memory; under State.memory_lock
+    # of its swappable memory (swappable.pyx); under State.memory_lock
+    Arenas arenas            # small allocations
+    AllocTable chunks        # address → Block (aux: handle); only for who touches, or moves
+    # ... and where it is (swap.pyx)
+    uint32_t away            # futex; 1: it leaves the card, or is in the host's memory: who touches it waits
+    uint32_t touching        # threads that do (atomic)
+    uint32_t moving          # the hook thread calls the driver for it
+    int64_t move_after_ns    # not tried again before
+    bint stored              # it is in the host's memory, and not on the card
+    bint store_pinned
+    uint8_t* store           # host memory for it
+    uint64_t store_bytes
+    void* store_context      # in which it was copied there
     uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
     uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
     # --- under lock
@@ -235,6 +252,8 @@ cdef struct State:
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
     AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
+    bint swappable           # there was a swappable allocation
+    AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
     AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
     uint32_t taking          # of these: for a look without the lock
     uint32_t pools_lock
@@ -317,6 +336,7 @@ cdef extern:
         Pass* work, void* stream, bint own, bint waits, uint64_t target, uint64_t source, uint64_t size_bytes
     ) noexcept nogil
     int vgpu_host_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
+    int vgpu_touching(Pass* work, void* stream, bint own, bint waits) noexcept nogil
     int vgpu_peer_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
     int vgpu_copy_2d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil
     int vgpu_copy_3d(Pass* work, void* stream, bint own, bint waits, const void* copy) noexcept nogil
@@ -418,6 +438,7 @@ cdef extern:
     int vgpu_allocate_managed(
         Gate* gate, unsigned long long* pointer, size_t size, unsigned int flags
     ) noexcept nogil
+    void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_note(const Block* block) noexcept nogil
     bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
     int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
@@ -425,3 +446,15 @@ cdef extern:
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
     ) noexcept nogil
+    # swappable.pyx
+    bint vgpu_is_swappable(const Gate* gate) noexcept nogil
+    int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil
+    int vgpu_free_swappable(const Block* block) noexcept nogil
+    void vgpu_drop_swappable(const Block* block) noexcept nogil
+    int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long* handle) noexcept nogil
+    void vgpu_strip(const Block* chunk) noexcept nogil
+    # swap.pyx
+    void vgpu_touch(Gate* gate) noexcept nogil
+    void vgpu_touched(Gate* gate) noexcept nogil
+    bint vgpu_await_room(Gate* gate, uint64_t size, int64_t until) noexcept nogil
+    int64_t vgpu_move(Gate* gate) noexcept nogil             # without gate.lock; the hook thread

@@ -9,11 +9,12 @@ asked for that way. (To free it again would wait for all that is queued: cuMemFr
 from libc.stdint cimport UINT64_MAX, int64_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
+    real_cuCtxGetCurrent, real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed, vgpu_cancel,
-    vgpu_charge, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_gate_here, vgpu_note, vgpu_reserve, vgpu_reserve_more,
+    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed,
+    vgpu_allocate_swappable, vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_gate_here,
+    vgpu_is_swappable, vgpu_note, vgpu_reserve, vgpu_reserve_more,
 )
 from cython_ext.layout cimport GRANTS_MANAGED, KIND_DEVICE
 from cython_ext.logic.alloctable cimport Block
@@ -73,6 +74,12 @@ cdef int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uin
     return result
 
 
+cdef inline bint has_context() noexcept nogil:
+    """Whether the driver would allocate at all."""
+    cdef void* context = NULL
+    return real_cuCtxGetCurrent(&context) == CUDA_SUCCESS and context != NULL
+
+
 cdef inline bint is_managed(const Gate* gate) noexcept nogil:
     """--oversubscribe managed: the driver moves to the host what does not fit. Such memory is charged as asked for."""
     return gate != NULL and load32(&gate.grants.flags) & GRANTS_MANAGED != 0
@@ -84,6 +91,8 @@ cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept
     cdef int result
     if is_managed(gate):
         return vgpu_allocate_managed(gate, pointer, size, ATTACH_GLOBAL)
+    if vgpu_is_swappable(gate) and pointer != NULL and size and has_context():
+        return vgpu_allocate_swappable(gate, pointer, size)
     if not reserve(gate, size, pieces_for(size), &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
@@ -111,11 +120,18 @@ cdef public int cuMemAllocPitch_v2(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved, row
     cdef int result
-    if is_managed(gate) and pointer != NULL and pitch != NULL and width and height and element in (4, 8, 16):
+    cdef bint swappable = vgpu_is_swappable(gate) and has_context()
+    if (
+        (swappable or is_managed(gate)) and pointer != NULL and pitch != NULL and width and height
+        and element in (4, 8, 16)
+    ):
         row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES
         if row < width or height > UINT64_MAX / row:
             return CUDA_ERROR_OUT_OF_MEMORY
-        result = vgpu_allocate_managed(gate, pointer, row * height, ATTACH_GLOBAL)
+        if swappable:
+            result = vgpu_allocate_swappable(gate, pointer, row * height)
+        else:
+            result = vgpu_allocate_managed(gate, pointer, row * height, ATTACH_GLOBAL)
         if result == CUDA_SUCCESS:
             pitch[0] = row
         return result

@@ -16,11 +16,13 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemGetInfo_v2, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log,
-    vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
+    BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state,
+    vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here, vgpu_log, vgpu_settle_ahead, vgpu_settle_pools,
+    vgpu_trim_pools,
 )
 from cython_ext.layout cimport (
-    GRANTS_MANAGED, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage, Slot,
+    GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage,
+    GrantsPage, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport (
@@ -70,19 +72,26 @@ cdef int enter(Gate* gate, Operation operation, uint32_t kind, uint64_t size) no
     return result
 
 
+cdef inline bint need_not_fit(const GrantsPage* grants) noexcept nogil:
+    """The card: it may own more."""
+    return load32(&grants.flags) & (GRANTS_MANAGED | GRANTS_SWAPPABLE) != 0
+
+
 cdef uint64_t card_left(const Gate* gate) noexcept nogil:
     """How much more the vGPU may have on the card just now, where that depends on what others have. A race among its
     own processes may let through what each of them alone could have had."""
     cdef uint64_t limit = load64(&gate.grants.card_limit_bytes)
     cdef uint64_t owned = load64(&gate.activity.charged_bytes) + load64(&gate.grants.implicit_bytes)
-    cdef uint64_t managed = 0
+    cdef uint64_t elsewhere = 0
     cdef int i
     if limit == 0:
         return UINT64_MAX
-    if load32(&gate.grants.flags) & GRANTS_MANAGED:
+    if need_not_fit(gate.grants):
         for i in range(MAX_PROCESSES):
-            managed += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
-    owned -= min(owned, managed)
+            elsewhere += load64(&gate.activity.slots[i].away_bytes)
+            if load32(&gate.grants.flags) & GRANTS_MANAGED:
+                elsewhere += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
+    owned -= min(owned, elsewhere)
     return limit - min(limit, owned)
 
 
@@ -201,8 +210,14 @@ cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
         enter(payer(block), ledger_release, block.kind, size)
 
 
+cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    enter(gate, ledger_release, kind, size)
+
+
 cdef inline uint64_t worth(const Block* block) noexcept nogil:
     """Of a block that is out of the table and freed: what the card has back. The caller holds memory_lock."""
+    if block.flags & BLOCK_SWAPPABLE:
+        return 0                 # its chunks are paid for
     return pieces_give(&payer(block).pieces, block.address, block.bytes) if block.flags & BLOCK_PIECES else block.bytes
 
 
@@ -258,7 +273,13 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
         if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
             block = table.blocks[i]
             alloc_remove(table, block.address, &block)
-            release(&block, worth(&block))
+            if block.flags & BLOCK_SWAPPABLE:
+                lock_release(&state().memory_lock)
+                vgpu_drop_swappable(&block)      # the driver keeps it: it is nobody's context's
+                lock_acquire(&state().memory_lock)
+                i = 0
+            else:
+                release(&block, worth(&block))
         else:
             i += 1
     lock_release(&state().memory_lock)
@@ -320,6 +341,8 @@ cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
     cdef Block block
     cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
+    if known and block.flags & BLOCK_SWAPPABLE:
+        return vgpu_free_swappable(&block)
     return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
 
 
@@ -333,12 +356,16 @@ cdef public int cuMemFree(unsigned int pointer) noexcept nogil:
 cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcept nogil:
     cdef Block block
     cdef bint known = vgpu_memory_forget(pointer, &block)
+    if known and block.flags & BLOCK_SWAPPABLE:
+        return vgpu_free_swappable(&block)
     return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &block)
 
 
 cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) noexcept nogil:
     cdef Block block
     cdef bint known = vgpu_memory_forget(pointer, &block)
+    if known and block.flags & BLOCK_SWAPPABLE:
+        return vgpu_free_swappable(&block)
     return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
 
 
@@ -456,7 +483,7 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
 cdef inline uint64_t shown_limit(const GrantsPage* grants, uint64_t card_total) noexcept nogil:
     """The vGPU's memory; more than the card's only if it need not fit."""
     cdef uint64_t limit = load64(&grants.memory_limit_bytes)
-    return limit if load32(&grants.flags) & GRANTS_MANAGED else min(limit, card_total)
+    return limit if need_not_fit(grants) else min(limit, card_total)
 
 
 cdef public bint vgpu_memory_reading(
@@ -464,7 +491,7 @@ cdef public bint vgpu_memory_reading(
 ) noexcept nogil:
     """The vGPU's memory instead of the card's, or of that what one process may own, never more than the card's; as free
     what whole pieces can be had of. An observer (NVML before cuInit) owns nothing, and sees the vGPU's."""
-    cdef bint fits = load32(&gate.grants.flags) & GRANTS_MANAGED == 0        # on the card it has to
+    cdef bint fits = not need_not_fit(gate.grants)       # on the card it has to
     cdef uint64_t limit = shown_limit(gate.grants, card_total)
     cdef uint64_t used = load64(&gate.activity.charged_bytes), own = UINT64_MAX
     used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))

@@ -9,8 +9,8 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
-    vgpu_end, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach, vgpu_ring,
-    vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
+    vgpu_end, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach,
+    vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
@@ -32,6 +32,9 @@ cdef extern from "hook/hook_native.h" nogil:
     bint vgpu_spawn(void* (*run)(void*) noexcept nogil, void* argument) noexcept
     void vgpu_prepare_thread() noexcept
     int vgpu_at_exit(void (*run)() noexcept nogil) noexcept
+
+cdef extern from "limits.h":
+    const int INT_MAX
 
 cdef enum:
     # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction.
@@ -243,7 +246,7 @@ cdef void* run(void* argument) noexcept nogil:
     cdef Gate* gate = <Gate*>argument
     cdef State* all = state()
     cdef uint32_t change
-    cdef int64_t again, due, knocked_ns = 0
+    cdef int64_t again, due, moves, knocked_ns = 0
     vgpu_prepare_thread()
     if not vgpu_take_slot(gate.slot):
         store32(&gate.thread_state, 2)
@@ -268,7 +271,8 @@ cdef void* run(void* argument) noexcept nogil:
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0
         due = due_ns(gate)
         lock_release(&gate.lock)
-        rest(gate, change, due, again)
+        moves = vgpu_move(gate)
+        rest(gate, change, due, min(again, moves) if moves else again)
     while True:              # the process ends; the mutex is ours until it has
         futex_wait(&all.stopping, 1, INT64_MAX)
 
@@ -290,6 +294,9 @@ cdef void stop() noexcept nogil:
         all.gates[i].open = 1
         store32(&all.gates[i].generation, 0)
         lock_release(&all.gates[i].lock)
+        futex_wake(&all.gates[i].away, INT_MAX)
+        while load32(&all.gates[i].moving):
+            futex_wait(&all.gates[i].moving, 1, INT64_MAX)
 
 
 cdef public bint vgpu_take_slot(Slot* slot) noexcept nogil:

@@ -12,8 +12,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport real_cuPointerGetAttribute
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, Gate, Pass, attached, vgpu_capturing, vgpu_count_copy,
-    vgpu_enter, vgpu_gate_here,
+    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, state, vgpu_capturing,
+    vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_is_swappable, vgpu_touch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
@@ -95,6 +95,17 @@ cdef bint is_device_side(int kind, uint64_t address) noexcept nogil:
 
 # --- the two ways
 
+cdef void touching(Pass* work, Gate* gate) noexcept nogil:
+    """Without a lease: memory that can leave the card has to be there, and stay until the driver was called."""
+    if work.kind == PASS_TOUCHING:       # one of several
+        return
+    work.kind = PASS_PLAIN
+    if gate != NULL and vgpu_is_swappable(gate):
+        vgpu_touch(gate)
+        work.kind = PASS_TOUCHING
+        work.gate = gate
+
+
 cdef int gated(
     Pass* work, void* stream, bint waits, uint32_t kind, uint64_t size_bytes, uint64_t row_bytes
 ) noexcept nogil:
@@ -107,7 +118,7 @@ cdef int gated(
     if size_bytes <= SMALL_BYTES:
         gate = vgpu_gate_here()
         if gate == NULL or size_bytes == 0 or trifle_passes(&gate.trifles, now_ns()):
-            work.kind = PASS_PLAIN
+            touching(work, gate)
             return CUDA_SUCCESS
     key = transfer_key(kind, size_bytes, row_bytes)
     return vgpu_enter(work, stream, &key, LAUNCH_WAITS if waits else 0)
@@ -117,6 +128,7 @@ cdef int counted(Pass* work, void* stream, uint64_t size_bytes) noexcept nogil:
     work.kind = PASS_PLAIN
     if attached() and not vgpu_capturing(stream):
         vgpu_count_copy(size_bytes)
+        touching(work, vgpu_gate_here())
     return CUDA_SUCCESS
 
 
@@ -152,6 +164,14 @@ cdef public int vgpu_copy_between(
 
 cdef public int vgpu_host_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:
     return counted(work, named(stream, own), size_bytes)
+
+
+cdef public int vgpu_touching(Pass* work, void* stream, bint own, bint waits) noexcept nogil:
+    """Words that a stream reads or writes, wherever they are."""
+    work.kind = PASS_PLAIN
+    if attached() and state().swappable and not vgpu_capturing(named(stream, own)):
+        touching(work, vgpu_gate_here())
+    return CUDA_SUCCESS
 
 
 cdef public int vgpu_peer_copy(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:

@@ -28,7 +28,7 @@ EXCUSES = {
     r"cuDevicePrimaryCtx(Retain|SetFlags)\w+": "make a context: its memory is implicit",
     r"cuGreenCtx(Create|StreamCreate)\w+": "make a context, a stream",
     r"cuGreenCtx(RecordEvent|WaitEvent)_v12040": "order work, and are none",
-    r"cuStream(WaitEvent|WaitValue|WriteValue|BatchMemOp)\w+": "order work, and are none",
+    r"cuStreamWaitEvent\w+": "orders work, and is none",
     r"cu(Signal|Wait)ExternalSemaphoresAsync\w+": "order work, and are none",
     r"cuStreamUpdateCaptureDependencies\w+": "of a capture, which passes",
     r"cuLaunchHostFunc\w+": "the host's work",

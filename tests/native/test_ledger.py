@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -244,17 +245,37 @@ def test_processes_killed_at_random_leave_the_sum_exact() -> None:
 
 
 def test_eight_processes_race_for_the_last_bytes_and_none_is_lost_or_made() -> None:
+    """1,000 rounds, in each of which all begin at once and take until there is nothing left."""
     page = shared_page()
-    limit, sizes = 40_000, (1, 2, 3, 5, 7, 11, 13, 17)
+    rounds, limit, sizes = 1000, 20_000, (1, 2, 3, 5, 7, 11, 13, 17)
+    together = multiprocessing.get_context("fork").Barrier(len(sizes) + 1, timeout=60)
 
-    def take_all(slot: int) -> None:
-        while page.reserve(slot, slot, sizes[slot], limit) == native.LEDGER_OK:
-            assert page.commit(slot, slot, sizes[slot]) == native.LEDGER_OK
+    def race(slot: int) -> None:
+        for _ in range(rounds):
+            together.wait()
+            taken = 0
+            while page.reserve(slot, slot, sizes[slot], limit) == native.LEDGER_OK:
+                taken += sizes[slot]
+                assert page.commit(slot, slot, sizes[slot]) == native.LEDGER_OK
+            together.wait()  # everybody has been refused ...
+            together.wait()  # ... and the sums were looked at
+            assert page.release(slot, slot, taken) == native.LEDGER_OK
+            together.wait()
 
-    pids = [forked(partial(take_all, slot)) for slot in range(8)]
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
-    assert page.charged_bytes == page.sum_bytes == limit  # the process that takes single bytes fills it to the brim
+    pids = [forked(partial(race, slot)) for slot in range(len(sizes))]
+    owned = set()
+    for _ in range(rounds):
+        together.wait()
+        together.wait()
+        # the process that takes single bytes fills it to the brim
+        assert page.charged_bytes == page.sum_bytes == limit
+        owned.add(tuple(sum(page.slot(slot).committed_bytes) for slot in range(len(sizes))))
+        together.wait()
+        together.wait()
+        assert page.charged_bytes == page.sum_bytes == 0
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(sizes)
     assert page.check() == native.LEDGER_OK
+    assert len(owned) > 1  # they did race: it did not always go the same way
 
 
 def test_a_stopped_holder_does_not_hang_the_others() -> None:

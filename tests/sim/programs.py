@@ -122,6 +122,27 @@ def basics() -> dict[str, object]:
     }
 
 
+def context_event() -> dict[str, object]:
+    """An event behind all streams of a context, with work in two of them that ends one after the other."""
+    cuda = Cuda()
+    other = c_void_p(cuda.new("cuStreamCreate", NON_BLOCKING))
+    event = c_void_p(cuda.new("cuEventCreate", 2))
+    releases = [cuda.held(stream) for stream in (cuda.stream, other)]
+    cuda.ok("cuCtxRecordEvent", cuda.context, event)
+    late = cuda.held(cuda.stream)
+    releases[0]()
+    pending = cuda("cuEventQuery", event)
+    releases[1]()
+    cuda.ok("cuEventSynchronize", event)
+    done = cuda("cuEventQuery", event)
+    late()
+    cuda.ok("cuStreamBeginCapture_v2", other, RELAXED)
+    refused = cuda("cuCtxRecordEvent", cuda.context, event)
+    graph = c_void_p()
+    end = cuda("cuStreamEndCapture", other, byref(graph))
+    return {"pending": pending, "done": done, "refused": refused, "end": end}
+
+
 def idle_wait(milliseconds: str) -> dict[str, object]:
     """The processor time of a process that waits for one long kernel."""
     cuda = Cuda()

@@ -35,6 +35,12 @@ def test_memory_copies_kernels_and_events(node: Node) -> None:
     assert (answer["bad_free"], answer["free"]) == (INVALID_VALUE, SUCCESS)
 
 
+def test_an_event_of_a_context_is_behind_all_its_streams_and_nothing_later(node: Node) -> None:
+    answer = node.run("context_event")
+    assert (answer["pending"], answer["done"]) == (NOT_READY, SUCCESS)
+    assert (answer["refused"], answer["end"]) == (CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED)
+
+
 def test_waiting_costs_no_processor_time(node: Node) -> None:
     answer = node.run("idle_wait", "3000")
     assert answer["wall_s"] >= 3

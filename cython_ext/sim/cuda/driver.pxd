@@ -246,6 +246,7 @@ cdef public struct Event:
     uint64_t count          # operations of that stream that must be done
     int64_t time_ns         # 0 until seen
     uint32_t pending        # records on their way; the memory is kept for them
+    uint64_t before_seq     # of a whole context: what was submitted before; 0: of one stream
     Capture* capture        # recorded within this capture
     Frontier frontier       # and after these nodes
     Event* next
@@ -346,6 +347,8 @@ cdef extern CUresult drv_submit(Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_enqueue(Stream* stream, Work* work) noexcept nogil
 cdef extern CUresult drv_synchronize(Stream* stream) noexcept nogil
 cdef extern CUresult drv_synchronize_context(Context* context) noexcept nogil
+cdef extern CUresult drv_synchronize_before(Context* context, bint blocking_only, uint64_t seq) noexcept nogil
+cdef extern bint drv_is_done(Context* context, uint64_t seq) noexcept nogil
 
 # events.pyx
 cdef extern void drv_note_record(Event* event, Stream* stream) noexcept nogil

@@ -5,9 +5,10 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.allocations cimport mem_trim_pools
 from cython_ext.sim.cuda.driver cimport (
-    CAPTURED_EVENT, Context, CUresult, EFFECT_EVENT, EFFECT_REMOTE, Event, INVALID_CONTEXT, INVALID_HANDLE,
-    MARK_CONTEXT, MARK_EVENT, NOT_READY, SUCCESS, Stream, Work, drv_begin, drv_capture_event, drv_capture_wait,
-    drv_check_unsafe, drv_current_context, drv_end, drv_next_id, drv_stream, drv_submit, drv_wait,
+    CAPTURED_EVENT, CAPTURE_UNSUPPORTED, Context, CUresult, EFFECT_EVENT, EFFECT_REMOTE, Event, INVALID_CONTEXT,
+    INVALID_HANDLE, MARK_CONTEXT, MARK_EVENT, NOT_READY, NOT_SUPPORTED, SUCCESS, Stream, Work, drv_begin,
+    drv_capture_event, drv_capture_wait, drv_check_unsafe, drv_current_context, drv_end, drv_follow, drv_is_done,
+    drv_next_id, drv_stream, drv_streams, drv_submit, drv_synchronize_before, drv_wait,
 )
 from cython_ext.sim.queues cimport sim_reached
 from cython_ext.sim.state cimport OP_EXTERNAL, OP_MARK, OP_WAIT
@@ -27,6 +28,7 @@ cdef public void drv_note_record(Event* event, Stream* stream) noexcept nogil:
     event.count = stream.gpu.streams[stream.slot].tail + 1
     event.time_ns = 0
     event.pending += 1
+    event.before_seq = 0
     event.capture = NULL
 
 
@@ -110,13 +112,39 @@ cdef public CUresult cuEventRecord(Event* event, void* handle) noexcept nogil:
     return cuEventRecordWithFlags(event, handle, 0)
 
 
+cdef public CUresult cuCtxRecordEvent(Context* context, Event* event) noexcept nogil:
+    """The event stands for everything in the context so far."""
+    cdef Stream* stream = drv_streams()
+    cdef CUresult result = check_event(event)
+    if result != SUCCESS:
+        return result
+    if event.context != context:
+        return INVALID_HANDLE
+    result = drv_begin(context)
+    while stream != NULL:
+        if stream.context == context and stream.capture != NULL:
+            stream.capture.invalidated = True
+            result = CAPTURE_UNSUPPORTED
+        stream = stream.next
+    if result == SUCCESS:
+        event.recorded = True
+        event.gpu = context.gpu
+        event.before_seq = context.gpu.next_seq
+        event.capture = NULL
+    drv_end(context)
+    return result
+
+
 cdef public CUresult cuEventQuery(Event* event) noexcept nogil:
     cdef bint done
     cdef CUresult result = check_waitable(event)
     if result != SUCCESS:
         return result
     result = drv_begin(event.context)
-    done = not event.recorded or sim_reached(event.gpu, event.slot, event.generation, event.count)
+    if event.recorded and event.before_seq:
+        done = event.gpu != event.context.gpu or drv_is_done(event.context, event.before_seq)
+    else:
+        done = not event.recorded or sim_reached(event.gpu, event.slot, event.generation, event.count)
     drv_end(event.context)
     return result if result != SUCCESS else SUCCESS if done else NOT_READY
 
@@ -127,6 +155,11 @@ cdef public CUresult cuEventSynchronize(Event* event) noexcept nogil:
         return result
     if not event.recorded:
         return SUCCESS
+    if event.before_seq:
+        drv_follow()         # what it was recorded behind on another GPU is done
+        if event.gpu != event.context.gpu:
+            return SUCCESS
+        return drv_synchronize_before(event.context, False, event.before_seq)
     result = drv_wait(event.context, event.gpu, event.slot, event.generation, event.count)
     if result == SUCCESS:
         mem_trim_pools(event.context)
@@ -167,6 +200,8 @@ cdef public CUresult cuStreamWaitEvent(void* handle, Event* event, unsigned int 
         return drv_capture_wait(stream, event)
     if not event.recorded:
         return SUCCESS
+    if event.before_seq:
+        return NOT_SUPPORTED  # the simulation's streams wait for one other
     memset(&work, 0, sizeof(Work))
     if event.gpu == stream.gpu:
         work.kind = OP_WAIT

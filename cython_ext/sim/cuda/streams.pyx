@@ -142,27 +142,38 @@ cdef public CUresult drv_synchronize(Stream* stream) noexcept nogil:
     return drv_wait(stream.context, gpu, slot, generation, count)
 
 
-cdef CUresult synchronize_all(Context* context, bint blocking_only) noexcept nogil:
+cdef Stream* unfinished(Context* context, bint blocking_only, uint64_t seq) noexcept nogil:
+    """A stream of the context with work that was submitted before ``seq``; NULL: none. Under the locks."""
+    cdef Stream* stream = drv_streams()
+    while stream != NULL:
+        if (stream.context == context and not (blocking_only and stream.flags & STREAM_NONBLOCKING)
+                and submitted_before(stream, seq) > context.gpu.streams[stream.slot].head):
+            return stream
+        stream = stream.next
+    return NULL
+
+
+cdef public bint drv_is_done(Context* context, uint64_t seq) noexcept nogil:
+    """Whether all is done in the context that was submitted before ``seq``. Under the locks."""
+    return unfinished(context, False, seq) == NULL
+
+
+cdef public CUresult drv_synchronize_before(Context* context, bint blocking_only, uint64_t seq) noexcept nogil:
     """Wait for what was submitted before; streams are looked up anew each time, as others may end meanwhile. Where the
     process has been restored on another GPU since, all of it is done."""
     cdef Stream* stream
     cdef SimGpu* gpu
     cdef uint32_t slot, generation
-    cdef uint64_t seq, count
+    cdef uint64_t count
     cdef CUresult result = drv_begin(context)
     gpu = context.gpu
-    seq = gpu.next_seq
+    if seq == 0:
+        seq = gpu.next_seq
     while result == SUCCESS and context.gpu == gpu:
-        stream = drv_streams()
-        count = 0
-        while stream != NULL:
-            if stream.context == context and not (blocking_only and stream.flags & STREAM_NONBLOCKING):
-                count = submitted_before(stream, seq)
-                if count > context.gpu.streams[stream.slot].head:
-                    break
-            stream = stream.next
+        stream = unfinished(context, blocking_only, seq)
         if stream == NULL:
             break
+        count = submitted_before(stream, seq)
         slot = stream.slot
         generation = stream.generation
         drv_end(context)
@@ -182,13 +193,13 @@ cdef uint64_t submitted_before(Stream* stream, uint64_t seq) noexcept nogil:
 
 
 cdef CUresult drv_synchronize_blocking(Context* context) noexcept nogil:
-    return synchronize_all(context, True)
+    return drv_synchronize_before(context, True, 0)
 
 
 cdef public CUresult drv_synchronize_context(Context* context) noexcept nogil:
     cdef CUresult result = drv_check_unsafe()
     if result == SUCCESS:
-        result = synchronize_all(context, False)
+        result = drv_synchronize_before(context, False, 0)
     if result == SUCCESS:
         mem_trim_pools(context)
     return result

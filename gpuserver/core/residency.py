@@ -1,0 +1,135 @@
+"""Which swapped vGPUs have their memory on the card (--oversubscribe swap). Pure: figures in, moves out.
+
+Each such vGPU may own as much as the card has; together they own more. So they take turns *on the card*, and those on
+it take turns of its compute as ever. A vGPU whose memory is away and that wants the GPU waits in line: by class, then
+by who has waited longest. Only the first of the line is served, whoever could squeeze in past it, so that no wait is
+without end. Room for it is made by those who need theirs least:
+
+    1. whoever wants nothing, the longest first (least recently needed),
+    2. then whoever has had its stay: it came before the others, at least ``stay_ns`` ago.
+
+A stay is long enough to pay for itself: ``STAY_FACTOR`` times what a vGPU's last two moves took, and not less than
+``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
+have to go at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpuserver.core.leases import Priority, VgpuKey
+
+STAY_FACTOR: Final = 9
+"""A tenth of the time for moving."""
+STAY_LEAST_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A vGPU whose memory can leave the card.
+
+    ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
+    it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
+    ``room_bytes``: an allocation waits for so much more. ``came_ns``: when it came onto the card. ``move_ns``: what one
+    of its moves takes.
+    """
+
+    key: VgpuKey
+    resident: bool
+    memory_bytes: int
+    wants: bool
+    wants_ns: int
+    moving: bool = False
+    room_bytes: int = 0
+    came_ns: int = 0
+    move_ns: int = 0
+    priority: Priority = Priority.NORMAL
+
+    @property
+    def need_bytes(self) -> int:
+        """Room to be made for it."""
+        return self.room_bytes if self.resident else self.memory_bytes + self.room_bytes
+
+    @property
+    def waits(self) -> bool:
+        return not self.moving and (self.room_bytes > 0 if self.resident else self.wants or self.room_bytes > 0)
+
+    @property
+    def stay_ns(self) -> int:
+        return max(STAY_LEAST_NS, STAY_FACTOR * 2 * self.move_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """``leave`` and ``come``: who is to begin now. ``again_ns``: when to decide again, without news; None: never.
+    ``hopeless``: who wants more than there ever is room for."""
+
+    leave: tuple[VgpuKey, ...] = ()
+    come: tuple[VgpuKey, ...] = ()
+    again_ns: int | None = None
+    hopeless: tuple[VgpuKey, ...] = ()
+
+
+def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
+    """``room_bytes``: what all of them may have on the card together.
+
+    What a leaving one still has counts as taken until it is gone, and what a coming one will have as soon as it begins.
+    """
+    taken = sum(t.memory_bytes for t in tenants if t.resident or t.moving)
+    going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
+    free = room_bytes - taken
+    here = [t for t in tenants if t.resident and not t.moving]
+    line = in_line(tenants)
+    hopeless = tuple(t.key for t in line if t.memory_bytes + t.room_bytes > room_bytes)
+    if free + going < 0:
+        leaving = enough(idle_first(here, now_ns, ()), -(free + going))
+        return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
+    line = [t for t in line if t.key not in hopeless]
+    if not line:
+        return Moves(hopeless=hopeless)
+    first = line[0]
+    if first.need_bytes <= free:
+        come = () if first.resident else (first.key,)
+        return Moves(come=come, hopeless=hopeless)  # room for who is here it finds by itself
+    missing = first.need_bytes - free - going
+    if missing <= 0:
+        return Moves(hopeless=hopeless)  # it is being made
+    others = [t for t in here if t is not first]
+    ready = [t for t in idle_first(others, now_ns, line) if is_free_to_go(t, now_ns)]
+    leaving = enough(ready, missing)
+    if sum(t.memory_bytes for t in leaving) >= missing:
+        return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
+    stays = [t.came_ns + t.stay_ns for t in others if not is_free_to_go(t, now_ns)]
+    return Moves(again_ns=min(stays, default=None), hopeless=hopeless)
+
+
+def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Who waits, in the order in which they are served."""
+    return sorted((t for t in tenants if t.waits), key=lambda t: (-t.priority, t.wants_ns, t.key))
+
+
+def is_free_to_go(tenant: Tenant, now_ns: int) -> bool:
+    return not (tenant.wants or tenant.room_bytes) or now_ns >= tenant.came_ns + tenant.stay_ns
+
+
+def idle_first(here: Iterable[Tenant], now_ns: int, line: Sequence[Tenant]) -> list[Tenant]:
+    """Those on the card, who needs it least first; who waits in line for more room, last."""
+    waiting = {t.key for t in line}
+    return sorted(
+        here,
+        key=lambda t: (t.key in waiting, t.wants, t.priority, t.came_ns if t.wants else t.wants_ns, t.key),
+    )
+
+
+def enough(candidates: Iterable[Tenant], missing: int) -> list[Tenant]:
+    """The first of them that have ``missing`` bytes together; all of them, if they have less."""
+    chosen: list[Tenant] = []
+    for tenant in candidates:
+        if missing <= 0:
+            break
+        if tenant.memory_bytes:
+            chosen.append(tenant)
+            missing -= tenant.memory_bytes
+    return chosen

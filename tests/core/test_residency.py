@@ -1,0 +1,224 @@
+"""Who is on the card: a model of a card on which moves take time, with vGPUs that want and stop wanting at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.residency import STAY_LEAST_NS, Moves, Tenant, decide
+
+GIB = 1 << 30
+SECOND = 1_000_000_000
+
+
+def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, **more: int) -> Tenant:
+    return Tenant(
+        VgpuKey(key),
+        resident,
+        memory * GIB,
+        wants,
+        wants_ns=more.get("wants_ns", 0),
+        moving=bool(more.get("moving", 0)),
+        room_bytes=more.get("room", 0) * GIB,
+        came_ns=more.get("came_ns", 0),
+        move_ns=more.get("move_ns", 0),
+        priority=Priority(more.get("priority", Priority.NORMAL)),
+    )
+
+
+def test_where_all_fit_nobody_moves() -> None:
+    assert decide([tenant(1, 60), tenant(2, 60)], 140 * GIB, 0) == Moves()
+
+
+def test_who_wants_comes_where_there_is_room() -> None:
+    assert decide([tenant(1, 60), tenant(2, 60, resident=False)], 140 * GIB, 0) == Moves(come=(VgpuKey(2),))
+    assert decide([tenant(1, 60), tenant(2, 60, resident=False, wants=False)], 140 * GIB, 0) == Moves()
+
+
+def test_the_least_recently_needed_makes_room() -> None:
+    here = [tenant(1, 60, wants=False, wants_ns=5), tenant(2, 60, wants=False, wants_ns=4), tenant(3, 20)]
+    assert decide([*here, tenant(4, 60, resident=False)], 140 * GIB, 10) == Moves(leave=(VgpuKey(2),))
+
+
+def test_where_all_want_they_take_turns_of_a_stay_each() -> None:
+    here = [tenant(1, 60, came_ns=5), tenant(2, 60, came_ns=3, move_ns=SECOND), tenant(3, 60, resident=False)]
+    assert decide(here, 140 * GIB, 10) == Moves(again_ns=5 + STAY_LEAST_NS)
+    assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves(leave=(VgpuKey(1),))
+    later = 3 + 18 * SECOND
+    assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves(leave=(VgpuKey(2),))
+
+
+def test_as_many_leave_as_it_takes_and_no_more() -> None:
+    idle = [tenant(key, 30, wants=False, wants_ns=key) for key in range(1, 5)]
+    assert decide([*idle, tenant(9, 60, resident=False)], 130 * GIB, 10) == Moves(leave=(VgpuKey(1), VgpuKey(2)))
+
+
+def test_what_is_on_its_way_is_counted() -> None:
+    leaving, coming = tenant(1, 60, moving=1), tenant(2, 60, resident=False)
+    assert decide([leaving, coming, tenant(3, 60, wants=False)], 140 * GIB, 10) == Moves()
+    assert decide([tenant(1, 60, resident=False, moving=1), coming], 100 * GIB, 10) == Moves()
+
+
+def test_an_allocation_that_waits_for_room_is_in_line() -> None:
+    asks, idle = tenant(1, 60, room=50), tenant(2, 60, wants=False)
+    assert decide([asks, idle], 140 * GIB, 0) == Moves(leave=(VgpuKey(2),))
+    assert decide([asks], 140 * GIB, 0) == Moves()
+    assert decide([replace(asks, room_bytes=90 * GIB), idle], 140 * GIB, 0) == Moves(hopeless=(VgpuKey(1),))
+
+
+def test_a_class_goes_before_another() -> None:
+    line = [
+        tenant(1, 60, resident=False, wants_ns=1),
+        tenant(2, 60, resident=False, wants_ns=2, priority=Priority.HIGH),
+    ]
+    assert decide(line, 100 * GIB, 5) == Moves(come=(VgpuKey(2),))
+
+
+def test_what_others_were_promised_is_left_at_once() -> None:
+    here = [tenant(1, 60, came_ns=9), tenant(2, 60, wants=False)]
+    assert decide(here, 100 * GIB, 10) == Moves(leave=(VgpuKey(2),))
+    assert decide(here, 30 * GIB, 10) == Moves(leave=(VgpuKey(2), VgpuKey(1)))
+
+
+@dataclass
+class Guest:
+    memory: int
+    priority: Priority
+    resident: bool = False
+    moving_until: int | None = None
+    wants: bool = False
+    wants_ns: int = 0
+    room: int = 0
+    came_ns: int = 0
+    move_ns: int = 0
+
+
+class Card(RuleBasedStateMachine):
+    """Commands are carried out late; time passes; what is promised to others changes."""
+
+    ROOM = 100 * GIB
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.room = self.ROOM
+        self.guests: dict[VgpuKey, Guest] = {}
+        self.next_key = 0
+
+    def tenants(self) -> list[Tenant]:
+        return [
+            Tenant(
+                key,
+                guest.resident,
+                guest.memory,
+                guest.wants,
+                guest.wants_ns,
+                guest.moving_until is not None,
+                guest.room,
+                guest.came_ns,
+                guest.move_ns,
+                guest.priority,
+            )
+            for key, guest in self.guests.items()
+        ]
+
+    def settle(self) -> None:
+        for guest in self.guests.values():
+            if guest.moving_until is not None and guest.moving_until <= self.now:
+                guest.moving_until = None
+                guest.resident = not guest.resident
+                guest.came_ns = self.now if guest.resident else guest.came_ns
+
+    def step(self) -> Moves:
+        moves = decide(self.tenants(), self.room, self.now)
+        assert not set(moves.leave) & set(moves.come)
+        for key in moves.leave:
+            assert self.guests[key].resident
+            assert self.guests[key].moving_until is None
+        for key in moves.come:
+            guest = self.guests[key]
+            assert not guest.resident
+            assert guest.moving_until is None
+            assert guest.wants or guest.room
+            assert self.taken() + guest.memory <= self.room
+        if moves.leave and self.taken() <= self.room:
+            assert any(guest.wants or guest.room for guest in self.guests.values())
+            for key in moves.leave:
+                guest = self.guests[key]
+                assert not guest.wants or self.now >= guest.came_ns + STAY_LEAST_NS
+        for key in (*moves.leave, *moves.come):
+            self.guests[key].moving_until = self.now + 1 + self.guests[key].move_ns
+        return moves
+
+    def taken(self) -> int:
+        return sum(g.memory for g in self.guests.values() if g.resident or g.moving_until is not None)
+
+    @precondition(lambda self: len(self.guests) < 6)
+    @rule(
+        memory=st.integers(0, 100),
+        priority=st.sampled_from(Priority),
+        move=st.integers(0, 3 * SECOND),
+    )
+    def arrive(self, memory: int, priority: Priority, move: int) -> None:
+        self.guests[VgpuKey(self.next_key)] = Guest(memory * GIB, priority, move_ns=move, wants_ns=self.now)
+        self.next_key += 1
+
+    @precondition(lambda self: self.guests)
+    @rule(choice=st.integers(0, 99))
+    def end(self, choice: int) -> None:
+        del self.guests[list(self.guests)[choice % len(self.guests)]]
+
+    @precondition(lambda self: self.guests)
+    @rule(choice=st.integers(0, 99), room=st.sampled_from((0, 0, 1, 40)))
+    def change_mind(self, choice: int, room: int) -> None:
+        guest = list(self.guests.values())[choice % len(self.guests)]
+        guest.wants = not guest.wants
+        guest.room = room * GIB if guest.wants else 0
+        guest.wants_ns = self.now
+
+    @rule(room=st.integers(20, 100))
+    def promise(self, room: int) -> None:
+        self.room = room * GIB
+
+    @rule(ns=st.integers(0, 4 * SECOND))
+    def wait(self, ns: int) -> None:
+        self.now += ns
+        self.settle()
+        self.step()
+
+    @rule()
+    def everybody_who_can_has_a_turn(self) -> None:
+        """If nothing else happens: who waits comes, or is let have its room, within everybody's stays and moves."""
+        self.settle()
+        missing = {
+            key for key, g in self.guests.items() if g.wants and not g.room and g.memory <= self.room and not g.resident
+        }
+        if any(g.room for g in self.guests.values()) or len({g.priority for g in self.guests.values()}) > 1:
+            return
+        for _ in range(200):
+            if not missing:
+                return
+            moves = self.step()
+            pending = [g.moving_until for g in self.guests.values() if g.moving_until is not None]
+            following = [at for at in (*pending, moves.again_ns) if at is not None]
+            assert following, f"nothing will happen, and {missing} wait: {self.tenants()}"
+            self.now = max(self.now, min(following))
+            self.settle()
+            missing -= {key for key, guest in self.guests.items() if guest.resident}
+        pytest.fail(f"{missing} waited in vain")
+
+    @invariant()
+    def never_more_than_there_is_once_those_who_must_have_left(self) -> None:
+        moves = decide(self.tenants(), self.room, self.now)
+        here = sum(g.memory for g in self.guests.values() if g.resident or g.moving_until is not None)
+        going = sum(g.memory for g in self.guests.values() if g.resident and g.moving_until is not None)
+        going += sum(self.guests[key].memory for key in moves.leave)
+        coming = sum(g.memory for g in self.guests.values() if not g.resident and g.moving_until is not None)
+        assert here - going <= self.room or coming
+
+
+TestCard = Card.TestCase
