@@ -42,6 +42,15 @@ def pair() -> Desk:
     return two
 
 
+def test_epochs_go_on_beyond_those_of_another_gpu() -> None:
+    """From where somebody comes who has seen them; they never go back."""
+    one = desk(HALF, HALF)
+    one.scheduler.skip_to(1000)
+    one.scheduler.skip_to(10)
+    assert [epoch for _, epoch, *_ in spans(one.wants(0, 0))] == [1000]
+    assert one.scheduler.next_epoch == 1001
+
+
 def test_alone_a_lease_has_no_end() -> None:
     one = desk(HALF)
     assert leases(one.wants(0, 3)) == [
