@@ -102,8 +102,13 @@ class SimulatedNode:
         )
 
     def server_pid(self, gpu: int = 0) -> int:
-        with self.link() as link:
-            return link.gpus()[gpu].server_pid or 0
+        """Never 0, which kill would take for this process's own group."""
+
+        def known() -> int | None:
+            with self.link() as link:
+                return link.gpus()[gpu].server_pid
+
+        return eventually(known, "the GPU's server runs")
 
     def kill_node(self) -> None:
         self.supervisor.kill()

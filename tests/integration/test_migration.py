@@ -352,8 +352,11 @@ def pid_of(node: SimulatedNode, who: str, vgpu: VgpuReading, worker: Worker) -> 
         case "target":
             return node.server_pid(1 - vgpu.gpu_index)
         case "broker":
-            assert vgpu.broker_pid is not None
-            return vgpu.broker_pid
+            reading = eventually(
+                lambda: (now := node.reading(vgpu.vgpu_id)) and now.broker_pid and now, "a broker runs"
+            )
+            assert reading.broker_pid
+            return reading.broker_pid
         case "program":
             return worker.popen.pid
         case _:
