@@ -58,6 +58,7 @@ cdef enum:
     GRANTS_MANAGED = 32      # --oversubscribe managed: plain allocations are managed memory
     GRANTS_SWAPPABLE = 128   # --oversubscribe swap: plain allocations can leave the card and come back
     GRANTS_AWAY = 256        # ... and are to be in the host's memory; with GRANTS_STILL, and while no lease is given
+    GRANTS_PRESENT = 512     # ... are to be on the card; neither: where they are (a new server does not know yet)
 
     # Slot.state
     SLOT_FREE = 0

@@ -21,6 +21,7 @@ class PageMode(IntEnum):
 MEMORY_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph")
 """In the order of ``SlotReading.committed_bytes`` (KIND_* in layout.pxd)."""
 MANAGED: Final = MEMORY_KINDS.index("managed")
+DEVICE: Final = MEMORY_KINDS.index("device")
 
 
 class GrantsFlag(IntFlag):
@@ -44,6 +45,8 @@ class GrantsFlag(IntFlag):
     """Plain allocations can leave the card and come back to the same addresses."""
     AWAY = 256
     """They are to be in the host's memory. With STILL, while no lease is given."""
+    PRESENT = 512
+    """They are to be on the card. Neither: they stay where they are."""
 
 
 class SlotState(IntEnum):

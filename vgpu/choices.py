@@ -16,6 +16,7 @@ class PriorityName(StrEnum):
 class Oversubscribe(StrEnum):
     """How a vGPU may own more memory than its card has left."""
 
+    SWAP = "swap"
     MANAGED = "managed"
 
 

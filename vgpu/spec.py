@@ -110,7 +110,7 @@ class VgpuSpec(BaseModel):
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
     ``memory_limit_bytes``  the most it may have while nobody was promised that (None: ``memory_bytes``).
     ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
-    ``oversubscribe``   its plain allocations are managed memory, which need not fit the card; for its life.
+    ``oversubscribe``   its plain allocations need not fit the card: swapped, or managed memory; for its life.
     ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
     ``quota_request_percent``  guaranteed part of the time, on top of the SM share (default: the limit).
     ``quota_limit_percent``    largest part of the time (default 100).
@@ -160,6 +160,8 @@ class VgpuSpec(BaseModel):
             raise ValueError(f"--mem-limit {format_bytes(limit)} is less than --mem {format_bytes(least)}")
         if limit is not None and self.oversubscribe is not None:
             raise ValueError("--mem-limit is for memory on the card, and --oversubscribe for memory that need not fit")
+        if self.group is not None and self.oversubscribe is Oversubscribe.SWAP:
+            raise ValueError("vGPUs of a --group hold together, and one that is swapped may be away from its card")
         most, own = limit or least, self.process_memory_bytes
         if most is not None and own is not None and own > most:
             raise ValueError(f"--mem-per-process {format_bytes(own)} is more than the {format_bytes(most)} of the vGPU")

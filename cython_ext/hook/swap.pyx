@@ -24,7 +24,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport (
-    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_REMOVED, GRANTS_SWAPPABLE, SLOT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK,
+    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_REMOVED, GRANTS_SWAPPABLE, SLOT_AWAY, SLOT_MOVING,
+    SLOT_RESIDENT, SLOT_STUCK,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -54,14 +55,22 @@ cdef inline bint is_swapped(const Gate* gate) noexcept nogil:
     return load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0
 
 
+cdef inline bint is_shut(const Gate* gate) noexcept nogil:
+    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
+    return (
+        load32(&gate.away) != 0 and load32(&state().stopping) == 0
+        and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
+    )
+
+
 cdef void wait_until_back(Gate* gate) noexcept nogil:
     lock_acquire(&gate.lock)
     gate.waiters += 1
-    vgpu_want(gate, now_ns())
-    lock_release(&gate.lock)
-    while load32(&gate.away) and not load32(&state().stopping):
+    while is_shut(gate):
+        vgpu_want(gate, now_ns())        # again and again: our slot may be another one by now
+        lock_release(&gate.lock)
         futex_wait(&gate.away, 1, now_ns() + LOOK_NS)
-    lock_acquire(&gate.lock)
+        lock_acquire(&gate.lock)
     gate.waiters -= 1
     lock_release(&gate.lock)
 
@@ -72,7 +81,7 @@ cdef public void vgpu_touch(Gate* gate) noexcept nogil:
         return
     add32(&gate.touching, 1)
     fence()
-    while load32(&gate.away) and not load32(&state().stopping):
+    while is_shut(gate):
         add32(&gate.touching, <uint32_t>-1)
         wait_until_back(gate)
         add32(&gate.touching, 1)
@@ -322,14 +331,16 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     """By the hook thread, without locks: be where the grants page says. When to look again at the latest; 0: whenever.
     """
     cdef uint32_t flags = load32(&gate.grants.flags)
-    cdef bint out = flags & GRANTS_AWAY != 0 and flags & GRANTS_REMOVED == 0
+    cdef bint out = flags & GRANTS_AWAY != 0, back = flags & (GRANTS_PRESENT | GRANTS_REMOVED) != 0
     cdef bint done
     cdef int mode
     if flags & GRANTS_SWAPPABLE == 0:
         return 0
     if gate.open or (gate.lost and flags & GRANTS_LOSS_RUN):
+        back = 1
+    if back:
         out = 0
-    if out == (load32(&gate.away) != 0):
+    if not (out or back) or out == (load32(&gate.away) != 0):
         return 0
     if out and is_at_work(gate):
         return now_ns() + POLL_NS

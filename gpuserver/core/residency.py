@@ -8,7 +8,7 @@ without end. Room for it is made by those who need theirs least:
     1. whoever wants nothing, the longest first (least recently needed),
     2. then whoever has had its stay: it came before the others, at least ``stay_ns`` ago.
 
-A stay is long enough to pay for itself: ``STAY_FACTOR`` times what a vGPU's last two moves took, and not less than
+A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
 have to go at once.
 """
@@ -21,8 +21,8 @@ from typing import Final
 
 from gpuserver.core.leases import Priority, VgpuKey
 
-STAY_FACTOR: Final = 9
-"""A tenth of the time for moving."""
+STAY_FACTOR: Final = 8
+"""Of a stay and the two moves around it, a fifth of the time goes into moving."""
 STAY_LEAST_NS: Final = 1_000_000_000
 
 
@@ -31,7 +31,8 @@ class Tenant:
     """A vGPU whose memory can leave the card.
 
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
-    it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
+    it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did. ``left_ns``:
+    when it left the card.
     ``room_bytes``: an allocation waits for so much more. ``came_ns``: when it came onto the card. ``move_ns``: what one
     of its moves takes.
     """
@@ -44,6 +45,7 @@ class Tenant:
     moving: bool = False
     room_bytes: int = 0
     came_ns: int = 0
+    left_ns: int = 0
     move_ns: int = 0
     priority: Priority = Priority.NORMAL
 
@@ -57,8 +59,13 @@ class Tenant:
         return not self.moving and (self.room_bytes > 0 if self.resident else self.wants or self.room_bytes > 0)
 
     @property
+    def waits_ns(self) -> int:
+        """Since when it waits: who has just had a stay is the last of the line, however long it has wanted."""
+        return self.wants_ns if self.resident else max(self.wants_ns, self.left_ns)
+
+    @property
     def stay_ns(self) -> int:
-        return max(STAY_LEAST_NS, STAY_FACTOR * 2 * self.move_ns)
+        return max(STAY_LEAST_NS, STAY_FACTOR * self.move_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
 
 def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
     """Who waits, in the order in which they are served."""
-    return sorted((t for t in tenants if t.waits), key=lambda t: (-t.priority, t.wants_ns, t.key))
+    return sorted((t for t in tenants if t.waits), key=lambda t: (-t.priority, t.waits_ns, t.key))
 
 
 def is_free_to_go(tenant: Tenant, now_ns: int) -> bool:

@@ -182,6 +182,7 @@ class Control:
                 f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
                 f"see the logs in {server.settings.paths.logs}",
             )
+        await server.swapping.make_room()
         await server.remember()
         server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", **_summary(create.spec))
         return self._reading(vgpu)
@@ -193,6 +194,7 @@ class Control:
         server.count_occupied(but=vgpu)
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
+        await server.swapping.make_room()
         await server.brokers.changed(vgpu)
         await server.remember()
         server.happened("changed", vgpu, f"{record.vgpu_id} changed", **_summary(record.spec))

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-from cython_ext.readings import SlotReading, SlotState
+from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
 from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
@@ -72,6 +72,8 @@ class MemoryWatch:
         self._doubted: frozenset[tuple[str, int]] = frozenset()
         """Whose ledger said too much in the last reading."""
         self.latest = NO_USE
+        self.readings = 0
+        """Of the driver, since this server began."""
         self.implicit: dict[tuple[str, int], int] = {}
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
@@ -109,6 +111,7 @@ class MemoryWatch:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
                 self._compare(before)
+                self.readings += 1
             except VgpuError as error:
                 if not silent:
                     log.warning("no memory reading", reason=str(error))
@@ -216,13 +219,19 @@ def implicit_bounds(
 ) -> dict[int, tuple[int, int]]:
     """The least and the most that can be implicit of what the driver shows, per process of ``later``, if the ledger was
     between the two readings; what is reserved the driver may show or not."""
+    earlier, later = tuple(earlier), tuple(later)
     before, after = committed_by_pid(earlier), committed_by_pid(later)
-    reserved: dict[int, int] = {}
+    more: dict[int, int] = {}
+    less: dict[int, int] = {}
     for slot in later:
-        reserved[slot.pid] = reserved.get(slot.pid, 0) + slot.reserved_bytes
+        more[slot.pid] = more.get(slot.pid, 0) + slot.reserved_bytes
+    for slot in (*earlier, *later):  # on its way from or to the host, it may be anywhere
+        if slot.where == Where.MOVING:
+            more[slot.pid] = more.get(slot.pid, 0) + slot.committed_bytes[DEVICE]
+            less[slot.pid] = slot.committed_bytes[DEVICE]
     found = {}
     for pid, now in after.items():
         then, shown = before.get(pid, now), by_pid.get(pid, 0)
-        most = max(then, now) + reserved[pid]
-        found[pid] = max(0, shown - most), max(0, shown - min(then, now))
+        most = max(then, now) + more[pid]
+        found[pid] = max(0, shown - most), max(0, shown - max(0, min(then, now) - less.get(pid, 0)))
     return found

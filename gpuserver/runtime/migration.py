@@ -53,6 +53,12 @@ class Migration:
     async def leave(self, vgpu: Vgpu, to: int) -> Departure:
         """Returns once it is the other GPU's. Errors: those of ``suspend``; those of the other GPU, as for ``create``,
         and the vGPU goes on here; ``unavailable`` if the other does not answer."""
+        if vgpu.swaps:
+            raise VgpuError(
+                ErrorCode.IN_USE,
+                f"{vgpu.record.vgpu_id} has --oversubscribe swap, and such a vGPU stays on its GPU",
+                "make another one there: vgpuctl create --gpu",
+            )
         async with vgpu.turn:
             if vgpu.passage.leaving is None:
                 await self._set_out(vgpu, to)

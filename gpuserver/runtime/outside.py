@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cython_ext.readings import MANAGED, SlotReading
+from cython_ext.readings import DEVICE, MANAGED, SlotReading
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
@@ -85,9 +85,10 @@ def drift_by_pid(
 
 
 def committed_by_pid(slots: Iterable[SlotReading], *, managed: bool = True) -> dict[int, int]:
-    """What the ledger says that each process owns. A pid with two slots (exec) is counted once."""
+    """What the ledger says that each process has on the card. A pid with two slots (exec) is counted once."""
     found: dict[int, int] = {}
     for slot in slots:
         owned = sum(slot.committed_bytes) - (0 if managed else slot.committed_bytes[MANAGED])
+        owned -= min(slot.away_bytes, slot.committed_bytes[DEVICE])  # swapped: not on the card
         found[slot.pid] = found.get(slot.pid, 0) + owned
     return found

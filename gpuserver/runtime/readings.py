@@ -16,8 +16,8 @@ from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import Outsider
-from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, bounded
-from vgpu.choices import PriorityName
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
+from vgpu.choices import Oversubscribe, PriorityName
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuReading
 from vgpu.units import counted, format_bytes
 
@@ -130,6 +130,7 @@ def vgpu_reading(
         holds=statement.holds,
         memory_limit_bytes=record.memory_limit_bytes,
         memory_used_bytes=vgpu.used_bytes,
+        memory_away_bytes=vgpu.away_bytes,
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
         memory_peak_bytes=bounded(sum(slot.peak_bytes for slot in slots)),
@@ -146,13 +147,15 @@ def vgpu_reading(
 
 def _state(
     vgpu: Vgpu, statement: Statement
-) -> Literal["starting", "idle", "waiting", "running", "suspended", "moving", "removing", "failed"]:
+) -> Literal["starting", "idle", "waiting", "running", "swapped", "suspended", "moving", "removing", "failed"]:
     if vgpu.removed.is_set():
         return "removing"
     if vgpu.passage.next_step is not Step.STAY:
         return "moving"
     if vgpu.still:
         return "suspended"
+    if vgpu.away:
+        return "swapped"
     if vgpu.failure:
         return "failed"
     if not vgpu.admits.is_set():
@@ -179,6 +182,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
         memory_implicit_bytes=memory.implicit.get(name, 0),
         memory_driver_bytes=memory.latest.by_pid.get(slot.pid, 0),
         memory_drift_bytes=memory.drift.get(name, 0),
+        memory_away_bytes=away_of(slot),
         memory_peak_bytes=slot.peak_bytes,
         memory_refusals=slot.refusals,
         busy_ns=slot.busy_ns,
@@ -221,7 +225,7 @@ def warnings_on(
     """
     record = vgpu.record
     if record.partition is None:
-        return (HAZARD,) if record.spec.oversubscribe is not None and not simulated else ()
+        return (HAZARD,) if record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated else ()
     warnings = []
     granted = record.partition.granted_sms
     fresh = record.partition.sm_count if record.spec.burst else granted

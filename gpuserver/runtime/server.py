@@ -38,6 +38,7 @@ from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
+from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
@@ -103,6 +104,7 @@ class GpuServer:
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
         self.migration = Migration(self)
+        self.swapping = Swapping(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
@@ -153,6 +155,7 @@ class GpuServer:
                 nursery.start_soon(self.tokens.run)
                 nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
+                nursery.start_soon(self.swapping.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self._sample)
                 nursery.start_soon(self._keep_house)
@@ -212,6 +215,7 @@ class GpuServer:
         if record.suspended or still:
             vgpu.stand_still()
             self.tokens.bench(record.key)
+        self.swapping.enlist(vgpu)
         self.gather()
         return vgpu
 
@@ -242,14 +246,19 @@ class GpuServer:
         borrowers = [vgpu for vgpu in self.vgpus.values() if vgpu.record.borrows]
         spare = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
         left = max(0, spare - sum(vgpu.borrowed_bytes for vgpu in borrowers))
-        parts = left // max(1, sum(not vgpu.still for vgpu in borrowers))
+        growing = [vgpu for vgpu in borrowers if not vgpu.still and not vgpu.away]
+        asked: dict[str, int] = {}
+        for vgpu in growing:
+            asked[vgpu.record.vgpu_id] = min(left, sum(slot.room_bytes for slot in vgpu.alive))
+            left -= asked[vgpu.record.vgpu_id]
+        parts = left // max(1, len(growing))
         before = {vgpu.record.vgpu_id: vgpu.grants.card_limit_bytes for vgpu in borrowers}
         # Of what is spare, all that somebody may still take by a limit of before is not lent anew.
         budget = spare
         wanted: list[tuple[Vgpu, int, int]] = []
         for vgpu in borrowers:
             own = vgpu.record.guaranteed_memory_bytes + vgpu.borrowed_bytes
-            limit = max(1, own if vgpu.still else own + parts)
+            limit = max(1, own + parts + asked[vgpu.record.vgpu_id] if vgpu in growing else own)
             known = before[vgpu.record.vgpu_id] or max(1, own)
             budget -= max(0, max(known, own) - vgpu.record.guaranteed_memory_bytes)
             wanted.append((vgpu, known, limit))
@@ -267,7 +276,7 @@ class GpuServer:
         """Before anything is promised: what others have on the card beyond what they were. ``but``: to whom it is to
         be; ``besides``: what comes with that."""
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
-        self.registry.occupied_bytes = sum(vgpu.borrowed_bytes for vgpu in others) + besides
+        self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
     async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
@@ -296,6 +305,7 @@ class GpuServer:
 
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)
+        self.swapping.forget(vgpu)
         del self.vgpus[vgpu.record.vgpu_id]
         self.apply_shares()
         vgpu.close()

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Suspension:
         server.tokens.bench(vgpu.record.key)
         try:
             await self._tell(vgpu)
-            moved, seconds = await self._suspend_all(vgpu)
+            moved, seconds = await (self._swap_out(vgpu) if vgpu.swaps else self._suspend_all(vgpu))
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._go_on(vgpu)
@@ -101,7 +102,8 @@ class Suspension:
                 server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
                 server.apply_shares()
             processes = await self.processes(vgpu)
-            answer = await self._ask_driver("resume", vgpu, processes)
+            # What was swapped comes when it is wanted, as ever.
+            answer = Answer("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
             if answer.reason:
                 if not vgpu.removed.is_set():
                     vgpu.passage = vgpu.passage.given_up()
@@ -114,9 +116,19 @@ class Suspension:
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
         server.happened("resumed", vgpu, text, seconds=answer.seconds)
 
+    async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
+        began = time.monotonic()
+        if not await self._server.swapping.put_away(vgpu):
+            reason = "work that is queued waits for the host"
+            raise VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {reason}", "try again")
+        return len(vgpu.present), time.monotonic() - began
+
     async def let_go(self, vgpu: Vgpu) -> None:
         """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
         stand still for ever. The caller has its turn."""
+        if vgpu.swaps:  # their gates fail, and wait for no memory
+            vgpu.still = False
+            return
         processes = list(vgpu.programs)
         try:
             answer = await self._ask_driver("resume", vgpu, processes)
@@ -190,7 +202,7 @@ class Suspension:
         vgpu.passage = vgpu.passage.brought_back()
         vgpu.stand_still(False)
         await self._tell(vgpu)
-        if not vgpu.removed.is_set():
+        if not vgpu.removed.is_set() and self._server.swapping.may_hold(vgpu):
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 

@@ -119,6 +119,10 @@ class TokenLoop:
             self._handle(Wants(key))
         self._show_contention()
 
+    def wants(self, key: VgpuKey) -> bool:
+        """Whether its programs want the GPU, as far as the dispatcher has heard; also while it has no leases."""
+        return self._dispatcher.wants(key)
+
     def change(self, key: VgpuKey, share: Share) -> None:
         if key in self._benched:
             return

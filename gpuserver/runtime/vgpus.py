@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from cython_ext.pages import ActivityPage, GrantsPage
-from cython_ext.readings import MANAGED, GrantsFlag, PageMode, SlotReading, SlotState
+from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.leases import Share
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
-from vgpu.choices import OnServerLoss
+from vgpu.choices import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running
@@ -24,6 +24,11 @@ _LOSS_FLAGS = {
     OnServerLoss.BLOCK: GrantsFlag(0),
     OnServerLoss.ERROR: GrantsFlag.LOSS_ERROR,
     OnServerLoss.RUN: GrantsFlag.LOSS_RUN,
+}
+_MEMORY_FLAGS = {
+    None: GrantsFlag(0),
+    Oversubscribe.MANAGED: GrantsFlag.MANAGED,
+    Oversubscribe.SWAP: GrantsFlag.SWAPPABLE,
 }
 _POLICY_FLAGS = GrantsFlag.LOSS_ERROR | GrantsFlag.LOSS_RUN
 
@@ -42,8 +47,13 @@ class Ledger:
         return self.begun >= 0
 
     def rests_until(self, later: Ledger) -> bool:
-        """Nothing was allocated or freed between the two readings, nor was anything under way."""
-        return self.begun == later.ended and not any(slot.reserved_bytes for slot in later.slots)
+        """Nothing was allocated, freed or moved between the two readings, nor was anything under way."""
+        if self.begun != later.ended or any(slot.reserved_bytes for slot in later.slots):
+            return False
+        places = [(slot.pid, slot.where, slot.away_bytes) for slot in self.slots if slot.where]
+        return places == [(slot.pid, slot.where, slot.away_bytes) for slot in later.slots if slot.where] and not any(
+            slot.where in {Where.MOVING, Where.STUCK} for slot in later.slots
+        )
 
 
 NO_LEDGER = Ledger(-1, (), -1)
@@ -74,8 +84,9 @@ class Vgpu:
     descriptor, handed to every broker of this vGPU.
 
     ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
-    ``turn``: of whoever suspends, resumes or moves it. ``passage``: where it stands between two GPUs. ``settled``: set
-    once the GPU that it was leaving for has answered, with ``refusal`` if it was not taken there.
+    ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has is in the host's memory, or on its way.
+    ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
+    with ``refusal`` if it was not taken there.
 
     ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
@@ -105,6 +116,7 @@ class Vgpu:
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
     still: bool = False
+    away: bool = False
     present: dict[int, Process] = field(default_factory=dict)
     turn: trio.Lock = field(default_factory=trio.Lock)
     passage: Passage = AT_REST
@@ -148,8 +160,9 @@ class Vgpu:
 
     @property
     def borrowed_bytes(self) -> int:
-        """What it has on the card just now that it was not promised."""
-        return 0 if self.record.suspended else self.excess_bytes
+        """What it has on the card just now that it was not promised. A checkpoint leaves nothing there, swapping what
+        cannot be moved."""
+        return 0 if self.record.suspended and not self.swaps else self.excess_bytes
 
     @property
     def excess_bytes(self) -> int:
@@ -158,13 +171,33 @@ class Vgpu:
         record = self.record
         total = self.grants.total_memory_bytes
         if record.spec.oversubscribe is not None:
-            most, owned = total, self.used_bytes - self.managed_bytes
+            most, owned = total, self.used_bytes - self.managed_bytes - self.away_bytes
         else:
             most = min(record.memory_limit_bytes, total) - record.promised_memory_bytes
             owned = self.used_bytes - record.promised_memory_bytes
         if self.activity is None and record.borrows:
             return most
         return min(max(0, owned), max(most, 0) if record.borrows else total)
+
+    @property
+    def swaps(self) -> bool:
+        """Its plain memory can leave the card."""
+        return self.record.spec.oversubscribe is Oversubscribe.SWAP
+
+    @property
+    def movable_bytes(self) -> int:
+        """Of its memory what can leave the card, wherever it is."""
+        return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots)) if self.swaps else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of what it has on the card and was not promised, what cannot give way."""
+        return max(0, self.borrowed_bytes - (self.movable_bytes - self.away_bytes))
+
+    @property
+    def away_bytes(self) -> int:
+        """Of that what is in the host's memory."""
+        return bounded(sum(away_of(slot) for slot in self.slots)) if self.swaps else 0
 
     @property
     def managed_bytes(self) -> int:
@@ -217,6 +250,16 @@ class Vgpu:
         flags = self.grants.flags
         self.grants.flags = flags | GrantsFlag.STILL if still else flags & ~GrantsFlag.STILL
 
+    def place(self, *, on_card: bool) -> None:
+        """What can be moved is to be there; nothing is queued ahead of leases meanwhile."""
+        flags = self.grants.flags & ~(GrantsFlag.AWAY | GrantsFlag.PRESENT | GrantsFlag.STILL)
+        if not on_card:
+            flags |= GrantsFlag.AWAY | GrantsFlag.STILL
+        else:
+            flags |= GrantsFlag.PRESENT
+        self.grants.flags = flags
+        self.grants.wake()
+
     def take_away(self) -> None:
         """It was removed: every gate of its processes fails from now on."""
         self.grants.flags = self.grants.flags | GrantsFlag.REMOVED
@@ -250,6 +293,11 @@ class Vgpu:
         self._drop_activity()
 
 
+def away_of(slot: SlotReading) -> int:
+    """What a process says that it has in the host's memory, as far as it can be so."""
+    return min(slot.away_bytes, slot.committed_bytes[DEVICE])
+
+
 def bounded(total: int) -> int:
     """A sum of what tenants claim, small enough for every message and page."""
     return min(total, (1 << 63) - 1)
@@ -271,5 +319,5 @@ def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: i
         process_limit_bytes=record.process_limit_bytes,
         total_memory_bytes=facts.total_memory_bytes,
         grace_ns=grace_ns,
-        flags=_LOSS_FLAGS[record.spec.on_server_loss] | (GrantsFlag.MANAGED if record.spec.oversubscribe else 0),
+        flags=_LOSS_FLAGS[record.spec.on_server_loss] | _MEMORY_FLAGS[record.spec.oversubscribe],
     )

@@ -25,6 +25,7 @@ def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, 
         moving=bool(more.get("moving", 0)),
         room_bytes=more.get("room", 0) * GIB,
         came_ns=more.get("came_ns", 0),
+        left_ns=more.get("left_ns", 0),
         move_ns=more.get("move_ns", 0),
         priority=Priority(more.get("priority", Priority.NORMAL)),
     )
@@ -48,8 +49,14 @@ def test_where_all_want_they_take_turns_of_a_stay_each() -> None:
     here = [tenant(1, 60, came_ns=5), tenant(2, 60, came_ns=3, move_ns=SECOND), tenant(3, 60, resident=False)]
     assert decide(here, 140 * GIB, 10) == Moves(again_ns=5 + STAY_LEAST_NS)
     assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves(leave=(VgpuKey(1),))
-    later = 3 + 18 * SECOND
+    later = 3 + 8 * SECOND
     assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves(leave=(VgpuKey(2),))
+
+
+def test_who_has_had_a_stay_is_the_last_of_the_line() -> None:
+    """However long it has wanted: it would else be the first again, and the others never."""
+    left, waits = tenant(1, 60, resident=False, wants_ns=1, left_ns=9), tenant(2, 60, resident=False, wants_ns=5)
+    assert decide([left, waits], 100 * GIB, 10) == Moves(come=(VgpuKey(2),))
 
 
 def test_as_many_leave_as_it_takes_and_no_more() -> None:
@@ -94,6 +101,7 @@ class Guest:
     wants_ns: int = 0
     room: int = 0
     came_ns: int = 0
+    left_ns: int = 0
     move_ns: int = 0
 
 
@@ -120,6 +128,7 @@ class Card(RuleBasedStateMachine):
                 guest.moving_until is not None,
                 guest.room,
                 guest.came_ns,
+                guest.left_ns,
                 guest.move_ns,
                 guest.priority,
             )
@@ -150,6 +159,8 @@ class Card(RuleBasedStateMachine):
             for key in moves.leave:
                 guest = self.guests[key]
                 assert not guest.wants or self.now >= guest.came_ns + STAY_LEAST_NS
+        for key in moves.leave:
+            self.guests[key].left_ns = self.now
         for key in (*moves.leave, *moves.come):
             self.guests[key].moving_until = self.now + 1 + self.guests[key].move_ns
         return moves

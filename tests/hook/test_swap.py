@@ -66,11 +66,11 @@ class Program(Talk):
 
     def leave(self) -> None:
         self.take_leases()
-        self.vgpu.grants.flags = self.vgpu.grants.flags | AWAY
+        self.vgpu.grants.flags = self.vgpu.grants.flags & ~GrantsFlag.PRESENT | AWAY
         self.until(Where.AWAY)
 
     def come_back(self) -> None:
-        self.vgpu.grants.flags = self.vgpu.grants.flags & ~AWAY
+        self.vgpu.grants.flags = self.vgpu.grants.flags & ~AWAY | GrantsFlag.PRESENT
         self.until(Where.RESIDENT)
         self.vgpu.open()
 

@@ -67,7 +67,7 @@ Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use in
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
 OversubscribeOption = Annotated[
     Oversubscribe | None,
-    typer.Option(help="More memory than the card has left: the driver moves what does not fit to the host."),
+    typer.Option(help="More memory than the card has left: swapped between tokens, or managed by the driver."),
 ]
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server; else block.")

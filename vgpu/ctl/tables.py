@@ -67,6 +67,7 @@ _STYLES: Final = {
     "idle": "dim",
     "suspended": "yellow",
     "moving": "yellow",
+    "swapped": "yellow",
     "died": "red",
     "failed": "bold red",
 }

@@ -220,9 +220,20 @@ class VgpuReading(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    # starting: not yet admitting; suspended: until it is resumed; moving: between two GPUs; restarting: its GPU Server
-    # is, and the rest is what that said last
-    state: Literal["starting", "idle", "waiting", "running", "suspended", "moving", "removing", "restarting", "failed"]
+    # starting: not yet admitting; swapped: its memory is in the host's; suspended: until it is resumed; moving: between
+    # two GPUs; restarting: its GPU Server is, and the rest is what that said last
+    state: Literal[
+        "starting",
+        "idle",
+        "waiting",
+        "running",
+        "swapped",
+        "suspended",
+        "moving",
+        "removing",
+        "restarting",
+        "failed",
+    ]
     reason: str = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
@@ -247,6 +258,7 @@ class VgpuReading(Reading):
 
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit
+    memory_away_bytes: int = 0  # of that in the host's memory, swapped
     memory_reserved_bytes: int  # of allocations in progress
     memory_implicit_bytes: int  # contexts, modules, stacks, as NVML reports them
     memory_peak_bytes: int  # largest sum of the processes' own peaks
@@ -277,6 +289,7 @@ class ProcessReading(Reading):
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
     memory_driver_bytes: int = 0  # NVML's figure
     memory_drift_bytes: int = 0  # what its ledger says beyond that, if it is much
+    memory_away_bytes: int = 0  # of its memory in the host's, swapped
     memory_peak_bytes: int
     memory_refusals: int
     busy_ns: int

@@ -1,0 +1,247 @@
+"""Swapping: who is on the card is decided in ``gpuserver/core/residency.py``; here that is carried out, by pages.
+
+A vGPU that leaves has no lease any more, and once its work has drained its hooks move what they have, each its own
+(cython_ext/hook/swap.pyx). It has leases again once all of them are back. Hooks say in their slots where they are and
+what they wait for: tenants' words, which bind nobody else, as what is on the card is read from the driver, too.
+
+A server that begins finds programs wherever the last one left them: until it has seen where, nothing moves, and nobody
+who might be away has a lease.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from cython_ext.readings import SlotReading, SlotState, Where
+from gpuserver.core.residency import Tenant, decide
+from vgpu.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuserver.runtime.server import GpuServer
+    from gpuserver.runtime.vgpus import Vgpu
+
+LOOK_S: Final = 0.01
+CALM_S: Final = 0.1  # where everybody has what he wants
+MOVE_S: Final = 60.0  # a move that takes longer is given up: 64 GiB, pinned for the first time, take 20
+AGAIN_NS: Final = 5_000_000_000  # whoever could not move is not asked again before
+SHORT_BYTES: Final = 256 << 20
+"""The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
+SHORT_MOST_BYTES: Final = 4 << 30
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a vGPU is. ``settled``: that is known. ``resident``: on the card, and it may have leases."""
+
+    settled: bool = False
+    resident: bool = False
+    moving: bool = False
+    wants_ns: int = 0
+    wanted: bool = False
+    came_ns: int = 0
+    left_ns: int = 0
+    move_ns: int = 0
+    not_before_ns: int = 0
+    hopeless: bool = False
+
+
+class Swapping:
+    """All vGPUs of ``server`` with --oversubscribe swap."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+        self._places: dict[str, Place] = {}
+        self._short_bytes = 0
+
+    def enlist(self, vgpu: Vgpu) -> None:
+        """It has no leases until it was seen where it is."""
+        if vgpu.swaps:
+            self._places[vgpu.record.vgpu_id] = Place(wants_ns=time.monotonic_ns())
+            self._server.tokens.bench(vgpu.record.key)
+
+    def forget(self, vgpu: Vgpu) -> None:
+        self._places.pop(vgpu.record.vgpu_id, None)
+
+    def may_hold(self, vgpu: Vgpu) -> bool:
+        """Whether it may have leases, as far as its memory goes."""
+        return not vgpu.swaps or self._places[vgpu.record.vgpu_id].resident
+
+    async def make_room(self) -> None:
+        """Something was promised: wait until those who are in its way have left."""
+        with trio.move_on_after(MOVE_S):
+            while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a page tells nobody that it has changed
+                await trio.sleep(LOOK_S)
+
+    @property
+    def room_bytes(self) -> int:
+        """What all of them may have on the card together, of what can be moved."""
+        server = self._server
+        taken = server.registry.guaranteed_memory_bytes + self._short_bytes
+        taken += sum(vgpu.borrowed_bytes for vgpu in server.vgpus.values())
+        taken += sum(outsider.memory_bytes for outsider in server.memory.outside)
+        return server.facts.total_memory_bytes - taken + self._taken_bytes
+
+    @property
+    def _taken_bytes(self) -> int:
+        return sum(vgpu.movable_bytes - vgpu.away_bytes for vgpu in self._swapped())
+
+    async def run(self) -> None:
+        while True:
+            busy = self._step()
+            await trio.sleep(LOOK_S if busy else CALM_S)
+
+    # --- deciding
+
+    def _swapped(self) -> Iterable[Vgpu]:
+        return (vgpu for vgpu in self._server.vgpus.values() if vgpu.swaps and not vgpu.removed.is_set())
+
+    def _step(self) -> bool:
+        """Whether anything is likely to change soon."""
+        now_ns = time.monotonic_ns()
+        tenants: dict[int, tuple[Vgpu, Place]] = {}
+        seen: list[Tenant] = []
+        for vgpu in self._swapped():
+            place = self._places[vgpu.record.vgpu_id]
+            if not place.settled:
+                self._settle(vgpu, place)
+            if vgpu.still or not place.settled:
+                continue
+            tenant = self._tenant(vgpu, place, now_ns)
+            tenants[vgpu.record.key] = vgpu, place
+            seen.append(tenant)
+        if not self._knows_the_card():
+            return True
+        moves = decide([t for t in seen if tenants[t.key][1].not_before_ns <= now_ns], self.room_bytes, now_ns)
+        for key in moves.leave:
+            self._begin(*tenants[key], on_card=False)
+        for key in moves.come:
+            self._begin(*tenants[key], on_card=True)
+        for key, (vgpu, place) in tenants.items():
+            self._tell_hopeless(vgpu, place, hopeless=key in moves.hopeless)
+        return any(t.waits or t.moving for t in seen) or any(not place.settled for place in self._places.values())
+
+    def _knows_the_card(self) -> bool:
+        """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
+        return self._server.memory.readings > 0 and all(
+            vgpu.activity is not None for vgpu in self._server.vgpus.values() if not vgpu.removed.is_set()
+        )
+
+    def _tenant(self, vgpu: Vgpu, place: Place, now_ns: int) -> Tenant:
+        slots = vgpu.alive
+        wants = self._server.tokens.wants(vgpu.record.key)
+        if wants != place.wanted:
+            place.wanted, place.wants_ns = wants, now_ns
+        return Tenant(
+            key=vgpu.record.key,
+            resident=place.resident,
+            memory_bytes=vgpu.movable_bytes - vgpu.away_bytes if place.resident else vgpu.movable_bytes,
+            wants=wants,
+            wants_ns=place.wants_ns,
+            moving=place.moving,
+            room_bytes=min(sum(slot.room_bytes for slot in slots), max(0, vgpu.record.memory_limit_bytes)),
+            came_ns=place.came_ns,
+            left_ns=place.left_ns,
+            move_ns=place.move_ns,
+            priority=vgpu.record.share.priority,
+        )
+
+    def _settle(self, vgpu: Vgpu, place: Place) -> None:
+        """Its page is there: where are its programs?"""
+        if vgpu.activity is None or vgpu.still:
+            return
+        place.settled = True
+        if all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
+            place.resident = True
+            vgpu.place(on_card=True)
+            self._server.tokens.unbench(vgpu.record.key, vgpu.share)
+        else:  # some are away, or were about to go: all of them, then
+            self._begin(vgpu, place, on_card=False)
+
+    def _tell_hopeless(self, vgpu: Vgpu, place: Place, *, hopeless: bool) -> None:
+        if hopeless and not place.hopeless:
+            text = f"{vgpu.record.vgpu_id} waits for more memory than the card has beside what others were promised"
+            self._server.happened("no-room", vgpu, text)
+        place.hopeless = hopeless
+
+    # --- moving
+
+    def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool) -> None:
+        place.moving = True
+        self._server.nursery.start_soon(self._move, vgpu, place, on_card)
+
+    async def _move(self, vgpu: Vgpu, place: Place, on_card: bool) -> None:
+        try:
+            async with vgpu.turn:
+                if vgpu.removed.is_set() or vgpu.still:
+                    return
+                await (self.bring(vgpu) if on_card else self.put_away(vgpu))
+        finally:
+            place.moving = False
+
+    async def put_away(self, vgpu: Vgpu) -> bool:
+        """Its memory into the host's. False: not possible now, and it is as it was. The caller has its turn."""
+        place, began_ns = self._places[vgpu.record.vgpu_id], time.monotonic_ns()
+        bytes_ = vgpu.movable_bytes
+        self._server.tokens.bench(vgpu.record.key)
+        place.resident, vgpu.away, place.left_ns = False, True, began_ns
+        vgpu.place(on_card=False)
+        if await self._reached(vgpu, Where.AWAY):
+            self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
+            return True
+        place.not_before_ns = time.monotonic_ns() + AGAIN_NS
+        text = f"{vgpu.record.vgpu_id} cannot leave the card now: work that is queued waits for the host"
+        self._server.happened("stuck", vgpu, text)
+        await self._let_back(vgpu, place)
+        return False
+
+    async def bring(self, vgpu: Vgpu) -> bool:
+        """Its memory onto the card. False: the card has no room after all, and it is away. The caller has its turn."""
+        place, began_ns = self._places[vgpu.record.vgpu_id], time.monotonic_ns()
+        bytes_ = vgpu.away_bytes
+        if await self._let_back(vgpu, place):
+            self._tell(vgpu, place, "swapped-in", bytes_, time.monotonic_ns() - began_ns)
+            return True
+        self._short_bytes = min(self._short_bytes + SHORT_BYTES, SHORT_MOST_BYTES)
+        place.not_before_ns = time.monotonic_ns() + AGAIN_NS // 5
+        vgpu.place(on_card=False)
+        await self._reached(vgpu, Where.AWAY)
+        return False
+
+    async def _let_back(self, vgpu: Vgpu, place: Place) -> bool:
+        vgpu.place(on_card=True)
+        if not await self._reached(vgpu, Where.RESIDENT):
+            return False
+        place.resident, vgpu.away, place.came_ns = True, False, time.monotonic_ns()
+        if not vgpu.removed.is_set() and not vgpu.still:
+            self._server.tokens.unbench(vgpu.record.key, vgpu.share)
+        return True
+
+    async def _reached(self, vgpu: Vgpu, where: Where) -> bool:
+        """Whether all its programs get there, those that are attaching included once they are there."""
+        with trio.move_on_after(MOVE_S):
+            while not vgpu.removed.is_set():
+                found = {slot.where for slot in present(vgpu.alive)}
+                if found <= {where}:
+                    return True
+                if Where.STUCK in found:
+                    return False
+                await trio.sleep(LOOK_S / 2)
+        return False
+
+    def _tell(self, vgpu: Vgpu, place: Place, kind: str, bytes_: int, ns: int) -> None:
+        """``ns``: also of waiting for what was under way."""
+        place.move_ns = min(ns, max((slot.moved_ns for slot in present(vgpu.alive)), default=0))
+        programs = counted(len(vgpu.alive), "program")
+        text = f"{vgpu.record.vgpu_id}: {format_bytes(bytes_)} of {programs} in {ns / 1e9:.2f} s"
+        self._server.happened(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9)
+
+
+def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:
+    """Of processes those that have mapped their page."""
+    return (slot for slot in slots if slot.state is SlotState.ACTIVE)

@@ -1,0 +1,242 @@
+"""vGPUs that together own more than the card has, on a simulated node: programs see pauses, and find their memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cython_ext.simengine import Engine
+from tests.integration.node import SimulatedNode, eventually
+from tests.integration.test_suspension import SIMULATED_BYTES
+from vgpu.protocol.messages import VgpuReading
+
+MIB = 1 << 20
+ROOM_MIB = 128
+"""What is left of the card beside the contexts of the test's programs, and what is promised to one that needs none."""
+OWNED = 80 * MIB
+"""Of such, one is on the card at a time."""
+
+PROGRAM = """
+import sys, threading
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+from tests.hook.app import App
+app = App()
+size, byte, busy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "busy"
+context = c_void_p()
+app.call("cuCtxGetCurrent", byref(context))
+block = app.allocate(size)
+app.call("cuMemsetD8_v2", c_uint64(block), byte, c_size_t(size))
+app.synchronize()
+kernel = app.kernel(1.0)
+count = 0
+def check():
+    assert all(app.read(block + at, 4096) == bytes([byte]) * 4096 for at in range(0, size - 4096, 16 << 20))
+def work():
+    global count
+    app.call("cuCtxSetCurrent", context)
+    while True:
+        kernel.launch()
+        app.synchronize()
+        check()
+        count += 1
+if busy:
+    threading.Thread(target=work, daemon=True).start()
+print("started", flush=True)
+for line in sys.stdin:
+    if line == "touch\\n":
+        check()
+    if line == "more\\n":
+        assert app.allocate(size) is not None
+    print(count, flush=True)
+"""
+
+
+class Program:
+    """Owns memory of one value; ``busy``: works for ever, and checks it."""
+
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, byte: int, *, busy: bool, owned: int = OWNED) -> None:
+        self.popen = node.program(vgpu, PROGRAM, str(owned), str(byte), "busy" if busy else "idle")
+        assert self.heard() == "started"
+
+    def heard(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def say(self, word: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(word + "\n")
+        self.popen.stdin.flush()
+
+    def did(self) -> int:
+        self.say("count")
+        return int(self.heard())
+
+    def works(self) -> None:
+        before = self.did()
+        eventually(lambda: self.did() > before, "it goes on")
+
+
+class Swapped:
+    """A node on which little is left, vGPUs that are swapped, and their programs."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.engine = Engine(next(node.directory.rglob("gpu0")).parent)
+        self.programs: list[Program] = []
+        self.free = 0
+
+    def vgpus(self, *names: str) -> list[VgpuReading]:
+        """For a program each, so that ROOM_MIB are left."""
+        self.free = len(names) * self.engine.context_bytes + ROOM_MIB * MIB
+        self.node.create(sm_percent=10, memory_bytes=SIMULATED_BYTES - self.free)
+        more: dict[str, Any] = {"sm_percent": 20, "memory_bytes": "2G", "oversubscribe": "swap"}
+        return [self.node.create(name=name, **more) for name in names]
+
+    def program(self, vgpu: VgpuReading, byte: int, *, busy: bool = True, owned: int = OWNED) -> Program:
+        self.programs.append(Program(self.node, vgpu, byte, busy=busy, owned=owned))
+        eventually(lambda: self.reading(vgpu).memory_implicit_bytes, "its context is seen")
+        return self.programs[-1]
+
+    def reading(self, vgpu: VgpuReading) -> VgpuReading:
+        found = self.node.reading(vgpu.vgpu_id)
+        assert found is not None
+        return found
+
+    def state(self, vgpu: VgpuReading) -> str:
+        return self.reading(vgpu).state
+
+    def swaps_out(self, vgpu: VgpuReading) -> None:
+        eventually(lambda: self.state(vgpu) == "swapped", f"{vgpu.name} leaves the card")
+
+    def idles(self, vgpu: VgpuReading) -> None:
+        eventually(lambda: self.state(vgpu) == "idle", f"{vgpu.name} wants nothing any more")
+
+    def on_card(self) -> int:
+        self.engine.refresh()
+        return self.engine.memory_used_bytes
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.popen.kill()
+            program.popen.communicate()
+
+
+@pytest.fixture
+def swapped() -> Iterator[Swapped]:
+    with SimulatedNode(1) as node:
+        found = Swapped(node)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def test_three_that_do_not_fit_together_take_turns_and_find_their_memory(swapped: Swapped) -> None:
+    vgpus = swapped.vgpus("a", "b", "c")
+    programs = [swapped.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+    for _ in range(2):
+        for program in programs:
+            program.works()
+        eventually(lambda: swapped.on_card() <= swapped.free, "what is promised to others is left to them")
+    assert all(program.popen.poll() is None for program in programs)
+
+
+def test_who_is_idle_leaves_for_who_wants_and_comes_back_when_it_is_touched(swapped: Swapped) -> None:
+    idle, busy = swapped.vgpus("idle", "busy")
+    sleeper = swapped.program(idle, 1, busy=False)
+    swapped.idles(idle)
+    worker = swapped.program(busy, 2)
+    worker.works()
+    swapped.swaps_out(idle)
+    eventually(lambda: swapped.reading(idle).memory_away_bytes == OWNED, "it has left")
+    assert swapped.reading(idle).memory_used_bytes >= OWNED
+    sleeper.say("touch")
+    assert sleeper.heard() == "0"
+    worker.works()
+
+
+def test_an_allocation_waits_until_others_have_made_room_for_it(swapped: Swapped) -> None:
+    first, second = swapped.vgpus("first", "second")
+    sleeper = swapped.program(first, 1, busy=False, owned=60 * MIB)
+    swapped.idles(first)
+    other = swapped.program(second, 2, busy=False, owned=60 * MIB)
+    assert swapped.state(first) == "idle"
+    other.say("more")
+    assert other.heard() == "0"
+    assert swapped.state(first) == "swapped"
+    sleeper.say("touch")
+    assert sleeper.heard() == "0"
+
+
+def test_what_is_promised_to_others_is_left_to_them(swapped: Swapped) -> None:
+    """Promised, it is there when the call returns."""
+    (vgpu,) = swapped.vgpus("a")
+    sleeper = swapped.program(vgpu, 1, busy=False)
+    swapped.idles(vgpu)
+    greedy = swapped.node.create(sm_percent=10, memory_bytes="100M")
+    assert swapped.state(vgpu) == "swapped"
+    sleeper.say("touch")
+    with swapped.node.link() as link:
+        link.remove(greedy.vgpu_id)
+    assert sleeper.heard() == "0"
+
+
+def test_suspended_it_leaves_at_once_and_resumed_it_comes_when_it_is_needed(swapped: Swapped) -> None:
+    (vgpu,) = swapped.vgpus("a")
+    program = swapped.program(vgpu, 1)
+    for _ in range(2):
+        program.works()
+        with swapped.node.link() as link:
+            assert link.suspend(vgpu.vgpu_id).state == "suspended"
+        assert swapped.on_card() == swapped.engine.context_bytes
+        with swapped.node.link() as link:
+            link.resume(vgpu.vgpu_id)
+    program.works()
+
+
+@pytest.mark.parametrize("who", ["server", "broker", "both"])
+def test_whoever_of_us_dies_nothing_is_lost(swapped: Swapped, who: str) -> None:
+    vgpus = swapped.vgpus("a", "b")
+    programs = [swapped.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+    for _ in range(3):
+        for program in programs:
+            program.works()
+        victims = []
+        if who != "broker":
+            victims.append(swapped.node.server_pid())
+        if who != "server":
+            readings = [swapped.node.reading(vgpu.vgpu_id) for vgpu in vgpus]
+            victims += [reading.broker_pid for reading in readings if reading is not None and reading.broker_pid]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+    for program in programs:
+        program.works()
+    assert all(program.popen.poll() is None for program in programs)
+
+
+def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
+    away, here = swapped.vgpus("away", "here")
+    sleeper = swapped.program(away, 1, busy=False)
+    worker = swapped.program(here, 2)
+    worker.works()
+    swapped.swaps_out(away)
+    sleeper.popen.kill()
+    sleeper.popen.wait()
+    eventually(lambda: swapped.reading(away).memory_used_bytes == 0, "its memory is given back")
+    assert swapped.program(away, 3, busy=False).did() == 0
+    worker.works()
+
+
+def test_removed_while_it_is_away_its_program_is_not_left_waiting(swapped: Swapped) -> None:
+    away, here = swapped.vgpus("away", "here")
+    sleeper = swapped.program(away, 1, busy=False)
+    swapped.program(here, 2).works()
+    swapped.swaps_out(away)
+    with swapped.node.link() as link:
+        link.remove(away.vgpu_id, force=True)
+    sleeper.say("touch")  # an error, or what it had: nobody waits for a vGPU that is no more
+    sleeper.popen.communicate()
