@@ -11,7 +11,6 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
-from tests.integration.test_suspension import SIMULATED_BYTES
 from vgpu.protocol.messages import VgpuReading
 
 MIB = 1 << 20
@@ -92,7 +91,7 @@ class Swapped:
     def vgpus(self, *names: str) -> list[VgpuReading]:
         """For a program each, so that ROOM_MIB are left."""
         self.free = len(names) * self.engine.context_bytes + ROOM_MIB * MIB
-        self.node.create(sm_percent=10, memory_bytes=SIMULATED_BYTES - self.free)
+        self.node.create(sm_percent=10, memory_bytes=self.engine.memory_bytes - self.free)
         more: dict[str, Any] = {"sm_percent": 20, "memory_bytes": "2G", "oversubscribe": "swap"}
         return [self.node.create(name=name, **more) for name in names]
 
