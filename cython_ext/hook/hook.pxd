@@ -426,6 +426,7 @@ cdef extern:
     void vgpu_memory_after_fork() noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
+    bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_charge(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil

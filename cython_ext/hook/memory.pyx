@@ -95,6 +95,11 @@ cdef uint64_t card_left(const Gate* gate) noexcept nogil:
     return limit - min(limit, owned)
 
 
+cdef public bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether the vGPU may have so much more on the card just now, whatever its own limit says."""
+    return size <= card_left(gate)
+
+
 cdef inline bint is_bound(const Gate* gate, uint32_t kind) noexcept nogil:
     """To the card, at the time of the allocation."""
     return kind != KIND_MANAGED or load32(&gate.grants.flags) & GRANTS_MANAGED == 0

@@ -20,8 +20,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached,
-    state, vgpu_await_room, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note, vgpu_release, vgpu_reserve,
-    vgpu_say, vgpu_touch, vgpu_touched,
+    state, vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
+    vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport GRANTS_SWAPPABLE, KIND_DEVICE
@@ -138,6 +138,8 @@ cdef int make(Gate* gate, uint64_t size, uint64_t* address) noexcept nogil:
     cdef unsigned long long place = 0
     cdef uint64_t made = 0
     cdef int mode, result
+    if vgpu_fits(gate, size) and not vgpu_card_has(gate, size):
+        return CUDA_ERROR_OUT_OF_MEMORY          # it is waited for: nothing is refused yet
     if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     mode = relax()

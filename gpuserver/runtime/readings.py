@@ -154,7 +154,7 @@ def _state(
         return "moving"
     if vgpu.still:
         return "suspended"
-    if vgpu.away:
+    if vgpu.away and vgpu.movable_bytes:
         return "swapped"
     if vgpu.failure:
         return "failed"

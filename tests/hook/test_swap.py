@@ -177,7 +177,7 @@ say(app.allocate(9 * GIB))
     vgpu.grants.card_limit_bytes = 14 * MIB
     program.come_back()
     assert program.hear() == [True]
-    assert (vgpu.slot().room_bytes, program.on_card()) == (0, 14 * MIB)
+    assert (vgpu.slot().room_bytes, vgpu.slot().refusals, program.on_card()) == (0, 0, 14 * MIB)
     program.go_on()
     assert program.hear() == [None]
 
