@@ -77,6 +77,9 @@ class MemoryWatch:
         self.implicit: dict[tuple[str, int], int] = {}
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
+        self._less: dict[tuple[str, int], int] = {}
+        self._lessens: dict[tuple[str, int], int] = {}
+        """What the last reading, and this one, said less of than was known."""
         self._uncertain = False
         self._again_s = AGAIN_S
 
@@ -123,6 +126,7 @@ class MemoryWatch:
     def _compare(self, before: Mapping[str, Ledger]) -> None:
         """The driver's figures with the ledgers of a moment ago and of now."""
         past, self.implicit = self.implicit, {}
+        self._less, self._lessens = self._lessens, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
         for vgpu in self._vgpus():
@@ -181,10 +185,23 @@ class MemoryWatch:
             bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
             by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
         for pid, amount in by_pid.items():
-            self.implicit[vgpu_id, pid] = amount
-        total = sum(by_pid.values())
+            name = vgpu_id, pid
+            self.implicit[name] = self._confirmed(name, amount, past.get(name, amount))
+        total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total
+
+    def _confirmed(self, name: tuple[str, int], amount: int, known: int) -> int:
+        """Less than was known only once a second reading says so: between a free and its entry in the ledger, the
+        ledger says too much, and so this too little."""
+        if amount >= known:
+            return amount
+        before = self._less.get(name)
+        self._lessens[name] = amount
+        if before is None:
+            self._uncertain = True
+            return known
+        return min(known, max(before, amount))
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):

@@ -164,7 +164,7 @@ def test_the_dead_are_released_when_the_driver_has_let_go_and_looked_for_often()
     assert [number for number, _ in released] == [0], "once"
     gaps = [b - a for a, b in zip(driver.times[1:5], driver.times[2:5], strict=False)]
     assert all(gap <= URGENT_S + 0.005 for gap in gaps)
-    assert driver.times[-1] - driver.times[-2] >= CALM_S, "and seldom when nobody waits"
+    assert driver.times[-1] - driver.times[-2] >= CALM_S - 1e-6, "and seldom when nobody waits"
 
 
 @pytest.mark.parametrize("moving", ["allocates", "frees", "is about to"])
@@ -194,6 +194,20 @@ def test_what_moves_while_the_driver_is_asked_is_not_taken_for_implicit(moving: 
     gaps = [b - a for a, b in pairwise(driver.times)]
     assert gaps[3:6] == pytest.approx([AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]), "and soon asked again"
     assert gaps[8] == pytest.approx(CALM_S)
+
+
+def test_less_implicit_memory_is_believed_once_it_was_seen_twice() -> None:
+    """Between a free and its entry in the ledger, the ledger says too much: too much would be shown as free."""
+    vgpu = Page(slot(0, 7, 10))
+    charged: list[int] = []
+
+    class Noting(Driver):
+        def memory_use(self) -> MemoryUse:
+            charged.append(vgpu.grants.implicit_bytes)
+            return super().memory_use()
+
+    watch(Noting({7: 50}, {7: 48}, {7: 50}, {7: 30}, {7: 45}, {7: 25}, {7: 20}), vgpu, lambda _: None, 10)  # type: ignore[arg-type]
+    assert charged[1:8] == [40, 40, 40, 40, 35, 35, 15], "the greater of two that say less, one after the other"
 
 
 def test_implicit_memory_grows_also_beside_a_ledger_that_never_rests() -> None:
