@@ -186,7 +186,7 @@ app.call("cuCtxGetCurrent", byref(first))
 long = app.kernel(300.0, PER_THREAD)
 app.call("cuCtxCreate_v2", byref(other), 0, app.device)
 app.call("cuModuleLoadData", byref(app.module), PTX.encode())
-short = app.kernel(0.1, {second})
+short = app.kernel(50.0, {second})  # or the lease may go back before the other is launched: idle
 
 def launch_long():
     app.call("cuCtxSetCurrent", first)
