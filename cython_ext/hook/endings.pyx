@@ -11,7 +11,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Event, Gate, State, Stream, Thread, attached, state,
     vgpu_claim_thread, vgpu_leave_all_behind, vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead,
-    vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_thread,
+    vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_thread, vgpu_touch, vgpu_touched,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport durations_forget
@@ -171,6 +171,8 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
     cdef int mode
     if not attached():
         return
+    for g in range(state().gate_count):      # what can leave the card is moved in its contexts: not while one goes
+        vgpu_touch(&state().gates[g])
     add32(&state().dying, 1)
     for g in range(state().gate_count):
         gate = &state().gates[g]
@@ -205,6 +207,13 @@ cdef void bury(void* context, bint dead) noexcept nogil:
     add32(&state().dying, <uint32_t>-1)
 
 
+cdef void touched() noexcept nogil:
+    """The end of what vgpu_context_dies has begun."""
+    cdef uint32_t g
+    for g in range(state().gate_count):
+        vgpu_touched(&state().gates[g])
+
+
 cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
     """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
     if not attached():
@@ -213,6 +222,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
     if dead:
         drop_captures(NULL, context, NULL)
         vgpu_memory_of_context_died(context)
+    touched()
 
 
 cdef public void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil:
@@ -224,6 +234,7 @@ cdef public void vgpu_green_context_died(void* context, void* primary, bint dead
         drop_captures(NULL, context, NULL)
     if dead and primary != NULL:
         vgpu_memory_inherited(context, primary)
+    touched()
 
 
 cdef public void vgpu_graph_updated(void* graph) noexcept nogil:

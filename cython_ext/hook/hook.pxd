@@ -316,7 +316,7 @@ cdef extern:
     Gate* vgpu_gate_here() noexcept nogil
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
-    void vgpu_count_copy(uint64_t size_bytes) noexcept nogil
+    void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
     void vgpu_context_turned() noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil

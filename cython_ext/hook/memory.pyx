@@ -4,16 +4,14 @@ Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller c
 from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have (pools.pyx), of
 arrays what their twins need (arrays.pyx), and what was asked for of the rest, managed memory and cuMemCreate's. Any
 free call may free any pointer, so what it was worth is looked up by address.
-Physical memory made with cuMemCreate is charged until every handle is released and every mapping unmapped. What the
-program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
+What the program is told, cuMemGetInfo and cuDeviceTotalMem, is the vGPU's memory.
 """
 
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAllocManaged, real_cuMemCreate,
-    real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo,
-    real_cuMemGetInfo_v2, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+    real_cuCtxGetCurrent, real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemAllocManaged, real_cuMemFree,
+    real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo, real_cuMemGetInfo_v2,
 )
 from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state,
@@ -24,7 +22,7 @@ from cython_ext.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage,
     GrantsPage, Slot,
 )
-from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_insert, alloc_remove
 from cython_ext.logic.ledger cimport (
     LEDGER_OK, LEDGER_REFUSED, ledger_cancel, ledger_commit, ledger_release, ledger_reserve, slot_bytes,
 )
@@ -33,17 +31,6 @@ from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_give
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
 from cython_ext.native cimport load32, load64, store64
-
-cdef enum:
-    LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
-
-
-cdef struct AllocationProperties:    # CUmemAllocationProp, its beginning
-    int type
-    int handle_types
-    int location_type
-    int location_id
-
 
 # --- the ledger
 
@@ -210,13 +197,13 @@ cdef inline Gate* payer(const Block* block) noexcept nogil:
     return &state().gates[block.flags & BLOCK_GATE]
 
 
-cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
-    if size:
-        enter(payer(block), ledger_release, block.kind, size)
-
-
 cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    enter(gate, ledger_release, kind, size)
+    if size:
+        enter(gate, ledger_release, kind, size)
+
+
+cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
+    vgpu_release(payer(block), block.kind, size)
 
 
 cdef inline uint64_t worth(const Block* block) noexcept nogil:
@@ -372,115 +359,6 @@ cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) no
     if known and block.flags & BLOCK_SWAPPABLE:
         return vgpu_free_swappable(&block)
     return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)
-
-
-# --- physical memory with mappings of its own
-#
-# ``handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``mappings``: address →
-# handle (aux).
-
-cdef void let_go(uint64_t handle) noexcept nogil:
-    """One handle or mapping fewer; the last one gives the charge back. The caller holds memory_lock."""
-    cdef Block* block = alloc_find(&state().handles, handle)
-    cdef Block gone
-    if block == NULL:
-        return
-    block.aux -= 1
-    if block.aux == 0 and alloc_remove(&state().handles, handle, &gone):
-        release(&gone, gone.bytes)
-
-
-cdef public int cuMemCreate(
-    unsigned long long* handle, size_t size, const void* properties, unsigned long long flags
-) noexcept nogil:
-    cdef const AllocationProperties* given = <const AllocationProperties*>properties
-    cdef Gate* gate = NULL
-    cdef Block block
-    cdef uint32_t i
-    cdef int result
-    if attached() and given != NULL and given.location_type == LOCATION_DEVICE:
-        for i in range(state().gate_count):
-            if state().gates[i].device == given.location_id:
-                gate = &state().gates[i]
-    if not vgpu_reserve(gate, KIND_VMM, size):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = real_cuMemCreate(handle, size, properties, flags)
-    if gate == NULL:
-        return result
-    if result != CUDA_SUCCESS:
-        enter(gate, ledger_cancel, KIND_VMM, size)
-        return result
-    block.address = handle[0]
-    block.bytes = size
-    block.kind = KIND_VMM
-    block.flags = gate - &state().gates[0]
-    block.aux = 1
-    lock_acquire(&state().memory_lock)
-    alloc_insert(&state().handles, &block)
-    lock_release(&state().memory_lock)
-    enter(gate, ledger_commit, KIND_VMM, size)
-    return result
-
-
-cdef public int cuMemRetainAllocationHandle(unsigned long long* handle, void* address) noexcept nogil:
-    cdef int result = real_cuMemRetainAllocationHandle(handle, address)
-    cdef Block* block
-    if result == CUDA_SUCCESS and attached():
-        lock_acquire(&state().memory_lock)
-        block = alloc_find(&state().handles, handle[0])
-        if block != NULL:
-            block.aux += 1
-        lock_release(&state().memory_lock)
-    return result
-
-
-cdef public int cuMemRelease(unsigned long long handle) noexcept nogil:
-    cdef int result
-    if not attached():
-        return real_cuMemRelease(handle)
-    lock_acquire(&state().memory_lock)       # held across: the driver may hand the number out again at once
-    result = real_cuMemRelease(handle)
-    if result == CUDA_SUCCESS:
-        let_go(handle)
-    lock_release(&state().memory_lock)
-    return result
-
-
-cdef public int cuMemMap(
-    unsigned long long pointer, size_t size, size_t offset, unsigned long long handle, unsigned long long flags
-) noexcept nogil:
-    cdef int result = real_cuMemMap(pointer, size, offset, handle, flags)
-    cdef Block* block
-    cdef Block mapping
-    if result == CUDA_SUCCESS and attached():
-        lock_acquire(&state().memory_lock)
-        block = alloc_find(&state().handles, handle)
-        if block != NULL:
-            mapping.address = pointer
-            mapping.bytes = size
-            mapping.kind = KIND_VMM
-            mapping.flags = 0
-            mapping.aux = handle
-            if alloc_insert(&state().mappings, &mapping):
-                block.aux += 1
-        lock_release(&state().memory_lock)
-    return result
-
-
-cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nogil:
-    """The range may span several mappings, whole ones (the driver refuses anything else)."""
-    cdef uint64_t at = pointer
-    cdef Block mapping
-    cdef int result
-    if not attached():
-        return real_cuMemUnmap(pointer, size)
-    lock_acquire(&state().memory_lock)
-    result = real_cuMemUnmap(pointer, size)
-    while result == CUDA_SUCCESS and at < pointer + size and alloc_remove(&state().mappings, at, &mapping):
-        let_go(mapping.aux)
-        at += mapping.bytes
-    lock_release(&state().memory_lock)
-    return result
 
 
 # --- what the program is told

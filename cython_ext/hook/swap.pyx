@@ -20,7 +20,7 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    Gate, state, vgpu_furnish, vgpu_log, vgpu_ring, vgpu_strip, vgpu_want,
+    Gate, state, vgpu_furnish, vgpu_is_swappable, vgpu_log, vgpu_ring, vgpu_strip, vgpu_want,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport (
@@ -51,16 +51,13 @@ cdef enum:
 
 # --- touching
 
-cdef inline bint is_swapped(const Gate* gate) noexcept nogil:
-    return load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0
+cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
+    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
+    return load32(&state().stopping) == 0 and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
 
 
 cdef inline bint is_shut(const Gate* gate) noexcept nogil:
-    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
-    return (
-        load32(&gate.away) != 0 and load32(&state().stopping) == 0
-        and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
-    )
+    return load32(&gate.away) != 0 and is_worth_a_wait(gate)
 
 
 cdef void wait_until_back(Gate* gate) noexcept nogil:
@@ -77,7 +74,7 @@ cdef void wait_until_back(Gate* gate) noexcept nogil:
 
 cdef public void vgpu_touch(Gate* gate) noexcept nogil:
     """Its memory is on the card from here on until ``vgpu_touched``, unless the process ends."""
-    if not is_swapped(gate):
+    if not vgpu_is_swappable(gate):
         return
     add32(&gate.touching, 1)
     fence()
@@ -89,14 +86,14 @@ cdef public void vgpu_touch(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_touched(Gate* gate) noexcept nogil:
-    if is_swapped(gate):
+    if vgpu_is_swappable(gate):
         add32(&gate.touching, <uint32_t>-1)
 
 
 cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t until) noexcept nogil:
     """The card has no room for ``size`` more: let the GPU Server know, who has others leave. The caller does not touch:
     it may have to leave itself. 0: nothing came of it."""
-    cdef bint waits = now_ns() < until and not load32(&state().stopping)
+    cdef bint waits = now_ns() < until and is_worth_a_wait(gate)
     if waits:
         store64(&gate.slot.room_bytes, size)
         lock_acquire(&gate.lock)
@@ -152,12 +149,9 @@ cdef bint has_drained(void* context, int64_t until) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
-cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
-    """Those that made swappable memory or submitted work; CONTEXTS + 1: more than that."""
-    cdef AllocTable* table = &state().allocations
-    cdef uint32_t count = 0, k
+cdef uint32_t add_contexts(const Gate* gate, const AllocTable* table, void** contexts, uint32_t count) noexcept nogil:
+    cdef uint32_t k
     cdef uint64_t i
-    lock_acquire(&state().memory_lock)
     for i in range(table.capacity):
         if not (table.blocks[i].address and table.blocks[i].flags & BLOCK_SWAPPABLE):
             continue
@@ -169,6 +163,15 @@ cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
         if k == count and count <= CONTEXTS:
             contexts[count] = <void*>table.blocks[i].aux
             count += 1
+    return count
+
+
+cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
+    """Those that made swappable memory; CONTEXTS + 1: more than that."""
+    cdef uint32_t count
+    lock_acquire(&state().memory_lock)
+    count = add_contexts(gate, &state().allocations, contexts, 0)
+    count = add_contexts(gate, &state().doomed, contexts, count)
     lock_release(&state().memory_lock)
     return count
 
@@ -340,7 +343,12 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         back = 1
     if back:
         out = 0
-    if not (out or back) or out == (load32(&gate.away) != 0):
+    if not (out or back):
+        return 0
+    if out == (load32(&gate.away) != 0):
+        if load32(&gate.slot.where) != (SLOT_AWAY if out else SLOT_RESIDENT):    # it was stuck on the other way
+            store32(&gate.slot.where, SLOT_AWAY if out else SLOT_RESIDENT)
+            vgpu_ring(gate)
         return 0
     if out and is_at_work(gate):
         return now_ns() + POLL_NS

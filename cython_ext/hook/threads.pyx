@@ -170,12 +170,10 @@ cdef public void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil:
     thread.launches += 1
 
 
-cdef public void vgpu_count_copy(uint64_t size_bytes) noexcept nogil:
-    """A copy between host and device, into the vGPU of the current context."""
-    cdef Gate* gate = vgpu_gate_here()
-    if gate != NULL:
-        add64(&gate.copies, 1)
-        add64(&gate.copied_bytes, size_bytes)
+cdef public void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil:
+    """A copy between host and device."""
+    add64(&gate.copies, 1)
+    add64(&gate.copied_bytes, size_bytes)
 
 
 cdef public void vgpu_publish_counts(Gate* gate) noexcept nogil:

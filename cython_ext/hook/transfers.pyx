@@ -97,8 +97,6 @@ cdef bint is_device_side(int kind, uint64_t address) noexcept nogil:
 
 cdef void touching(Pass* work, Gate* gate) noexcept nogil:
     """Without a lease: memory that can leave the card has to be there, and stay until the driver was called."""
-    if work.kind == PASS_TOUCHING:       # one of several
-        return
     work.kind = PASS_PLAIN
     if gate != NULL and vgpu_is_swappable(gate):
         vgpu_touch(gate)
@@ -124,11 +122,25 @@ cdef int gated(
     return vgpu_enter(work, stream, &key, LAUNCH_WAITS if waits else 0)
 
 
+cdef Gate* count_copy(void* stream, uint64_t size_bytes) noexcept nogil:
+    """Whose copy it is; NULL: nobody's, or captured."""
+    cdef Gate* gate = vgpu_gate_here() if attached() and not vgpu_capturing(stream) else NULL
+    if gate != NULL:
+        vgpu_count_copy(gate, size_bytes)
+    return gate
+
+
 cdef int counted(Pass* work, void* stream, uint64_t size_bytes) noexcept nogil:
-    work.kind = PASS_PLAIN
-    if attached() and not vgpu_capturing(stream):
-        vgpu_count_copy(size_bytes)
-        touching(work, vgpu_gate_here())
+    touching(work, count_copy(stream, size_bytes))
+    return CUDA_SUCCESS
+
+
+cdef int let_through(Pass* work, void* stream, bint waits, uint64_t inside_bytes, Gate* gate) noexcept nogil:
+    """Copies as one unit, some of which cross to the host and were counted, for ``gate``. With a lease, all is there.
+    """
+    if inside_bytes:
+        return gated(work, stream, waits, WORK_COPY, inside_bytes, 0)
+    touching(work, gate)
     return CUDA_SUCCESS
 
 
@@ -214,6 +226,7 @@ cdef public int vgpu_copy_batch(
 ) noexcept nogil:
     """Many copies as one unit; those that cross to the host are counted."""
     cdef uint64_t inside_bytes = 0
+    cdef Gate* gate = NULL
     cdef size_t i
     work.kind = PASS_PLAIN
     if targets == NULL or sources == NULL or sizes_bytes == NULL or not attached():
@@ -222,8 +235,8 @@ cdef public int vgpu_copy_batch(
         if both_on_device((<const uint64_t*>targets)[i], (<const uint64_t*>sources)[i]):
             inside_bytes += sizes_bytes[i]
         else:
-            counted(work, named(stream, own), sizes_bytes[i])
-    return gated(work, named(stream, own), waits, WORK_COPY, inside_bytes, 0) if inside_bytes else CUDA_SUCCESS
+            gate = count_copy(named(stream, own), sizes_bytes[i])
+    return let_through(work, named(stream, own), waits, inside_bytes, gate)
 
 
 cdef bint is_device_operand(const Operand* operand) noexcept nogil:
@@ -236,6 +249,7 @@ cdef public int vgpu_copy_3d_batch(
     """Of an array only the driver knows how large its elements are: they count as the largest."""
     cdef const CopyOfBatch* c = <const CopyOfBatch*>copies
     cdef uint64_t size_bytes, inside_bytes = 0
+    cdef Gate* gate = NULL
     cdef bint inside
     cdef size_t i
     work.kind = PASS_PLAIN
@@ -249,8 +263,8 @@ cdef public int vgpu_copy_3d_batch(
         if inside:
             inside_bytes += size_bytes
         else:
-            counted(work, named(stream, own), size_bytes)
-    return gated(work, named(stream, own), waits, WORK_COPY, inside_bytes, 0) if inside_bytes else CUDA_SUCCESS
+            gate = count_copy(named(stream, own), size_bytes)
+    return let_through(work, named(stream, own), waits, inside_bytes, gate)
 
 
 cdef public int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:

@@ -31,10 +31,9 @@ class Tenant:
     """A vGPU whose memory can leave the card.
 
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
-    it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did. ``left_ns``:
-    when it left the card.
-    ``room_bytes``: an allocation waits for so much more. ``came_ns``: when it came onto the card. ``move_ns``: what one
-    of its moves takes.
+    it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
+    ``room_bytes``: an allocation waits for so much more. ``came_ns``, ``left_ns``: when it came onto the card, and left
+    it. ``move_ns``: what one of its moves takes.
     """
 
     key: VgpuKey
@@ -70,12 +69,10 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``leave`` and ``come``: who is to begin now. ``again_ns``: when to decide again, without news; None: never.
-    ``hopeless``: who wants more than there ever is room for."""
+    """``leave`` and ``come``: who is to begin now. ``hopeless``: who wants more than there is room for."""
 
     leave: tuple[VgpuKey, ...] = ()
     come: tuple[VgpuKey, ...] = ()
-    again_ns: int | None = None
     hopeless: tuple[VgpuKey, ...] = ()
 
 
@@ -91,7 +88,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
     line = in_line(tenants)
     hopeless = tuple(t.key for t in line if t.memory_bytes + t.room_bytes > room_bytes)
     if free + going < 0:
-        leaving = enough(idle_first(here, now_ns, ()), -(free + going))
+        leaving = enough(least_needed_first(here, ()), -(free + going))
         return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
     line = [t for t in line if t.key not in hopeless]
     if not line:
@@ -104,12 +101,11 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
     if missing <= 0:
         return Moves(hopeless=hopeless)  # it is being made
     others = [t for t in here if t is not first]
-    ready = [t for t in idle_first(others, now_ns, line) if is_free_to_go(t, now_ns)]
+    ready = [t for t in least_needed_first(others, line) if is_free_to_go(t, now_ns)]
     leaving = enough(ready, missing)
-    if sum(t.memory_bytes for t in leaving) >= missing:
-        return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
-    stays = [t.came_ns + t.stay_ns for t in others if not is_free_to_go(t, now_ns)]
-    return Moves(again_ns=min(stays, default=None), hopeless=hopeless)
+    if sum(t.memory_bytes for t in leaving) < missing:
+        leaving = []  # it would be in vain: not before more of them have had their stay
+    return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
 
 
 def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
@@ -121,8 +117,8 @@ def is_free_to_go(tenant: Tenant, now_ns: int) -> bool:
     return not (tenant.wants or tenant.room_bytes) or now_ns >= tenant.came_ns + tenant.stay_ns
 
 
-def idle_first(here: Iterable[Tenant], now_ns: int, line: Sequence[Tenant]) -> list[Tenant]:
-    """Those on the card, who needs it least first; who waits in line for more room, last."""
+def least_needed_first(here: Iterable[Tenant], line: Sequence[Tenant]) -> list[Tenant]:
+    """Those on the card; who waits in ``line`` for more room is the last."""
     waiting = {t.key for t in line}
     return sorted(
         here,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cython_ext.readings import DEVICE, MANAGED, SlotReading
+from cython_ext.readings import MANAGED, SlotReading
+from gpuserver.runtime.vgpus import away_of
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
@@ -89,6 +90,6 @@ def committed_by_pid(slots: Iterable[SlotReading], *, managed: bool = True) -> d
     found: dict[int, int] = {}
     for slot in slots:
         owned = sum(slot.committed_bytes) - (0 if managed else slot.committed_bytes[MANAGED])
-        owned -= min(slot.away_bytes, slot.committed_bytes[DEVICE])  # swapped: not on the card
+        owned -= away_of(slot)  # swapped: not on the card
         found[slot.pid] = found.get(slot.pid, 0) + owned
     return found

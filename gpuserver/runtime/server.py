@@ -23,6 +23,7 @@ import trio
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
+from gpuserver.core.lending import Borrower, divide
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
@@ -238,39 +239,24 @@ class GpuServer:
         self._divide_card()
 
     def _divide_card(self) -> None:
-        """What is promised to nobody those who borrow may have: each what it has, and an equal part of what is left.
-
-        Nobody's part grows by what another one gives up before the next look, when what that one was just allocating
-        has been seen.
-        """
-        borrowers = [vgpu for vgpu in self.vgpus.values() if vgpu.record.borrows]
-        spare = self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes
-        left = max(0, spare - sum(vgpu.borrowed_bytes for vgpu in borrowers))
-        growing = [vgpu for vgpu in borrowers if not vgpu.still and not vgpu.away]
-        asked: dict[str, int] = {}
-        for vgpu in growing:
-            asked[vgpu.record.vgpu_id] = min(left, sum(slot.room_bytes for slot in vgpu.alive))
-            left -= asked[vgpu.record.vgpu_id]
-        parts = left // max(1, len(growing))
-        before = {vgpu.record.vgpu_id: vgpu.grants.card_limit_bytes for vgpu in borrowers}
-        # Of what is spare, all that somebody may still take by a limit of before is not lent anew.
-        budget = spare
-        wanted: list[tuple[Vgpu, int, int]] = []
-        for vgpu in borrowers:
-            own = vgpu.record.guaranteed_memory_bytes + vgpu.borrowed_bytes
-            limit = max(1, own + parts + asked[vgpu.record.vgpu_id] if vgpu in growing else own)
-            known = before[vgpu.record.vgpu_id] or max(1, own)
-            budget -= max(0, max(known, own) - vgpu.record.guaranteed_memory_bytes)
-            wanted.append((vgpu, known, limit))
-        for vgpu, known, limit in wanted:
-            grown = min(max(0, limit - known), max(0, budget))
-            budget -= grown
-            limit = min(limit, known + grown)
+        """Tell those who may own more than they were promised how much that is just now."""
+        borrowers = [
+            Borrower(
+                vgpu.record.vgpu_id,
+                promised_bytes=vgpu.record.guaranteed_memory_bytes,
+                borrowed_bytes=vgpu.borrowed_bytes,
+                limit_bytes=vgpu.grants.card_limit_bytes,
+                grows=not vgpu.still and not vgpu.away,
+                asks_bytes=vgpu.room_bytes,
+            )
+            for vgpu in self.vgpus.values()
+            if vgpu.record.borrows
+        ]
+        limits = divide(borrowers, self.facts.total_memory_bytes - self.registry.guaranteed_memory_bytes)
+        for vgpu_id, vgpu in self.vgpus.items():
+            limit = limits.get(vgpu_id, 0)
             if vgpu.grants.card_limit_bytes != limit:
                 vgpu.grants.card_limit_bytes = limit
-        for vgpu in self.vgpus.values():
-            if not vgpu.record.borrows and vgpu.grants.card_limit_bytes:
-                vgpu.grants.card_limit_bytes = 0
 
     def count_occupied(self, but: Vgpu | None = None, besides: int = 0) -> None:
         """Before anything is promised: what others have on the card beyond what they were. ``but``: to whom it is to

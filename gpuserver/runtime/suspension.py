@@ -202,7 +202,7 @@ class Suspension:
         vgpu.passage = vgpu.passage.brought_back()
         vgpu.stand_still(False)
         await self._tell(vgpu)
-        if not vgpu.removed.is_set() and self._server.swapping.may_hold(vgpu):
+        if not vgpu.removed.is_set() and not vgpu.away:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 

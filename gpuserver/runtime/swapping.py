@@ -37,11 +37,12 @@ SHORT_MOST_BYTES: Final = 4 << 30
 
 @dataclass(slots=True)
 class Place:
-    """Where a vGPU is. ``settled``: that is known. ``resident``: on the card, and it may have leases."""
+    """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
+    and what it has is on the card until it is through."""
 
     settled: bool = False
-    resident: bool = False
     moving: bool = False
+    leaves: bool = False
     wants_ns: int = 0
     wanted: bool = False
     came_ns: int = 0
@@ -63,14 +64,11 @@ class Swapping:
         """It has no leases until it was seen where it is."""
         if vgpu.swaps:
             self._places[vgpu.record.vgpu_id] = Place(wants_ns=time.monotonic_ns())
+            vgpu.away = True
             self._server.tokens.bench(vgpu.record.key)
 
     def forget(self, vgpu: Vgpu) -> None:
         self._places.pop(vgpu.record.vgpu_id, None)
-
-    def may_hold(self, vgpu: Vgpu) -> bool:
-        """Whether it may have leases, as far as its memory goes."""
-        return not vgpu.swaps or self._places[vgpu.record.vgpu_id].resident
 
     async def make_room(self) -> None:
         """Something was promised: wait until those who are in its way have left."""
@@ -133,18 +131,17 @@ class Swapping:
         )
 
     def _tenant(self, vgpu: Vgpu, place: Place, now_ns: int) -> Tenant:
-        slots = vgpu.alive
         wants = self._server.tokens.wants(vgpu.record.key)
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
         return Tenant(
             key=vgpu.record.key,
-            resident=place.resident,
-            memory_bytes=vgpu.movable_bytes - vgpu.away_bytes if place.resident else vgpu.movable_bytes,
+            resident=place.leaves or not vgpu.away,
+            memory_bytes=vgpu.movable_bytes,
             wants=wants,
             wants_ns=place.wants_ns,
             moving=place.moving,
-            room_bytes=min(sum(slot.room_bytes for slot in slots), max(0, vgpu.record.memory_limit_bytes)),
+            room_bytes=vgpu.room_bytes,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
@@ -157,7 +154,7 @@ class Swapping:
             return
         place.settled = True
         if all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
-            place.resident = True
+            vgpu.away = False
             vgpu.place(on_card=True)
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         else:  # some are away, or were about to go: all of them, then
@@ -172,7 +169,7 @@ class Swapping:
     # --- moving
 
     def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool) -> None:
-        place.moving = True
+        place.moving, place.leaves = True, not on_card
         self._server.nursery.start_soon(self._move, vgpu, place, on_card)
 
     async def _move(self, vgpu: Vgpu, place: Place, on_card: bool) -> None:
@@ -182,14 +179,14 @@ class Swapping:
                     return
                 await (self.bring(vgpu) if on_card else self.put_away(vgpu))
         finally:
-            place.moving = False
+            place.moving = place.leaves = False
 
     async def put_away(self, vgpu: Vgpu) -> bool:
         """Its memory into the host's. False: not possible now, and it is as it was. The caller has its turn."""
         place, began_ns = self._places[vgpu.record.vgpu_id], time.monotonic_ns()
         bytes_ = vgpu.movable_bytes
         self._server.tokens.bench(vgpu.record.key)
-        place.resident, vgpu.away, place.left_ns = False, True, began_ns
+        vgpu.away, place.left_ns = True, began_ns
         vgpu.place(on_card=False)
         if await self._reached(vgpu, Where.AWAY):
             self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
@@ -217,7 +214,7 @@ class Swapping:
         vgpu.place(on_card=True)
         if not await self._reached(vgpu, Where.RESIDENT):
             return False
-        place.resident, vgpu.away, place.came_ns = True, False, time.monotonic_ns()
+        vgpu.away, place.came_ns = False, time.monotonic_ns()
         if not vgpu.removed.is_set() and not vgpu.still:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         return True
@@ -226,10 +223,12 @@ class Swapping:
         """Whether all its programs get there, those that are attaching included once they are there."""
         with trio.move_on_after(MOVE_S):
             while not vgpu.removed.is_set():
-                found = {slot.where for slot in present(vgpu.alive)}
-                if found <= {where}:
+                found = list(present(vgpu.alive))
+                if all(slot.where == where for slot in found):
                     return True
-                if Where.STUCK in found:
+                # One that is stuck on the other way has not seen yet that it was told to turn round.
+                backwards = where is Where.RESIDENT
+                if any(slot.where == Where.STUCK and bool(slot.away_bytes) is backwards for slot in found):
                     return False
                 await trio.sleep(LOOK_S / 2)
         return False

@@ -84,7 +84,8 @@ class Vgpu:
     descriptor, handed to every broker of this vGPU.
 
     ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
-    ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has is in the host's memory, or on its way.
+    ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has
+    may be in the host's memory, so that it gets no leases.
     ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
     with ``refusal`` if it was not taken there.
 
@@ -200,6 +201,11 @@ class Vgpu:
         return bounded(sum(away_of(slot) for slot in self.slots)) if self.swaps else 0
 
     @property
+    def room_bytes(self) -> int:
+        """Its allocations wait for so much more of the card."""
+        return min(sum(slot.room_bytes for slot in self.alive), self.record.memory_limit_bytes) if self.swaps else 0
+
+    @property
     def managed_bytes(self) -> int:
         """Of these what the driver may move to the host."""
         return bounded(sum(slot.committed_bytes[MANAGED] for slot in self.slots))
@@ -253,11 +259,7 @@ class Vgpu:
     def place(self, *, on_card: bool) -> None:
         """What can be moved is to be there; nothing is queued ahead of leases meanwhile."""
         flags = self.grants.flags & ~(GrantsFlag.AWAY | GrantsFlag.PRESENT | GrantsFlag.STILL)
-        if not on_card:
-            flags |= GrantsFlag.AWAY | GrantsFlag.STILL
-        else:
-            flags |= GrantsFlag.PRESENT
-        self.grants.flags = flags
+        self.grants.flags = flags | (GrantsFlag.PRESENT if on_card else GrantsFlag.AWAY | GrantsFlag.STILL)
         self.grants.wake()
 
     def take_away(self) -> None:

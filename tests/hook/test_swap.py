@@ -241,6 +241,9 @@ say(bytes_of(block, 512))
     vgpu.grants.flags = vgpu.grants.flags | AWAY
     program.until(Where.STUCK)
     assert program.on_card() == 4 * MIB
+    vgpu.grants.flags = vgpu.grants.flags & ~AWAY | GrantsFlag.PRESENT
+    program.until(Where.RESIDENT)  # it never left, and says so
+    vgpu.grants.flags = vgpu.grants.flags & ~GrantsFlag.PRESENT | AWAY
     program.go_on()
     program.until(Where.AWAY)
     program.come_back()
@@ -267,6 +270,58 @@ say()
     program.go_on()
     program.hear()
     assert (program.on_card(), vgpu.slot().charged_bytes) == (0, 0)
+
+
+def test_a_batch_of_copies_lets_it_leave_afterwards(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Two that cross to the host: they touch the memory once, and let go of it."""
+    program = Program(
+        stage,
+        vgpu,
+        """
+block = filled(4 << 20, 9)
+data = (ctypes.c_char * 1024)(*b"\x07" * 1024)
+here = ctypes.addressof(data)
+sources, targets = (c_uint64 * 2)(here, here + 512), (c_uint64 * 2)(block, block + 512)
+sizes, which = (c_size_t * 2)(512, 512), c_size_t()
+order = (ctypes.c_char * 24)(1)
+app.call("cuMemcpyBatchAsync_v2", targets, sources, sizes, c_size_t(2), order, byref(which), c_size_t(1), app.stream)
+app.synchronize()
+say()
+say(bytes_of(block, 1024))
+""",
+    )
+    program.hear()
+    program.leave()
+    program.go_on()
+    program.come_back()
+    assert program.hear() == [[7]]
+
+
+def test_a_context_is_not_destroyed_while_its_memory_is_away(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(
+        stage,
+        vgpu,
+        """
+first, context = c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(first))
+app.call("cuCtxCreate_v2", byref(context), 0, app.device)
+block = app.allocate(4 << 20)
+app.call("cuCtxSetCurrent", first)
+other = filled(4 << 20, 9)
+say()
+app.call("cuCtxDestroy_v2", context)
+say(app.allocate(1) is not None)
+""",
+    )
+    program.hear()
+    eventually(lambda: not vgpu.slot().want, "it is idle")
+    program.leave()
+    program.go_on()
+    eventually(lambda: vgpu.slot().want, "it wants the GPU")
+    assert vgpu.slot().charged_bytes == 8 * MIB
+    program.come_back()
+    assert program.hear() == [True]
+    assert vgpu.slot().charged_bytes == 6 * MIB
 
 
 def test_a_context_takes_its_memory_along(stage: Stage, vgpu: StagedVgpu) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
+from tests.integration.worker import Spoken, state
 from vgpu.protocol.messages import VgpuReading
 
 MIB = 1 << 20
@@ -21,7 +22,7 @@ OWNED = 80 * MIB
 
 PROGRAM = """
 import sys, threading
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import addressof, byref, c_char, c_size_t, c_uint32, c_uint64, c_void_p
 from tests.hook.app import App
 app = App()
 size, byte, busy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "busy"
@@ -39,7 +40,7 @@ def work():
     app.call("cuCtxSetCurrent", context)
     while True:
         kernel.launch()
-        app.synchronize()
+        app.call("cuStreamSynchronize", app.stream)  # not the context: see "block"
         check()
         count += 1
 if busy:
@@ -48,27 +49,26 @@ print("started", flush=True)
 for line in sys.stdin:
     if line == "touch\\n":
         check()
+    if line == "block\\n":          # a copy in a stream that waits for a word of this process ...
+        flag = c_uint32()
+        stream = app.new_stream(1)
+        data = (c_char * 512)(*bytes([byte]) * 512)
+        app.call("cuMemHostRegister_v2", byref(flag), c_size_t(4), 0)
+        app.call("cuStreamWaitValue32_v2", stream, c_uint64(addressof(flag)), 1, 0)
+        app.call("cuMemcpyHtoDAsync_v2", c_uint64(block), data, c_size_t(512), stream)
+    if line == "let go\\n":         # ... written here
+        flag.value = 1
     if line == "more\\n":
         assert app.allocate(size) is not None
     print(count, flush=True)
 """
 
 
-class Program:
+class Program(Spoken):
     """Owns memory of one value; ``busy``: works for ever, and checks it."""
 
     def __init__(self, node: SimulatedNode, vgpu: VgpuReading, byte: int, *, busy: bool, owned: int = OWNED) -> None:
-        self.popen = node.program(vgpu, PROGRAM, str(owned), str(byte), "busy" if busy else "idle")
-        assert self.heard() == "started"
-
-    def heard(self) -> str:
-        assert self.popen.stdout is not None
-        return self.popen.stdout.readline().strip()
-
-    def say(self, word: str) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(word + "\n")
-        self.popen.stdin.flush()
+        super().__init__(node, vgpu, PROGRAM, str(owned), str(byte), "busy" if busy else "idle")
 
     def did(self) -> int:
         self.say("count")
@@ -105,14 +105,11 @@ class Swapped:
         assert found is not None
         return found
 
-    def state(self, vgpu: VgpuReading) -> str:
-        return self.reading(vgpu).state
-
     def swaps_out(self, vgpu: VgpuReading) -> None:
-        eventually(lambda: self.state(vgpu) == "swapped", f"{vgpu.name} leaves the card")
+        eventually(lambda: state(self.node, vgpu) == "swapped", f"{vgpu.name} leaves the card")
 
     def idles(self, vgpu: VgpuReading) -> None:
-        eventually(lambda: self.state(vgpu) == "idle", f"{vgpu.name} wants nothing any more")
+        eventually(lambda: state(self.node, vgpu) == "idle", f"{vgpu.name} wants nothing any more")
 
     def on_card(self) -> int:
         self.engine.refresh()
@@ -120,8 +117,7 @@ class Swapped:
 
     def close(self) -> None:
         for program in self.programs:
-            program.popen.kill()
-            program.popen.communicate()
+            program.end()
 
 
 @pytest.fixture
@@ -158,15 +154,47 @@ def test_who_is_idle_leaves_for_who_wants_and_comes_back_when_it_is_touched(swap
     worker.works()
 
 
+def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
+    *small, large = swapped.vgpus("a", "b", "c", "large")
+    for byte, vgpu in enumerate(small, 1):
+        swapped.program(vgpu, byte, busy=False, owned=40 * MIB)
+        swapped.idles(vgpu)
+    swapped.program(large, 9)
+    eventually(lambda: sum(state(swapped.node, vgpu) == "swapped" for vgpu in small) == 2, "two make room")
+    swapped.programs[-1].works()
+    assert [state(swapped.node, vgpu) for vgpu in small] == ["swapped", "swapped", "idle"]
+
+
+def test_who_cannot_leave_goes_on_and_leaves_once_it_can(swapped: Swapped) -> None:
+    stuck, other = swapped.vgpus("stuck", "other")
+    worker = swapped.program(stuck, 1)
+    worker.say("block")
+    worker.heard()
+    waits = swapped.node.program(other, PROGRAM, str(OWNED), "2", "busy")
+    try:
+        with swapped.node.link() as link:
+            kinds = (n.event.kind for n in link.watch(snapshots=False, events=True) if n.event is not None)
+            assert next(kind for kind in kinds if kind in {"stuck", "swapped-out"}) == "stuck"
+        worker.works()
+        worker.say("let go")
+        worker.heard()
+        assert waits.stdout is not None
+        assert waits.stdout.readline() == "started\n"
+    finally:
+        waits.kill()
+        waits.communicate()
+    worker.works()
+
+
 def test_an_allocation_waits_until_others_have_made_room_for_it(swapped: Swapped) -> None:
     first, second = swapped.vgpus("first", "second")
     sleeper = swapped.program(first, 1, busy=False, owned=60 * MIB)
     swapped.idles(first)
     other = swapped.program(second, 2, busy=False, owned=60 * MIB)
-    assert swapped.state(first) == "idle"
+    assert state(swapped.node, first) == "idle"
     other.say("more")
     assert other.heard() == "0"
-    assert swapped.state(first) == "swapped"
+    assert state(swapped.node, first) == "swapped"
     sleeper.say("touch")
     assert sleeper.heard() == "0"
 
@@ -177,7 +205,7 @@ def test_what_is_promised_to_others_is_left_to_them(swapped: Swapped) -> None:
     sleeper = swapped.program(vgpu, 1, busy=False)
     swapped.idles(vgpu)
     greedy = swapped.node.create(sm_percent=10, memory_bytes="100M")
-    assert swapped.state(vgpu) == "swapped"
+    assert state(swapped.node, vgpu) == "swapped"
     sleeper.say("touch")
     with swapped.node.link() as link:
         link.remove(greedy.vgpu_id)

@@ -58,20 +58,34 @@ for line in sys.stdin:
 """
 
 
-class Worker:
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
-        self.popen = node.program(vgpu, PROGRAM, str(memory_bytes))
+class Spoken:
+    """A program that says "started", and then answers each line with one."""
+
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, body: str, *arguments: str) -> None:
+        self.popen = node.program(vgpu, body, *arguments)
         assert self.heard() == "started"
 
     def heard(self) -> str:
         assert self.popen.stdout is not None
         return self.popen.stdout.readline().strip()
 
+    def say(self, line: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{line}\n")
+        self.popen.stdin.flush()
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+class Worker(Spoken):
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
+        super().__init__(node, vgpu, PROGRAM, str(memory_bytes))
+
     def asked(self, expression: str) -> Any:
         """What an expression is there."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(f"{expression}\n")
-        self.popen.stdin.flush()
+        self.say(expression)
         return json.loads(self.heard())
 
     @property
@@ -86,10 +100,6 @@ class Worker:
         before = self.count
         time.sleep(0.2)  # nothing is to happen
         return self.count == before
-
-    def end(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
 
 
 def on_gpu(node: SimulatedNode, gpu: int = 0) -> dict[int, int]:

@@ -1,0 +1,132 @@
+"""Physical memory with mappings of its own (cuMemCreate): charged until every handle is released and every mapping
+unmapped.
+
+``State.handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``State.mappings``:
+address → handle (aux).
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuMemCreate, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_cancel, vgpu_commit, vgpu_release, vgpu_reserve,
+)
+from cython_ext.layout cimport KIND_VMM
+from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+
+cdef enum:
+    LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
+
+
+cdef struct AllocationProperties:    # CUmemAllocationProp, its beginning
+    int type
+    int handle_types
+    int location_type
+    int location_id
+
+
+cdef void let_go(uint64_t handle) noexcept nogil:
+    """One handle or mapping fewer; the last one gives the charge back. The caller holds memory_lock."""
+    cdef Block* block = alloc_find(&state().handles, handle)
+    cdef Block gone
+    if block == NULL:
+        return
+    block.aux -= 1
+    if block.aux == 0 and alloc_remove(&state().handles, handle, &gone):
+        vgpu_release(&state().gates[gone.flags], KIND_VMM, gone.bytes)
+
+
+cdef public int cuMemCreate(
+    unsigned long long* handle, size_t size, const void* properties, unsigned long long flags
+) noexcept nogil:
+    cdef const AllocationProperties* given = <const AllocationProperties*>properties
+    cdef Gate* gate = NULL
+    cdef Block block
+    cdef uint32_t i
+    cdef int result
+    if attached() and given != NULL and given.location_type == LOCATION_DEVICE:
+        for i in range(state().gate_count):
+            if state().gates[i].device == given.location_id:
+                gate = &state().gates[i]
+    if not vgpu_reserve(gate, KIND_VMM, size):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = real_cuMemCreate(handle, size, properties, flags)
+    if gate == NULL:
+        return result
+    if result != CUDA_SUCCESS:
+        vgpu_cancel(gate, KIND_VMM, size)
+        return result
+    block.address = handle[0]
+    block.bytes = size
+    block.kind = KIND_VMM
+    block.flags = gate - &state().gates[0]
+    block.aux = 1
+    lock_acquire(&state().memory_lock)
+    alloc_insert(&state().handles, &block)
+    lock_release(&state().memory_lock)
+    vgpu_commit(gate, KIND_VMM, size)
+    return result
+
+
+cdef public int cuMemRetainAllocationHandle(unsigned long long* handle, void* address) noexcept nogil:
+    cdef int result = real_cuMemRetainAllocationHandle(handle, address)
+    cdef Block* block
+    if result == CUDA_SUCCESS and attached():
+        lock_acquire(&state().memory_lock)
+        block = alloc_find(&state().handles, handle[0])
+        if block != NULL:
+            block.aux += 1
+        lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemRelease(unsigned long long handle) noexcept nogil:
+    cdef int result
+    if not attached():
+        return real_cuMemRelease(handle)
+    lock_acquire(&state().memory_lock)       # held across: the driver may hand the number out again at once
+    result = real_cuMemRelease(handle)
+    if result == CUDA_SUCCESS:
+        let_go(handle)
+    lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemMap(
+    unsigned long long pointer, size_t size, size_t offset, unsigned long long handle, unsigned long long flags
+) noexcept nogil:
+    cdef int result = real_cuMemMap(pointer, size, offset, handle, flags)
+    cdef Block* block
+    cdef Block mapping
+    if result == CUDA_SUCCESS and attached():
+        lock_acquire(&state().memory_lock)
+        block = alloc_find(&state().handles, handle)
+        if block != NULL:
+            mapping.address = pointer
+            mapping.bytes = size
+            mapping.kind = KIND_VMM
+            mapping.flags = 0
+            mapping.aux = handle
+            if alloc_insert(&state().mappings, &mapping):
+                block.aux += 1
+        lock_release(&state().memory_lock)
+    return result
+
+
+cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nogil:
+    """The range may span several mappings, whole ones (the driver refuses anything else)."""
+    cdef uint64_t at = pointer
+    cdef Block mapping
+    cdef int result
+    if not attached():
+        return real_cuMemUnmap(pointer, size)
+    lock_acquire(&state().memory_lock)
+    result = real_cuMemUnmap(pointer, size)
+    while result == CUDA_SUCCESS and at < pointer + size and alloc_remove(&state().mappings, at, &mapping):
+        let_go(mapping.aux)
+        at += mapping.bytes
+    lock_release(&state().memory_lock)
+    return result
