@@ -42,6 +42,8 @@ from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
 
+ADMIT_S: Final = 12.0
+"""A broker that has not opened its socket by then will not."""
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
 AWAY_S: Final = 0.05

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
-from gpuserver.runtime.brokers import LinkErrors
+from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
 from gpuserver.runtime.readings import (
     Rates,
     no_statement,
@@ -26,7 +26,7 @@ from gpuserver.runtime.readings import (
     vgpu_reading,
     warnings_on,
 )
-from gpuserver.runtime.server import ADMIT_S, GpuServer
+from gpuserver.runtime.server import GpuServer
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu

@@ -24,7 +24,6 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.lending import Borrower, divide
-from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
@@ -33,11 +32,12 @@ from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.gangs import GangLinks
+from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, VgpuRow
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
-from gpuserver.runtime.readings import SAMPLE_S, Place, RateWindow
+from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
@@ -52,8 +52,6 @@ from vgpu.protocol.stream import serve_links
 
 log = structlog.get_logger(__name__)
 
-ADMIT_S: Final = 12.0
-"""A broker that has not opened its socket by then will not."""
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
 """How long a gate waits on a silent server before --on-server-loss applies."""
@@ -106,6 +104,7 @@ class GpuServer:
         self.suspension = Suspension(self)
         self.migration = Migration(self)
         self.swapping = Swapping(self)
+        self.housekeeping = Housekeeping(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
     # --- modes
@@ -158,8 +157,7 @@ class GpuServer:
                 nursery.start_soon(self.memory.run)
                 nursery.start_soon(self.swapping.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
-                nursery.start_soon(self._sample)
-                nursery.start_soon(self._keep_house)
+                nursery.start_soon(self.housekeeping.run)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
@@ -236,9 +234,9 @@ class GpuServer:
             if vgpu.told != share:
                 vgpu.told = share
                 self.tokens.change(record.key, share)
-        self._divide_card()
+        self.divide_card()
 
-    def _divide_card(self) -> None:
+    def divide_card(self) -> None:
         """Tell those who may own more than they were promised how much that is just now."""
         borrowers = [
             Borrower(
@@ -429,62 +427,7 @@ class GpuServer:
         finally:
             self._watchers.discard(sending)
 
-    # --- regular work
-
-    def _compare_sms(self, vgpu: Vgpu) -> None:
-        """Say so, once for each process, where MPS gave another number of SMs than was planned."""
-        if vgpu.record.partition is None:
-            return
-        alive = vgpu.alive
-        for slot in alive:
-            process = Process(slot.pid, slot.start_time)
-            if process in vgpu.compared or not slot.sm_count:
-                continue
-            vgpu.compared.add(process)
-            if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
-                text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
-                self.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
-        if vgpu.told != vgpu.share:  # what a process has may be known only now
-            self.apply_shares()
-        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
-
-    async def _sample(self) -> None:
-        refused: dict[str, int] = {}
-        while True:
-            self.tokens.forget_wishes()
-            self.window.add(time.monotonic_ns(), self.tokens.statements())
-            for vgpu in self.vgpus.values():
-                count = vgpu.refusals
-                if count > refused.get(vgpu.record.vgpu_id, 0):
-                    size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
-                    self.happened(
-                        "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
-                    )
-                refused[vgpu.record.vgpu_id] = count
-                self._compare_sms(vgpu)
-            self._divide_card()
-            await trio.sleep(SAMPLE_S)
-
-    async def _keep_house(self) -> None:
-        while True:
-            await trio.sleep(1.0)
-            for record in self.registry.expired(time.time_ns()):
-                vgpu = self.vgpus[record.vgpu_id]
-                if not vgpu.removed.is_set() and vgpu.passage.leaving is None and not self._is_being_made(vgpu):
-                    self.nursery.start_soon(self._expire, vgpu)
-            await self.remember()
-            if not self.settings.paths.server_socket(self.facts.index).exists():
-                log.warning("nobody can reach this server any more: its socket is gone")
-                self.nursery.cancel_scope.cancel()
-
-    async def _expire(self, vgpu: Vgpu) -> None:
-        with suppress(VgpuError):  # somebody removes it already, or has to be asked before
-            await self.migration.release(vgpu)
-            await self.strike(vgpu, "expired", f"{vgpu.record.vgpu_id} has reached its time to live")
-
-    def _is_being_made(self, vgpu: Vgpu) -> bool:
-        """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
-        return not vgpu.admits.is_set() and time.time_ns() < vgpu.record.created_unix_ns + int(ADMIT_S * 1e9)
+    # --- what outlives it
 
     async def remember(self) -> bool:
         """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False."""

@@ -1,0 +1,91 @@
+"""What a GPU Server does regularly: looks at rates, refusals and SMs, divides what it lends, writes the journal, ends
+vGPUs whose time is up."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gpuserver.core.partition import SM_STEP
+from gpuserver.runtime.brokers import ADMIT_S
+from gpuserver.runtime.readings import SAMPLE_S
+from vgpu.errors import VgpuError
+from vgpu.identity import Process
+
+if TYPE_CHECKING:
+    from gpuserver.runtime.server import GpuServer
+    from gpuserver.runtime.vgpus import Vgpu
+
+log = structlog.get_logger(__name__)
+
+
+class Housekeeping:
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            nursery.start_soon(self._keep_house)
+
+    def _compare_sms(self, vgpu: Vgpu) -> None:
+        """Say so, once for each process, where MPS gave another number of SMs than was planned."""
+        if vgpu.record.partition is None:
+            return
+        server, alive = self._server, vgpu.alive
+        for slot in alive:
+            process = Process(slot.pid, slot.start_time)
+            if process in vgpu.compared or not slot.sm_count:
+                continue
+            vgpu.compared.add(process)
+            if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
+                text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
+                server.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
+        if vgpu.told != vgpu.share:  # what a process has may be known only now
+            server.apply_shares()
+        vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
+
+    async def _look(self) -> None:
+        server = self._server
+        refused: dict[str, int] = {}
+        while True:
+            server.tokens.forget_wishes()
+            server.window.add(time.monotonic_ns(), server.tokens.statements())
+            for vgpu in server.vgpus.values():
+                count = vgpu.refusals
+                if count > refused.get(vgpu.record.vgpu_id, 0):
+                    size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
+                    server.happened(
+                        "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
+                    )
+                refused[vgpu.record.vgpu_id] = count
+                self._compare_sms(vgpu)
+            server.divide_card()
+            await trio.sleep(SAMPLE_S)
+
+    async def _keep_house(self) -> None:
+        server = self._server
+        while True:
+            await trio.sleep(1.0)
+            for record in server.registry.expired(time.time_ns()):
+                vgpu = server.vgpus[record.vgpu_id]
+                if not vgpu.removed.is_set() and vgpu.passage.leaving is None and not is_being_made(vgpu):
+                    server.nursery.start_soon(self._expire, vgpu)
+            await server.remember()
+            if not server.settings.paths.server_socket(server.facts.index).exists():
+                log.warning("nobody can reach this server any more: its socket is gone")
+                server.nursery.cancel_scope.cancel()
+
+    async def _expire(self, vgpu: Vgpu) -> None:
+        with suppress(VgpuError):  # somebody removes it already, or has to be asked before
+            await self._server.migration.release(vgpu)
+            await self._server.strike(vgpu, "expired", f"{vgpu.record.vgpu_id} has reached its time to live")
+
+
+def is_being_made(vgpu: Vgpu) -> bool:
+    """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
+    return not vgpu.admits.is_set() and time.time_ns() < vgpu.record.created_unix_ns + int(ADMIT_S * 1e9)
