@@ -134,6 +134,8 @@ class Swapping:
         wants = self._server.tokens.wants(vgpu.record.key)
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
+        if not wants:
+            place.wants_ns = self._server.tokens.heard_ns(vgpu.record.key) or place.wants_ns
         return Tenant(
             key=vgpu.record.key,
             resident=place.leaves or not vgpu.away,

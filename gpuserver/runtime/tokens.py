@@ -66,6 +66,7 @@ class TokenLoop:
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
+        self._heard_ns: dict[VgpuKey, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
         self._alarm: trio.CancelScope | None = None
         self._look: Callable[[], None] = lambda: None
@@ -123,6 +124,11 @@ class TokenLoop:
         """Whether its programs want the GPU, as far as the dispatcher has heard; also while it has no leases."""
         return self._dispatcher.wants(key)
 
+    def heard_ns(self, key: VgpuKey) -> int:
+        """When its programs last began to want the GPU, had it, or ceased to want it; 0: never. However short that was:
+        whoever looks at ``wants`` now and then misses what came and went between two looks."""
+        return self._heard_ns.get(key, 0)
+
     def change(self, key: VgpuKey, share: Share) -> None:
         if key in self._benched:
             return
@@ -137,6 +143,7 @@ class TokenLoop:
         self._dispatcher.remove(key)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
+        self._heard_ns.pop(key, None)
         del self._grants[key]
         self._published.pop(key, None)
         self._show_contention()
@@ -272,7 +279,10 @@ class TokenLoop:
         for seen in self._dispatcher.events():
             if seen.kind is EventKind.LOST:
                 lost = seen.epoch
-            elif seen.vgpu in self._published:  # else it was removed while the report was on its way
+                continue
+            if seen.vgpu in self._grants:  # else it was removed while the report was on its way
+                self._heard_ns[seen.vgpu] = seen.at_ns
+            if seen.vgpu in self._published:
                 self._note(seen)
                 reports.append(_report(seen))
         self._take(reports)

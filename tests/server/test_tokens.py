@@ -91,6 +91,23 @@ def test_a_wish_counts_for_a_second(card: Card, monkeypatch: pytest.MonkeyPatch)
     card.play(act)
 
 
+def test_a_wish_that_nobody_looked_at_is_remembered(card: Card) -> None:
+    """The GPU is idle: its lease began, and ended, without a decision."""
+
+    async def act() -> None:
+        began_ns = time.monotonic_ns()
+        card.voices[1].say(want=True)
+        await until(lambda: bool(card.pages[1].plan().open_epoch))
+        card.voices[1].say(want=False)
+        await until(lambda: card.loop.heard_ns(1) >= began_ns and not card.loop.wants(1))
+        assert card.loop.heard_ns(0) == 0
+        heard_ns = card.loop.heard_ns(1)
+        card.loop.bench(1)
+        assert card.loop.heard_ns(1) >= heard_ns
+
+    card.play(act)
+
+
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
 def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
     async def act() -> None:
