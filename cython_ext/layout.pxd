@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Three kinds of page connect the processes of one GPU. All are memfds, mapped and then closed.
+Four kinds of page connect the processes of one GPU. All are memfds, mapped and then closed.
 
 ``GrantsPage``, one per vGPU. Written by the GPU Server only and sealed (F_SEAL_FUTURE_WRITE), mapped read-only by
 broker and hooks. It says what the vGPU may do: current and next lease, GO, window, memory limit.
@@ -12,6 +12,9 @@ the vGPU do: a ``Slot`` per process, the memory ledger, a doorbell. Everything i
 
 ``RelayPage``, one per GPU Server. Written by the brokers (trusted: started by the server), read by the dispatcher. One
 ``RelayEntry`` per vGPU: its processes' wants and drains, merged.
+
+``StorePage``, one per user with vGPUs that are swapped. Made by the GPU Server, written by that user's hooks: host
+memory for what is away from the card, and whose each block of it is.
 
 The path of a token:  hook: want, doorbell → broker's relay thread: merges, ``RelayEntry``, relay doorbell → dispatcher
 thread of the server: GO into the ``GrantsPage``, futex → hook. Python is on none of these hops.
@@ -71,6 +74,7 @@ cdef enum:
     SLOT_AWAY = 1            # in the host's memory
     SLOT_STUCK = 2           # the move that GRANTS_AWAY asks for was not possible; it is tried again
     SLOT_MOVING = 3
+    SLOT_KEPT_AWAY = 4       # ... and that which GRANTS_PRESENT asks for
 
     # memory kinds, index of Slot.committed_bytes
     KIND_DEVICE = 0          # cuMemAlloc, pitched
@@ -92,11 +96,13 @@ cdef extern from *:
     #define GRANTS_MAGIC   0x31544E5247555047ULL  /* "GPUGRNT1" */
     #define ACTIVITY_MAGIC 0x3154434147555047ULL  /* "GPUGACT1" */
     #define RELAY_MAGIC    0x31594C5247555047ULL  /* "GPUGRLY1" */
+    #define STORE_MAGIC    0x3152545347555047ULL  /* "GPUGSTR1" */
     #define FOREVER_NS     INT64_MAX
     """
     const uint64_t GRANTS_MAGIC
     const uint64_t ACTIVITY_MAGIC
     const uint64_t RELAY_MAGIC
+    const uint64_t STORE_MAGIC
     const int64_t FOREVER_NS
 
 
@@ -139,7 +145,9 @@ cdef struct GrantsPage:
     uint32_t reserved1
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
     uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it
-    uint8_t[32] reserved2
+    uint64_t present_bytes   # of what can be moved, so much may be on the card while it comes; 0: all of it
+    uint64_t spare_bytes     # an allocation that waits for more room than this waits in vain; 0: not known
+    uint8_t[16] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO
@@ -192,12 +200,13 @@ cdef struct Slot:
     uint32_t baton           # 1: its hook knows the baton and submits only with it
     uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
     uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
-    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, SLOT_STUCK
+    uint32_t where           # SLOT_RESIDENT and what follows it
     uint64_t traced          # records that it has ever written into its ring
-    uint64_t away_bytes      # of its memory in the host's; written before ``where``
-    int64_t moved_ns         # how long the last move took
+    uint64_t away_bytes      # of its memory in the host's, never too much; written before ``where``
+    int64_t moved_ns         # how long the last move took ...
     uint64_t room_bytes      # an allocation waits for so much more of the card; 0: none does
-    uint8_t[64] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    int64_t pinned_ns        # ... and how much of that to pin host memory
+    uint8_t[56] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -262,6 +271,16 @@ cdef struct RelayPage:
     uint32_t pad0
     uint64_t[4] dirty        # bit per vGPU key: its entry changed
     RelayEntry[256] entries
+
+
+cdef struct StorePage:
+    # 64 bytes, then ``owners``: for each block who has it (logic/store.pxd), and from ``offset`` on the blocks, 2 MiB
+    # each. Every process that has it may write all of it.
+    PageHeader header
+    uint32_t blocks
+    uint32_t ready           # so many have memory behind them: others are not to be had yet
+    uint64_t offset
+    uint64_t[3] pad
 
 
 cdef inline bint epoch_reached(uint32_t now, uint32_t wanted) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Ledger, robust words, lock, allocation table, pieces, arenas and pools of ``cython_ext/logic``; see
+"""Ledger, robust words, lock, allocation table, pieces, arenas, stores and pools of ``cython_ext/logic``; see
 ``nativelogic``."""
 
 import os
@@ -10,9 +10,9 @@ from libc.string cimport memset
 from posix.signal cimport kill
 from posix.unistd cimport getpid
 
-from cython_ext.layout cimport ActivityPage, Slot
+from cython_ext.layout cimport ActivityPage, Slot, StorePage
 from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust
+from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust, store
 from cython_ext.native cimport load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
@@ -20,6 +20,7 @@ LEDGER_OK, LEDGER_REFUSED, LEDGER_BROKEN = ledger.LEDGER_OK, ledger.LEDGER_REFUS
 ROBUST_LOCKED, ROBUST_OWNER_DIED, ROBUST_TIMEOUT = robust.ROBUST_LOCKED, robust.ROBUST_OWNER_DIED, robust.ROBUST_TIMEOUT
 ROBUST_FREE = robust.ROBUST_FREE
 ACTIVITY_BYTES = sizeof(ActivityPage)
+STORE_HEADER_BYTES = sizeof(StorePage)
 SLOT_BYTES = sizeof(Slot)
 SLOT_OFFSET = <size_t>&(<ActivityPage*>NULL).slots[0]
 LEDGER_OFFSET = <size_t>&(<ActivityPage*>NULL).ledger
@@ -333,6 +334,34 @@ cdef class Arenas:
 
     def __len__(self):
         return self.arenas.count
+
+
+# --- blocks of a store
+
+cdef class Blocks:
+    """``owners``: shared memory with a word for each block, behind a page's header."""
+
+    cdef uint8_t[::1] memory
+    cdef uint64_t count
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.count = (self.memory.shape[0] - sizeof(StorePage)) // sizeof(uint64_t)
+
+    cdef StorePage* page(self):
+        return <StorePage*>&self.memory[0]
+
+    def take(self, uint32_t pid, uint64_t start_time, uint64_t begin, uint64_t end):
+        return store.store_take(self.page(), store.store_name(pid, start_time), begin, min(end, self.count))
+
+    def give(self, uint64_t block):
+        store.store_give(self.page(), block)
+
+    def give_all(self, uint32_t pid, uint64_t start_time):
+        return store.store_give_all(self.page(), self.count, store.store_name(pid, start_time))
+
+    def __len__(self):
+        return self.count
 
 
 # --- books of pools

@@ -36,6 +36,8 @@ class GrantsPage(Page):
     memory_limit_bytes: int
     process_limit_bytes: int
     card_limit_bytes: int
+    present_bytes: int
+    spare_bytes: int
     implicit_bytes: int
     window_ns: int
     grace_ns: int

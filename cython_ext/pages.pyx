@@ -204,6 +204,26 @@ cdef class GrantsPage(Page):
         native.store64(&self.get().card_limit_bytes, as_bytes(value, "card_limit_bytes"))
 
     @property
+    def present_bytes(self):
+        """Of what can be moved, so much may be on the card while it comes there; 0: all of it."""
+        return native.load64(&self.get().present_bytes)
+
+    @present_bytes.setter
+    def present_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().present_bytes, as_bytes(value, "present_bytes"))
+
+    @property
+    def spare_bytes(self):
+        """An allocation that waits for more room than this waits in vain; 0: not known."""
+        return native.load64(&self.get().spare_bytes)
+
+    @spare_bytes.setter
+    def spare_bytes(self, value):
+        self.check_writable()
+        native.store64(&self.get().spare_bytes, as_bytes(value, "spare_bytes"))
+
+    @property
     def implicit_bytes(self):
         return native.load64(&self.get().implicit_bytes)
 
@@ -305,6 +325,7 @@ cdef object slot_reading(int index, layout.Slot* slot):
         away_bytes=bounded(slot.away_bytes),
         moved_ns=at_least_zero(slot.moved_ns),
         room_bytes=bounded(slot.room_bytes),
+        pinned_ns=at_least_zero(slot.pinned_ns),
     )
 
 

@@ -66,6 +66,8 @@ class Where(IntEnum):
     STUCK = 2
     """The move that was asked for is not possible now; it is tried again."""
     MOVING = 3
+    KEPT_AWAY = 4
+    """The same, of the move back."""
 
 
 class EventKind(IntEnum):
@@ -175,6 +177,7 @@ class SlotReading:
     away_bytes: int = 0
     moved_ns: int = 0
     room_bytes: int = 0
+    pinned_ns: int = 0
 
     @property
     def charged_bytes(self) -> int:

@@ -33,10 +33,17 @@ def main() -> None:
     parser.add_argument("--index", required=True, type=int, help="NVML index of the GPU")
     parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
     parser.add_argument("--simulated", action="store_true", help="the GPU is one of $VGPU_SIM_DIR")
+    parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     arguments = parser.parse_args()
     to_stderr()
     go_first()
-    settings = Settings(arguments.index, arguments.mode, arguments.simulated, NodePaths.from_environment())
+    settings = Settings(
+        arguments.index,
+        arguments.mode,
+        arguments.simulated,
+        NodePaths.from_environment(),
+        arguments.host_memory,
+    )
     try:
         run(settings)
     except VgpuError as error:

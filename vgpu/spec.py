@@ -160,6 +160,8 @@ class VgpuSpec(BaseModel):
             raise ValueError(f"--mem-limit {format_bytes(limit)} is less than --mem {format_bytes(least)}")
         if limit is not None and self.oversubscribe is not None:
             raise ValueError("--mem-limit is for memory on the card, and --oversubscribe for memory that need not fit")
+        if self.share_group is not None and self.oversubscribe is Oversubscribe.SWAP:
+            raise ValueError("--share-group would show what is swapped to host memory to the group's other programs")
         if self.group is not None and self.oversubscribe is Oversubscribe.SWAP:
             raise ValueError("vGPUs of a --group hold together, and one that is swapped may be away from its card")
         most, own = limit or least, self.process_memory_bytes

@@ -11,8 +11,8 @@ from libc.string cimport memcpy, memset, strchr, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
-    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
-    vgpu_state_address, vgpu_take_slot,
+    vgpu_let_go, vgpu_log, vgpu_map_store, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say,
+    vgpu_start_thread, vgpu_state_address, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
@@ -27,7 +27,7 @@ from cython_ext.logic.wire cimport (
     Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
     wire_map, wire_open, wire_text, wire_uint,
 )
-from cython_ext.native cimport cas64, load32, now_ns, store32
+from cython_ext.native cimport cas64, load32, now_ns, store32, store64
 
 cdef extern from *:
     """
@@ -224,8 +224,9 @@ cdef bint converse(
     ``reply.error``."""
     cdef char[108] path
     cdef uint8_t[8192] buffer
-    cdef int[2] fds
-    cdef int fd_count = 2, socket, i
+    cdef int[3] fds
+    cdef int fd_count = 3, socket, i
+    cdef bint mapped = 0
     cdef long size
     cdef int64_t asked_ns
     cdef bint admitted
@@ -251,11 +252,12 @@ cdef bint converse(
         reason[0] = <int>-size
     else:
         admitted = read_reply(buffer, size, asked_ns, reply)
-        if admitted and fd_count == 2:
+        if admitted and fd_count >= 2:
             grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
             reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
             activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1)
-        if admitted and (fd_count != 2 or grants[0] == NULL or activity[0] == NULL):
+            mapped = grants[0] != NULL and activity[0] != NULL and (fd_count == 2 or vgpu_map_store(gate, fds[2]))
+        if admitted and not mapped:
             append(
                 reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
                 b"of the node's version"
@@ -434,6 +436,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     slot.want_since_ns = before.want_since_ns
     slot.predicted_end_ns = before.predicted_end_ns
     slot.drained_ns = before.drained_ns
+    store64(&slot.away_bytes, gate.away_bytes)
+    store32(&slot.where, gate.where)
     store32(&slot.last_epoch, before.last_epoch)
     store32(&slot.drained_epoch, before.drained_epoch)
     store32(&slot.undrained, before.undrained)

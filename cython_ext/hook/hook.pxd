@@ -16,7 +16,7 @@ Order of locks: gate.lock, memory_lock or pools_lock, then captures_lock, thread
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, TraceRecord
+from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, StorePage, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
@@ -61,7 +61,10 @@ cdef enum:
     # Block.flags of an allocation
     BLOCK_GATE = 0xFFFF      # whose it is
     BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
-    BLOCK_SWAPPABLE = 0x20000    # made of State.chunks, which are charged; Block.bytes is its length
+    BLOCK_SWAPPABLE = 0x20000    # made of Gate.chunks, which are charged; Block.bytes is its length
+
+    # ... of a chunk: its gate, and
+    CHUNK_AWAY = 0x10000     # it is in the store, and has nothing on the card
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -155,17 +158,26 @@ cdef struct Gate:
     Pieces pieces            # of its linear memory; under State.memory_lock
     # of its swappable memory (swappable.pyx); under State.memory_lock
     Arenas arenas            # small allocations
-    AllocTable chunks        # address → Block (aux: handle); only for who touches, or moves
+    AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*); only for who touches, or moves
+    AllocTable places        # of what is away, each piece: address → Block (aux: its block of the store)
     # ... and where it is (swap.pyx)
-    uint32_t away            # futex; 1: it leaves the card, or is in the host's memory: who touches it waits
+    uint32_t away            # futex; 1: some of it may not be on the card: who touches it waits
     uint32_t touching        # threads that do (atomic)
     uint32_t moving          # the hook thread calls the driver for it
+    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, or SLOT_MOVING: a part of it is away, or on its way
+    uint32_t aim             # of the last move, SLOT_AWAY or SLOT_RESIDENT
     int64_t move_after_ns    # not tried again before
-    bint stored              # it is in the host's memory, and not on the card
-    bint store_pinned
-    uint8_t* store           # host memory for it
-    uint64_t store_bytes
-    void* store_context      # in which it was copied there
+    int64_t move_began_ns    # 0: no move is under way
+    int64_t move_went_ns     # when it last got on
+    uint64_t away_bytes
+    void* away_context       # in which it was copied
+    # ... host memory for it (store.pyx)
+    StorePage* store         # NULL: none was given
+    uint64_t store_blocks
+    uint8_t* store_memory    # block 0
+    uint8_t* store_pins      # of each segment, whether it was pinned here (PIN_*)
+    uint64_t store_next      # the segment in which a block was found last
+    int64_t pinning_ns       # of this move
     uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
     uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
     # --- under lock
@@ -454,8 +466,14 @@ cdef extern:
     void vgpu_drop_swappable(const Block* block) noexcept nogil
     int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long* handle) noexcept nogil
     void vgpu_strip(const Block* chunk) noexcept nogil
-    # swap.pyx
+    # store.pyx
+    bint vgpu_map_store(Gate* gate, int fd) noexcept nogil
+    bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
+    void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
+    void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
+    # touch.pyx
     void vgpu_touch(Gate* gate) noexcept nogil
     void vgpu_touched(Gate* gate) noexcept nogil
-    bint vgpu_await_room(Gate* gate, uint64_t size, int64_t until) noexcept nogil
+    bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil
+    # swap.pyx
     int64_t vgpu_move(Gate* gate) noexcept nogil             # without gate.lock; the hook thread

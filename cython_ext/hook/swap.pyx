@@ -1,113 +1,54 @@
 """A vGPU's memory leaves the card and comes back (--oversubscribe swap), as its grants page says (GRANTS_AWAY).
 
-The hook thread moves it, while the vGPU gets no lease: chunk by chunk into host memory and back to the same addresses.
-Meanwhile *touching* it has to wait: whatever reads, writes, makes or frees such memory without a lease (copies between
-host and device, small fills, cuMemAlloc, cuMemFree) goes through ``vgpu_touch``. Who waits there wants the GPU.
+The hook thread moves it, while the vGPU gets no lease: chunk by chunk into the store (store.pyx) and back to the same
+addresses. Meanwhile *touching* it has to wait: whatever reads, writes, makes or frees such memory without a lease
+(copies between host and device, small fills, cuMemAlloc, cuMemFree) goes through ``vgpu_touch`` (touch.pyx).
 
-First the door is shut (``Gate.away``), then all work of the contexts that use the memory is waited for, a bounded time,
-then chunks are copied, and only when all are, their physical memory goes back. Until then everything can be taken
-back, and afterwards the host has the only copy; so a chunk's place in host memory is kept until it is filled again.
+First the door is shut (``Gate.away``), then all work of the contexts that use the memory is waited for, a bounded time.
+From then on nothing uses it, and chunks go one after the other: copied, and its physical memory given back as soon as
+the copy is complete. So chunks of a vGPU that leaves and of one that comes pass each other, with little room on either
+side. Where there is none just now, neither in the store nor on the card, the move stands as it is and goes on a
+millisecond later. Coming back, a chunk's place in the store is its own until the card has it whole.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, madvise, mmap, munmap
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxRecordEvent, real_cuEventCreate,
-    real_cuEventDestroy_v2, real_cuEventQuery, real_cuMemHostRegister_v2, real_cuMemHostUnregister,
-    real_cuMemcpyDtoHAsync_v2, real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2,
-    real_cuStreamSynchronize,
+    real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuMemcpyDtoHAsync_v2,
+    real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    Gate, state, vgpu_furnish, vgpu_is_swappable, vgpu_log, vgpu_ring, vgpu_strip, vgpu_want,
+    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_furnish, vgpu_log, vgpu_ring, vgpu_store,
+    vgpu_stored, vgpu_strip, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport (
-    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_REMOVED, GRANTS_SWAPPABLE, SLOT_AWAY, SLOT_MOVING,
-    SLOT_RESIDENT, SLOT_STUCK,
+    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_REMOVED, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
+    SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, now_ns, store32, store64, storei64,
+    exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
 )
 
 cdef extern from "limits.h":
     const int INT_MAX
 
-cdef extern from "<sys/mman.h>" nogil:
-    const int MADV_HUGEPAGE
-
 cdef enum:
-    PORTABLE = 1                 # CU_MEMHOSTREGISTER_PORTABLE
-    LOOK_NS = 50_000_000         # who waits to touch looks that often
-    ROOM_LOOK_NS = 5_000_000     # who waits for room on the card tries again that often
+    COPY_LOOK_NS = 50_000
     POLL_NS = 100_000            # who waits for the door to be clear, and for the queues to drain
     DRAIN_NS = 2_000_000_000     # ... at most: a stream that waits for the host may wait for a thread that we hold
     AGAIN_NS = 500_000_000       # a move that was not possible is tried again after that
+    GO_ON_NS = 1_000_000         # a move that waits for room goes on
+    STORE_NS = 5_000_000_000     # ... but not for longer than that: in the store, which may be growing
+    CARD_NS = 1_000_000_000      # ... nor than that: on the card, where there should be some
+    BATCH_CHUNKS = 8             # are copied together
     CONTEXTS = 16                # that use a process's memory; one place more tells of more
-
-
-# --- touching
-
-cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
-    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
-    return load32(&state().stopping) == 0 and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
-
-
-cdef inline bint is_shut(const Gate* gate) noexcept nogil:
-    return load32(&gate.away) != 0 and is_worth_a_wait(gate)
-
-
-cdef void wait_until_back(Gate* gate) noexcept nogil:
-    lock_acquire(&gate.lock)
-    gate.waiters += 1
-    while is_shut(gate):
-        vgpu_want(gate, now_ns())        # again and again: our slot may be another one by now
-        lock_release(&gate.lock)
-        futex_wait(&gate.away, 1, now_ns() + LOOK_NS)
-        lock_acquire(&gate.lock)
-    gate.waiters -= 1
-    lock_release(&gate.lock)
-
-
-cdef public void vgpu_touch(Gate* gate) noexcept nogil:
-    """Its memory is on the card from here on until ``vgpu_touched``, unless the process ends."""
-    if not vgpu_is_swappable(gate):
-        return
-    add32(&gate.touching, 1)
-    fence()
-    while is_shut(gate):
-        add32(&gate.touching, <uint32_t>-1)
-        wait_until_back(gate)
-        add32(&gate.touching, 1)
-        fence()
-
-
-cdef public void vgpu_touched(Gate* gate) noexcept nogil:
-    if vgpu_is_swappable(gate):
-        add32(&gate.touching, <uint32_t>-1)
-
-
-cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t until) noexcept nogil:
-    """The card has no room for ``size`` more: let the GPU Server know, who has others leave. The caller does not touch:
-    it may have to leave itself. 0: nothing came of it."""
-    cdef bint waits = now_ns() < until and is_worth_a_wait(gate)
-    if waits:
-        store64(&gate.slot.room_bytes, size)
-        lock_acquire(&gate.lock)
-        gate.waiters += 1
-        vgpu_want(gate, now_ns())
-        lock_release(&gate.lock)
-        vgpu_ring(gate)
-        futex_wait(&state().stopping, 0, now_ns() + ROOM_LOOK_NS)
-        lock_acquire(&gate.lock)
-        gate.waiters -= 1
-        lock_release(&gate.lock)
-    else:
-        store64(&gate.slot.room_bytes, 0)
-    return waits
 
 
 # --- the door
@@ -178,148 +119,287 @@ cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
 
 # --- moving; nobody else looks at the table of chunks while the door is shut
 
-cdef uint64_t chunks_bytes(const Gate* gate) noexcept nogil:
-    cdef uint64_t bytes = 0, i
-    for i in range(gate.chunks.capacity):
-        if gate.chunks.blocks[i].address:
-            bytes += gate.chunks.blocks[i].bytes
-    return bytes
+cdef enum Outcome:
+    DONE                     # all of it is where it is to be
+    WAITS                    # for others to leave
+    FULL                     # there should be room
+    FAILED
 
 
-cdef bint store_holds(Gate* gate, uint64_t size, void* context) noexcept nogil:
-    """Host memory for so much, pinned if driver and limits allow it. It is kept: to pin it takes 0.3 s a GiB (H200)."""
-    cdef void* memory
-    if gate.store_bytes >= size:
-        return 1
-    if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
-        return 0
-    if gate.store_bytes:
-        if gate.store_pinned:
-            real_cuMemHostUnregister(gate.store)
-        munmap(gate.store, gate.store_bytes)
-        gate.store_bytes = 0
-    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if memory != MAP_FAILED:
-        madvise(memory, size, MADV_HUGEPAGE)
-        gate.store = <uint8_t*>memory
-        gate.store_bytes = size
-        gate.store_pinned = real_cuMemHostRegister_v2(memory, size, PORTABLE) == CUDA_SUCCESS
-    real_cuCtxPopCurrent_v2(&context)
-    return memory != MAP_FAILED
+cdef struct Batch:
+    # chunks whose copies are under way
+    uint32_t count
+    uint64_t[8] indexes      # in Gate.chunks
+    void* event              # behind the copies
 
 
-cdef bint copy_all(Gate* gate, bint out) noexcept nogil:
-    """Each chunk, to or from its place in the store, which the order of the table tells. The caller has a context
-    current."""
-    cdef uint64_t i, place = <uint64_t>gate.store
-    cdef void* stream = NULL
+cdef struct Mover:
+    # one go of the hook thread, in a context that is current
+    void* stream
+    uint64_t at              # index of the next chunk
+    Batch[2] batches         # one is filled while the other is copied
+
+
+cdef bint open_mover(Mover* mover) noexcept nogil:
+    memset(mover, 0, sizeof(Mover))
+    return (
+        real_cuStreamCreate(&mover.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS
+        and real_cuEventCreate(&mover.batches[0].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
+        and real_cuEventCreate(&mover.batches[1].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
+    )
+
+
+cdef void close_mover(Mover* mover) noexcept nogil:
+    cdef int i
+    for i in range(2):
+        if mover.batches[i].event != NULL:
+            real_cuEventDestroy_v2(mover.batches[i].event)
+    if mover.stream != NULL:
+        real_cuStreamDestroy_v2(mover.stream)
+
+
+cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
+    """The next that is away, or is not; NULL: there is none."""
     cdef Block* chunk
-    cdef int result = real_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), last
-    if result != CUDA_SUCCESS:
-        return 0
-    for i in range(gate.chunks.capacity):
-        chunk = &gate.chunks.blocks[i]
-        if chunk.address and result == CUDA_SUCCESS:
-            if out:
-                result = real_cuMemcpyDtoHAsync_v2(<void*>place, chunk.address, chunk.bytes, stream)
-            else:
-                result = real_cuMemcpyHtoDAsync_v2(chunk.address, <const void*>place, chunk.bytes, stream)
-            place += chunk.bytes
-    last = real_cuStreamSynchronize(stream)
-    real_cuStreamDestroy_v2(stream)
-    return result == CUDA_SUCCESS and last == CUDA_SUCCESS
+    while mover.at < gate.chunks.capacity:
+        chunk = &gate.chunks.blocks[mover.at]
+        if chunk.address and (chunk.flags & CHUNK_AWAY != 0) == away:
+            return chunk
+        mover.at += 1
+    return NULL
 
 
-cdef void strip_first(Gate* gate, uint64_t count) noexcept nogil:
-    """Of the first so many places of the table, the physical memory goes back to the card."""
-    cdef uint64_t i
-    for i in range(count):
-        if gate.chunks.blocks[i].address:
-            vgpu_strip(&gate.chunks.blocks[i])
+cdef int copy_chunk(Gate* gate, const Block* chunk, bint out, void* stream) noexcept nogil:
+    """Piece by piece, as its places in the store need not follow each other."""
+    cdef uint64_t at = chunk.address
+    cdef int result = CUDA_SUCCESS
+    while result == CUDA_SUCCESS and at < chunk.address + chunk.bytes:
+        if out:
+            result = real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, at), at, PIECE_BYTES, stream)
+        else:
+            result = real_cuMemcpyHtoDAsync_v2(at, vgpu_stored(gate, at), PIECE_BYTES, stream)
+        at += PIECE_BYTES
+    return result
 
 
-cdef bint furnish_all(Gate* gate) noexcept nogil:
-    """Physical memory for every chunk, or for none."""
+cdef bint has_copied(const Batch* batch) noexcept nogil:
+    cdef int result = real_cuEventQuery(batch.event)
+    while result == CUDA_ERROR_NOT_READY:
+        if load32(&state().stopping):
+            return 0
+        futex_wait(&state().stopping, 0, now_ns() + COPY_LOOK_NS)
+        result = real_cuEventQuery(batch.event)
+    return result == CUDA_SUCCESS
+
+
+cdef inline void count_away(Gate* gate, int64_t bytes) noexcept nogil:
+    gate.away_bytes += bytes
+    store64(&gate.slot.away_bytes, gate.away_bytes)
+
+
+cdef void settle_out(Gate* gate, Batch* batch, bint well) noexcept nogil:
+    """The copies are complete, or are not."""
+    cdef Block* chunk
+    cdef uint32_t i
+    for i in range(batch.count):
+        chunk = &gate.chunks.blocks[batch.indexes[i]]
+        if well:
+            vgpu_strip(chunk)
+            chunk.flags |= CHUNK_AWAY
+            count_away(gate, chunk.bytes)
+        else:
+            vgpu_unstore(gate, chunk)
+    batch.count = 0
+
+
+cdef void settle_in(Gate* gate, Batch* batch, bint well) noexcept nogil:
+    cdef Block* chunk
+    cdef uint32_t i
+    for i in range(batch.count):
+        chunk = &gate.chunks.blocks[batch.indexes[i]]
+        if well:
+            chunk.flags &= ~<uint32_t>CHUNK_AWAY
+            vgpu_unstore(gate, chunk)
+        else:
+            vgpu_strip(chunk)
+            count_away(gate, chunk.bytes)
+    batch.count = 0
+
+
+cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether the vGPU may have so much more of what can be moved on the card, while it comes."""
+    cdef const Slot* slot
+    cdef uint64_t limit = load64(&gate.grants.present_bytes), here = size, owned
+    cdef int i
+    if limit == 0 or gate.open or gate.lost:
+        return 1
+    for i in range(MAX_PROCESSES):
+        slot = &gate.activity.slots[i]
+        owned = load64(&slot.committed_bytes[KIND_DEVICE])
+        here += owned - min(owned, load64(&slot.away_bytes))
+    return here <= limit
+
+
+cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
+    """Room for it where it goes: in the store, or on the card."""
     cdef unsigned long long handle
-    cdef uint64_t i
-    for i in range(gate.chunks.capacity):
-        if gate.chunks.blocks[i].address:
-            if vgpu_furnish(gate, &gate.chunks.blocks[i], &handle) != CUDA_SUCCESS:
-                strip_first(gate, i)
-                return 0
-            gate.chunks.blocks[i].aux = handle
-    return 1
+    cdef int result
+    if out:
+        return DONE if vgpu_store(gate, chunk) else FULL
+    if not may_come(gate, chunk.bytes):
+        return WAITS
+    count_away(gate, -<int64_t>chunk.bytes)
+    result = vgpu_furnish(gate, chunk, &handle)
+    if result != CUDA_SUCCESS:
+        count_away(gate, chunk.bytes)
+        return FULL if result == CUDA_ERROR_OUT_OF_MEMORY else FAILED
+    chunk.aux = handle
+    return DONE
 
 
-cdef void tell(Gate* gate, uint32_t where, uint64_t away_bytes, int64_t began_ns) noexcept nogil:
-    store64(&gate.slot.away_bytes, away_bytes)
-    storei64(&gate.slot.moved_ns, now_ns() - began_ns)
+cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
+    """Begin the copies of some chunks. DONE: there is none left."""
+    cdef Block* chunk
+    cdef int outcome = DONE
+    while batch.count < BATCH_CHUNKS:
+        chunk = next_chunk(gate, mover, not out)
+        if chunk == NULL:
+            break
+        outcome = prepare(gate, chunk, out)
+        if outcome != DONE:
+            break
+        batch.indexes[batch.count] = mover.at
+        batch.count += 1
+        mover.at += 1
+        if copy_chunk(gate, chunk, out, mover.stream) != CUDA_SUCCESS:
+            outcome = FAILED
+            break
+    if batch.count and real_cuEventRecord(batch.event, mover.stream) != CUDA_SUCCESS:
+        outcome = FAILED
+    return outcome
+
+
+cdef void settle(Gate* gate, Batch* batch, bint out, bint well) noexcept nogil:
+    if out:
+        settle_out(gate, batch, well)
+    else:
+        settle_in(gate, batch, well)
+
+
+cdef int carry(Gate* gate, bint out) noexcept nogil:
+    """As many chunks as there is room for now. The caller has a context current."""
+    cdef Mover mover
+    cdef Batch* batch
+    cdef uint32_t turn = 0
+    cdef bint well = open_mover(&mover)
+    cdef int outcome = DONE if well else FAILED
+    while outcome == DONE:
+        batch = &mover.batches[turn]
+        outcome = fill(gate, &mover, batch, out)
+        if outcome == DONE and batch.count == 0 and mover.batches[1 - turn].count == 0:
+            break
+        turn = 1 - turn
+        batch = &mover.batches[turn]
+        if batch.count:
+            well = has_copied(batch)
+            settle(gate, batch, out, well)
+            gate.move_went_ns = now_ns()
+        if not well:
+            outcome = FAILED
+    if outcome == FAILED and mover.stream != NULL:
+        real_cuStreamSynchronize(mover.stream)       # nothing may be using what is taken back
+    for turn in range(2):
+        batch = &mover.batches[turn]
+        if batch.count:
+            well = outcome != FAILED and has_copied(batch)
+            settle(gate, batch, out, well)
+            gate.move_went_ns = now_ns()
+            if not well:
+                outcome = FAILED
+    close_mover(&mover)
+    return outcome
+
+
+cdef void tell(Gate* gate, uint32_t where) noexcept nogil:
+    """Where it is now."""
+    gate.where = where
+    storei64(&gate.slot.moved_ns, now_ns() - gate.move_began_ns)
+    storei64(&gate.slot.pinned_ns, gate.pinning_ns)
+    store64(&gate.slot.away_bytes, gate.away_bytes)
     store32(&gate.slot.where, where)
+    gate.move_began_ns = 0
     vgpu_ring(gate)
+    vgpu_log(b"moved, away bytes", where, gate.away_bytes)
 
 
-cdef bint has_left(Gate* gate, uint64_t bytes, int64_t until) noexcept nogil:
-    """Behind the shut door: nothing uses the memory any more, and the store has it. 0: all is as it was."""
+cdef void begin(Gate* gate) noexcept nogil:
+    if gate.move_began_ns == 0:
+        gate.move_began_ns = gate.move_went_ns = now_ns()
+        gate.pinning_ns = 0
+
+
+cdef int drain(Gate* gate) noexcept nogil:
+    """Behind the shut door: nothing uses the memory any more, and it is known in which context to copy it."""
     cdef void* contexts[17]
     cdef uint32_t count = contexts_of(gate, contexts), i
-    cdef bint well
-    if count > CONTEXTS:
-        return 0
+    cdef int64_t until = now_ns() + DRAIN_NS
+    if count > CONTEXTS or (count == 0 and gate.chunks.count):
+        return FAILED
     for i in range(count):
         if not has_drained(contexts[i], until):
-            return 0
-    if bytes == 0:
-        return 1
-    if count == 0 or not store_holds(gate, bytes, contexts[0]):
-        return 0
-    if real_cuCtxPushCurrent_v2(contexts[0]) != CUDA_SUCCESS:
-        return 0
-    well = copy_all(gate, 1)
-    if well:
-        strip_first(gate, gate.chunks.capacity)
-        gate.store_context = contexts[0]
-    real_cuCtxPopCurrent_v2(&contexts[0])
-    return well
+            return FAILED
+    gate.away_context = contexts[0] if count else NULL
+    return DONE
 
 
-cdef bint leave(Gate* gate) noexcept nogil:
-    cdef int64_t began_ns = now_ns()
-    cdef uint64_t bytes
-    if not shut_door(gate):
-        open_door(gate)
-        return 0
+cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
+    cdef void* context = gate.away_context
+    cdef int outcome
+    if gate.chunks.count == 0:
+        return DONE
+    if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
+        return FAILED
+    outcome = carry(gate, out)
+    real_cuCtxPopCurrent_v2(&context)
+    return outcome
+
+
+cdef int patient(const Gate* gate, int outcome, int64_t most_ns) noexcept nogil:
+    """Where there should be room, it is not waited for longer than that."""
+    if outcome != FULL:
+        return outcome
+    return FAILED if now_ns() - gate.move_went_ns > most_ns else WAITS
+
+
+cdef int leave(Gate* gate) noexcept nogil:
+    cdef int outcome
+    begin(gate)
+    if gate.where == SLOT_RESIDENT:
+        if not shut_door(gate):
+            open_door(gate)
+            return FAILED
+        store32(&gate.slot.where, SLOT_MOVING)
+        if drain(gate) != DONE:
+            open_door(gate)
+            return FAILED
+        gate.where = SLOT_MOVING
     store32(&gate.slot.where, SLOT_MOVING)
-    bytes = chunks_bytes(gate)
-    if not has_left(gate, bytes, began_ns + DRAIN_NS):
-        open_door(gate)
-        return 0
-    gate.stored = 1
-    tell(gate, SLOT_AWAY, bytes, began_ns)
-    vgpu_log(b"away bytes, ns", bytes, now_ns() - began_ns)
-    return 1
+    outcome = carry_in_context(gate, 1)
+    if outcome == DONE:
+        tell(gate, SLOT_AWAY)
+    return patient(gate, outcome, STORE_NS)
 
 
-cdef bint come_back(Gate* gate) noexcept nogil:
-    cdef int64_t began_ns = now_ns()
-    cdef uint64_t bytes = chunks_bytes(gate)
-    cdef void* context = gate.store_context
-    cdef bint well = 1
+cdef int come_back(Gate* gate) noexcept nogil:
+    cdef int outcome
+    begin(gate)
+    gate.where = SLOT_MOVING
     store32(&gate.slot.where, SLOT_MOVING)
-    if bytes:
-        if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
-            return 0
-        well = furnish_all(gate)
-        if well and not copy_all(gate, 0):
-            strip_first(gate, gate.chunks.capacity)
-            well = 0
-        real_cuCtxPopCurrent_v2(&context)
-    if not well:
-        return 0
-    gate.stored = 0
-    tell(gate, SLOT_RESIDENT, 0, began_ns)
-    open_door(gate)
-    vgpu_log(b"back bytes, ns", bytes, now_ns() - began_ns)
-    return 1
+    outcome = carry_in_context(gate, 0)
+    if outcome == DONE:
+        tell(gate, SLOT_RESIDENT)
+        open_door(gate)
+    return patient(gate, outcome, CARD_NS)
 
 
 cdef inline bint is_at_work(const Gate* gate) noexcept nogil:
@@ -335,8 +415,8 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     """
     cdef uint32_t flags = load32(&gate.grants.flags)
     cdef bint out = flags & GRANTS_AWAY != 0, back = flags & (GRANTS_PRESENT | GRANTS_REMOVED) != 0
-    cdef bint done
-    cdef int mode
+    cdef uint32_t aim
+    cdef int mode, outcome
     if flags & GRANTS_SWAPPABLE == 0:
         return 0
     if gate.open or (gate.lost and flags & GRANTS_LOSS_RUN):
@@ -345,12 +425,15 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         out = 0
     if not (out or back):
         return 0
-    if out == (load32(&gate.away) != 0):
-        if load32(&gate.slot.where) != (SLOT_AWAY if out else SLOT_RESIDENT):    # it was stuck on the other way
-            store32(&gate.slot.where, SLOT_AWAY if out else SLOT_RESIDENT)
+    aim = SLOT_AWAY if out else SLOT_RESIDENT
+    if gate.aim != aim:
+        gate.aim, gate.move_began_ns, gate.move_after_ns = aim, 0, 0
+    if gate.where == aim:
+        if load32(&gate.slot.where) != aim:      # it was stuck on the other way
+            store32(&gate.slot.where, aim)
             vgpu_ring(gate)
         return 0
-    if out and is_at_work(gate):
+    if gate.where == SLOT_RESIDENT and is_at_work(gate):
         return now_ns() + POLL_NS
     if now_ns() < gate.move_after_ns:
         return gate.move_after_ns
@@ -361,15 +444,20 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         return 0
     mode = relax()
     if not out:
-        done = come_back(gate)
-    else:                    # asked for its drain, a context would break the captures that are open
-        done = load32(&state().captures) == 0 and leave(gate)
+        outcome = come_back(gate)
+    elif load32(&state().captures):      # asked for its drain, a context would break those that are open
+        outcome = FAILED
+    else:
+        outcome = leave(gate)
     restore(mode)
     exchange32(&gate.moving, 0)
     futex_wake(&gate.moving, INT_MAX)
-    if done:
+    if outcome == DONE:
         return 0
-    store32(&gate.slot.where, SLOT_STUCK)
+    if outcome == WAITS:
+        return now_ns() + GO_ON_NS
+    store32(&gate.slot.where, SLOT_STUCK if out else SLOT_KEPT_AWAY)
     vgpu_ring(gate)
+    gate.move_began_ns = 0
     gate.move_after_ns = now_ns() + AGAIN_NS
     return gate.move_after_ns

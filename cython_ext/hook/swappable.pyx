@@ -19,9 +19,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute, real_cuPointerGetAttributes,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached,
-    state, vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
-    vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched,
+    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
+    attached, state, vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
+    vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport GRANTS_SWAPPABLE, KIND_DEVICE
@@ -32,7 +32,6 @@ from cython_ext.logic.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for
 from cython_ext.native cimport load32, now_ns, store64
 
 cdef enum:
-    ROOM_NS = 60_000_000_000     # for others to leave the card, which hold it for a turn each
     CHUNK_BYTES = 32 << 20       # at most. Of 8 GiB, a step of a swap costs 9 ms, and 0.1 s in chunks of 2 MiB (H200)
     PINNED = 1                   # CU_MEM_ALLOCATION_TYPE_PINNED
     LOCATION_DEVICE = 1          # CU_MEM_LOCATION_TYPE_DEVICE
@@ -118,7 +117,7 @@ cdef bint add_chunk(Gate* gate, uint64_t address, uint64_t size, int* result) no
 
 
 cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogil:
-    """Those of an address range. While they are stored (the process ends) there is nothing on the card."""
+    """Those of an address range. One that is away (the process ends) has nothing on the card."""
     cdef uint64_t at = address
     cdef Block chunk
     cdef bint known
@@ -128,7 +127,9 @@ cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogi
         lock_release(&state().memory_lock)
         if not known:
             return
-        if not gate.stored:
+        if chunk.flags & CHUNK_AWAY:
+            vgpu_unstore(gate, &chunk)
+        else:
             vgpu_strip(&chunk)
         at += chunk.bytes
 
@@ -217,7 +218,7 @@ cdef int allocate(Gate* gate, unsigned long long* pointer, uint64_t size) noexce
 cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil:
     """cuMemAlloc of a swappable vGPU. ``size``: not 0. What it may own, and the card has no room for, is waited for."""
     cdef uint64_t whole = pieces_for(size)
-    cdef int64_t until = now_ns() + <int64_t>ROOM_NS
+    cdef int64_t since = now_ns()
     cdef int result = CUDA_ERROR_OUT_OF_MEMORY
     cdef bint asked = 0
     state().swappable = 1
@@ -229,7 +230,7 @@ cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer,
         if result != CUDA_ERROR_OUT_OF_MEMORY or not vgpu_fits(gate, whole):
             break
         asked = 1
-        if not vgpu_await_room(gate, whole, until):
+        if not vgpu_await_room(gate, whole, since):
             break
     if asked:
         store64(&gate.slot.room_bytes, 0)

@@ -8,6 +8,10 @@ without end. Room for it is made by those who need theirs least:
     1. whoever wants nothing, the longest first (least recently needed),
     2. then whoever has had its stay: it came before the others, at least ``stay_ns`` ago.
 
+Who comes begins as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``). What is
+away is in the store, which is bounded, and what all own fits card and store together: an allocation beyond that is
+hopeless.
+
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
 have to go at once.
@@ -24,6 +28,11 @@ from gpuserver.core.leases import Priority, VgpuKey
 STAY_FACTOR: Final = 8
 """Of a stay and the two moves around it, a fifth of the time goes into moving."""
 STAY_LEAST_NS: Final = 1_000_000_000
+PASSING_BYTES: Final = 64 << 20
+"""Of card and store, so much stays empty for those that pass each other: two chunks."""
+
+
+UNBOUNDED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,8 @@ class Tenant:
 
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
     it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
-    ``room_bytes``: an allocation waits for so much more. ``came_ns``, ``left_ns``: when it came onto the card, and left
-    it. ``move_ns``: what one of its moves takes.
+    ``room_bytes``: an allocation waits for so much more. ``barred``: it cannot be moved just now. ``came_ns``,
+    ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its moves takes.
     """
 
     key: VgpuKey
@@ -43,6 +52,7 @@ class Tenant:
     wants_ns: int
     moving: bool = False
     room_bytes: int = 0
+    barred: bool = False
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0
@@ -55,7 +65,9 @@ class Tenant:
 
     @property
     def waits(self) -> bool:
-        return not self.moving and (self.room_bytes > 0 if self.resident else self.wants or self.room_bytes > 0)
+        if self.moving or self.barred:
+            return False
+        return self.room_bytes > 0 or (self.wants and not self.resident)
 
     @property
     def waits_ns(self) -> int:
@@ -76,17 +88,30 @@ class Moves:
     hopeless: tuple[VgpuKey, ...] = ()
 
 
-def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
-    """``room_bytes``: what all of them may have on the card together.
+def spare_bytes(tenant: Tenant, tenants: Iterable[Tenant], room_bytes: int, store_bytes: int) -> int:
+    """How much more it can own at the very most, as things stand; below 0 where it does not fit as it is."""
+    everybody = sum(t.memory_bytes for t in tenants)
+    return min(room_bytes - tenant.memory_bytes, room_bytes + store_bytes - PASSING_BYTES - everybody)
+
+
+def is_hopeless(tenant: Tenant, tenants: Iterable[Tenant], room_bytes: int, store_bytes: int) -> bool:
+    """It waits in vain. What is owned already finds its place in turns."""
+    if tenant.room_bytes:
+        return tenant.room_bytes > spare_bytes(tenant, tenants, room_bytes, store_bytes)
+    return tenant.memory_bytes > room_bytes
+
+
+def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, store_bytes: int = UNBOUNDED) -> Moves:
+    """``room_bytes``: what all of them may have on the card together; ``store_bytes``: what may be away.
 
     What a leaving one still has counts as taken until it is gone, and what a coming one will have as soon as it begins.
     """
     taken = sum(t.memory_bytes for t in tenants if t.resident or t.moving)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
     free = room_bytes - taken
-    here = [t for t in tenants if t.resident and not t.moving]
+    here = [t for t in tenants if t.resident and not t.moving and not t.barred]
     line = in_line(tenants)
-    hopeless = tuple(t.key for t in line if t.memory_bytes + t.room_bytes > room_bytes)
+    hopeless = tuple(t.key for t in line if is_hopeless(t, tenants, room_bytes, store_bytes))
     if free + going < 0:
         leaving = enough(least_needed_first(here, ()), -(free + going))
         return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
@@ -94,18 +119,39 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int) -> Moves:
     if not line:
         return Moves(hopeless=hopeless)
     first = line[0]
-    if first.need_bytes <= free:
-        come = () if first.resident else (first.key,)
-        return Moves(come=come, hopeless=hopeless)  # room for who is here it finds by itself
     missing = first.need_bytes - free - going
-    if missing <= 0:
-        return Moves(hopeless=hopeless)  # it is being made
+    come = () if first.resident else (first.key,)  # who is here finds the room by itself
+    if missing <= 0:  # it is there, or is being made
+        return Moves(come=come, hopeless=hopeless)
     others = [t for t in here if t is not first]
     ready = [t for t in least_needed_first(others, line) if is_free_to_go(t, now_ns)]
     leaving = enough(ready, missing)
     if sum(t.memory_bytes for t in leaving) < missing:
-        leaving = []  # it would be in vain: not before more of them have had their stay
-    return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
+        return Moves(hopeless=hopeless)  # it would be in vain: not before more of them have had their stay
+    return Moves(tuple(t.key for t in leaving), come, hopeless)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One on its way onto the card: it has ``here_bytes`` of its ``memory_bytes`` there, and was told that it may have
+    ``allowed_bytes``."""
+
+    key: VgpuKey
+    memory_bytes: int
+    here_bytes: int
+    allowed_bytes: int = 0
+
+
+def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> dict[VgpuKey, int]:
+    """How much each may have on the card by now, who began first before the others. What one was allowed stays so: it
+    may be there. ``others_bytes``: what those have there that are not on their way to it."""
+    allowed = {a.key: max(a.here_bytes, a.allowed_bytes) for a in arrivals}
+    left = room_bytes - others_bytes - sum(allowed.values())
+    for a in arrivals:
+        grown = max(0, min(left, a.memory_bytes - allowed[a.key]))
+        allowed[a.key] += grown
+        left -= grown
+    return allowed
 
 
 def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:

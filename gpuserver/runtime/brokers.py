@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from cython_ext.page import PageError
 from cython_ext.pages import RelayPage
+from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
@@ -67,6 +68,7 @@ class Brokers:
         paths: NodePaths,
         gpu_index: int,
         relay_page: RelayPage,
+        stores: Stores,
         describe: Callable[[Vgpu], Adopt],
         find: Callable[[str], Vgpu | None],
         books: Books,
@@ -74,6 +76,7 @@ class Brokers:
         self._paths = paths
         self._gpu_index = gpu_index
         self._relay_page = relay_page
+        self._stores = stores
         self._describe = describe
         self._find = find
         self._books = books
@@ -195,7 +198,7 @@ class Brokers:
                 os.close(descriptor)
             await link.send(Stop(removed=True).model_dump())
             return
-        self._take_page(vgpu, descriptors)
+        self._take_pages(vgpu, descriptors)
         if vgpu.link is not None:
             vgpu.link.close()
         vgpu.link = link
@@ -210,25 +213,27 @@ class Brokers:
             if vgpu.link is link:
                 vgpu.link = None
 
-    def _take_page(self, vgpu: Vgpu, descriptors: list[int]) -> None:
-        """Keep the page that the broker brings, unless it is the one that we have."""
-        for descriptor in descriptors:
-            known = vgpu.activity is not None and os.path.sameopenfile(descriptor, vgpu.activity_fd)
-            if known:
+    def _take_pages(self, vgpu: Vgpu, descriptors: list[int]) -> None:
+        """Keep the pages that the broker brings, unless they are those that we have: activity page, and store."""
+        activity, store = [*descriptors, -1, -1][:2]
+        try:
+            if activity >= 0 and not (vgpu.activity and os.path.sameopenfile(activity, vgpu.activity_fd)):
+                vgpu.take_activity(os.dup(activity))
+            if store >= 0 and vgpu.swaps:
+                self._stores.take(vgpu.record.owner.uid, store)
+        except PageError as error:
+            raise ProtocolError(f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}") from error
+        finally:
+            for descriptor in descriptors:
                 os.close(descriptor)
-                continue
-            try:
-                vgpu.take_activity(descriptor)
-            except PageError as error:
-                raise ProtocolError(
-                    f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}"
-                ) from error
         if vgpu.activity is None:
             vgpu.make_activity()
 
     async def _hand_over(self, vgpu: Vgpu) -> None:
         assert vgpu.link is not None
-        pages = (vgpu.grants.fileno(), vgpu.activity_fd, self._relay_page.fileno())
+        pages: tuple[int, ...] = (vgpu.grants.fileno(), vgpu.activity_fd, self._relay_page.fileno())
+        if vgpu.swaps:
+            pages = (*pages, self._stores.of(vgpu.record.owner.uid).fileno())
         await vgpu.link.send(self._describe(vgpu).model_dump(), pages)
 
     def _hear(self, vgpu: Vgpu, raw: dict[str, object]) -> None:

@@ -335,6 +335,9 @@ class Control:
             mps_restarts=server.mps.restarts,
             mps_reason=server.mps.reason,
             outside=tuple(outside_process(one, server.facts.index) for one in server.memory.outside),
+            host_memory_limit_bytes=server.swapping.stores.limit_bytes,
+            host_memory_bytes=server.swapping.stores.ready_bytes,
+            host_memory_used_bytes=server.swapping.stores.used_bytes,
         )
 
 

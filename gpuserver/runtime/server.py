@@ -66,12 +66,14 @@ Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the node says at the start. ``mode``: "auto" is decided here."""
+    """What the node says at the start. ``mode``: "auto" is decided here. ``host_memory_bytes``: the most that what is
+    away from the card may have."""
 
     index: int
     mode: ModeChoice
     simulated: bool
     paths: NodePaths
+    host_memory_bytes: int
 
 
 class GpuServer:
@@ -146,7 +148,13 @@ class GpuServer:
             self.tokens = TokenLoop(scheduler, dispatcher)
             self.gangs = GangLinks(self.settings.paths, self.facts.index, self.tokens)
             self.brokers = Brokers(
-                self.settings.paths, self.facts.index, self._relay_page, self.describe, self.vgpus.get, self
+                self.settings.paths,
+                self.facts.index,
+                self._relay_page,
+                self.swapping.stores,
+                self.describe,
+                self.vgpus.get,
+                self,
             )
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
@@ -384,6 +392,7 @@ class GpuServer:
             del vgpu.present[message.slot]
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
+        self.swapping.stores.release(Process(message.pid, message.start_time))
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)

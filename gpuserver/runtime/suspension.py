@@ -118,8 +118,8 @@ class Suspension:
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()
-        if not await self._server.swapping.put_away(vgpu):
-            reason = "work that is queued waits for the host"
+        reason = await self._server.swapping.put_away(vgpu)
+        if reason:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {reason}", "try again")
         return len(vgpu.present), time.monotonic() - began
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from cython_ext.readings import SlotReading, SlotState, Where
-from gpuserver.core.residency import Tenant, decide
+from gpuserver.core.residency import PASSING_BYTES, Arrival, Tenant, admit, decide, spare_bytes
+from gpuserver.runtime.stores import Stores
 from vgpu.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from gpuserver.runtime.vgpus import Vgpu
 
 LOOK_S: Final = 0.01
+PASS_S: Final = 0.002  # while somebody comes: at 50 GB/s 100 MB later
 CALM_S: Final = 0.1  # where everybody has what he wants
-MOVE_S: Final = 60.0  # a move that takes longer is given up: 64 GiB, pinned for the first time, take 20
+ROOM_S: Final = 60.0
+STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 AGAIN_NS: Final = 5_000_000_000  # whoever could not move is not asked again before
 SHORT_BYTES: Final = 256 << 20
 """The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
@@ -38,11 +41,12 @@ SHORT_MOST_BYTES: Final = 4 << 30
 @dataclass(slots=True)
 class Place:
     """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
-    and what it has is on the card until it is through."""
+    and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter."""
 
     settled: bool = False
     moving: bool = False
     leaves: bool = False
+    comes: int = 0
     wants_ns: int = 0
     wanted: bool = False
     came_ns: int = 0
@@ -57,8 +61,10 @@ class Swapping:
 
     def __init__(self, server: GpuServer) -> None:
         self._server = server
+        self.stores = Stores(server.settings.host_memory_bytes)
         self._places: dict[str, Place] = {}
         self._short_bytes = 0
+        self._arrivals = 0
 
     def enlist(self, vgpu: Vgpu) -> None:
         """It has no leases until it was seen where it is."""
@@ -69,10 +75,13 @@ class Swapping:
 
     def forget(self, vgpu: Vgpu) -> None:
         self._places.pop(vgpu.record.vgpu_id, None)
+        uid = vgpu.record.owner.uid
+        if vgpu.swaps and not any(other.record.owner.uid == uid for other in self._swapped()):
+            self.stores.drop(uid)
 
     async def make_room(self) -> None:
         """Something was promised: wait until those who are in its way have left."""
-        with trio.move_on_after(MOVE_S):
+        with trio.move_on_after(ROOM_S):
             while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a page tells nobody that it has changed
                 await trio.sleep(LOOK_S)
 
@@ -92,7 +101,8 @@ class Swapping:
     async def run(self) -> None:
         while True:
             busy = self._step()
-            await trio.sleep(LOOK_S if busy else CALM_S)
+            coming = any(place.comes for place in self._places.values())
+            await trio.sleep(PASS_S if coming else LOOK_S if busy else CALM_S)
 
     # --- deciding
 
@@ -105,7 +115,7 @@ class Swapping:
         tenants: dict[int, tuple[Vgpu, Place]] = {}
         seen: list[Tenant] = []
         for vgpu in self._swapped():
-            place = self._places[vgpu.record.vgpu_id]
+            place = self._place(vgpu)
             if not place.settled:
                 self._settle(vgpu, place)
             if vgpu.still or not place.settled:
@@ -115,13 +125,17 @@ class Swapping:
             seen.append(tenant)
         if not self._knows_the_card():
             return True
-        moves = decide([t for t in seen if tenants[t.key][1].not_before_ns <= now_ns], self.room_bytes, now_ns)
+        room = self.room_bytes
+        moves = decide(seen, room, now_ns, self.stores.limit_bytes)
+        for key in moves.come:  # known before anybody leaves for them: it takes less of the store
+            self._begin(*tenants[key], on_card=True)
         for key in moves.leave:
             self._begin(*tenants[key], on_card=False)
-        for key in moves.come:
-            self._begin(*tenants[key], on_card=True)
-        for key, (vgpu, place) in tenants.items():
-            self._tell_hopeless(vgpu, place, hopeless=key in moves.hopeless)
+        for tenant in seen:
+            vgpu, place = tenants[tenant.key]
+            self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
+            vgpu.grants.spare_bytes = max(1, spare_bytes(tenant, seen, room, self.stores.limit_bytes))
+        self._admit()
         return any(t.waits or t.moving for t in seen) or any(not place.settled for place in self._places.values())
 
     def _knows_the_card(self) -> bool:
@@ -144,6 +158,7 @@ class Swapping:
             wants_ns=place.wants_ns,
             moving=place.moving,
             room_bytes=vgpu.room_bytes,
+            barred=place.not_before_ns > now_ns,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
@@ -164,7 +179,7 @@ class Swapping:
 
     def _tell_hopeless(self, vgpu: Vgpu, place: Place, *, hopeless: bool) -> None:
         if hopeless and not place.hopeless:
-            text = f"{vgpu.record.vgpu_id} waits for more memory than the card has beside what others were promised"
+            text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
             self._server.happened("no-room", vgpu, text)
         place.hopeless = hopeless
 
@@ -172,6 +187,8 @@ class Swapping:
 
     def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool) -> None:
         place.moving, place.leaves = True, not on_card
+        if on_card:
+            self._arrives(place)
         self._server.nursery.start_soon(self._move, vgpu, place, on_card)
 
     async def _move(self, vgpu: Vgpu, place: Place, on_card: bool) -> None:
@@ -182,26 +199,79 @@ class Swapping:
                 await (self.bring(vgpu) if on_card else self.put_away(vgpu))
         finally:
             place.moving = place.leaves = False
+            place.comes = 0
 
-    async def put_away(self, vgpu: Vgpu) -> bool:
-        """Its memory into the host's. False: not possible now, and it is as it was. The caller has its turn."""
-        place, began_ns = self._places[vgpu.record.vgpu_id], time.monotonic_ns()
-        bytes_ = vgpu.movable_bytes
+    def _arrives(self, place: Place) -> None:
+        self._arrivals += 1
+        place.comes = self._arrivals
+
+    def _admit(self) -> None:
+        """Those on their way get what the others have left."""
+        vgpus = {vgpu.record.key: vgpu for vgpu in self._swapped()}
+        coming = sorted((v for v in vgpus.values() if self._place(v).comes), key=lambda v: self._place(v).comes)
+        if not coming:
+            return
+        arrivals = [
+            Arrival(v.record.key, v.movable_bytes, v.movable_bytes - v.away_bytes, v.grants.present_bytes)
+            for v in coming
+        ]
+        others = sum(v.movable_bytes - v.away_bytes for v in vgpus.values() if v not in coming)
+        for key, allowed in admit(arrivals, others, self.room_bytes).items():
+            vgpus[key].grants.present_bytes = max(1, allowed)
+
+    def _place(self, vgpu: Vgpu) -> Place:
+        return self._places[vgpu.record.vgpu_id]
+
+    def _away_bytes_of(self, uid: int) -> int:
+        """What of a user's is in the host's memory once those that are leaving have left, and those that are coming
+        have come."""
+        total = 0
+        for vgpu in self._swapped():
+            place = self._place(vgpu)
+            if vgpu.record.owner.uid == uid and not place.comes:
+                total += vgpu.movable_bytes if place.leaves or vgpu.still else vgpu.away_bytes
+        return total
+
+    async def put_away(self, vgpu: Vgpu) -> str:
+        """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. The caller
+        has its turn."""
+        place, began_ns = self._place(vgpu), time.monotonic_ns()
+        bytes_, uid = vgpu.movable_bytes, vgpu.record.owner.uid
+        place.leaves = True
+        lack = self.stores.lacks(uid, self._away_bytes_of(uid))
+        if lack and not vgpu.away:
+            place.leaves = False
+            return self._tell_stuck(vgpu, place, lack)
         self._server.tokens.bench(vgpu.record.key)
         vgpu.away, place.left_ns = True, began_ns
         vgpu.place(on_card=False)
-        if await self._reached(vgpu, Where.AWAY):
+        lacks: list[str] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._provide, uid, lacks)
+            away = await self._reached(vgpu, Where.AWAY)
+            nursery.cancel_scope.cancel()
+        place.leaves = False
+        if away:
             self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
-            return True
-        place.not_before_ns = time.monotonic_ns() + AGAIN_NS
-        text = f"{vgpu.record.vgpu_id} cannot leave the card now: work that is queued waits for the host"
-        self._server.happened("stuck", vgpu, text)
+            return ""
+        reason = self._tell_stuck(vgpu, place, *lacks, "work that is queued waits for the host")
         await self._let_back(vgpu, place)
-        return False
+        return reason
+
+    def _tell_stuck(self, vgpu: Vgpu, place: Place, reason: str, *_: str) -> str:
+        """The first of the reasons."""
+        place.not_before_ns = time.monotonic_ns() + AGAIN_NS
+        self._server.happened("stuck", vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
+        return reason
+
+    async def _provide(self, uid: int, lacks: list[str]) -> None:
+        lack = await self.stores.have(uid, self._away_bytes_of(uid) + PASSING_BYTES)
+        if lack:
+            lacks.append(lack)
 
     async def bring(self, vgpu: Vgpu) -> bool:
         """Its memory onto the card. False: the card has no room after all, and it is away. The caller has its turn."""
-        place, began_ns = self._places[vgpu.record.vgpu_id], time.monotonic_ns()
+        place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
             self._tell(vgpu, place, "swapped-in", bytes_, time.monotonic_ns() - began_ns)
@@ -213,9 +283,18 @@ class Swapping:
         return False
 
     async def _let_back(self, vgpu: Vgpu, place: Place) -> bool:
+        if not place.comes:
+            self._arrives(place)
+        vgpu.grants.present_bytes = max(1, vgpu.movable_bytes - vgpu.away_bytes)
+        self._admit()
         vgpu.place(on_card=True)
-        if not await self._reached(vgpu, Where.RESIDENT):
+        try:
+            there = await self._reached(vgpu, Where.RESIDENT)
+        finally:
+            place.comes = 0
+        if not there:
             return False
+        vgpu.grants.present_bytes = 0
         vgpu.away, place.came_ns = False, time.monotonic_ns()
         if not vgpu.removed.is_set() and not vgpu.still:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
@@ -223,24 +302,30 @@ class Swapping:
 
     async def _reached(self, vgpu: Vgpu, where: Where) -> bool:
         """Whether all its programs get there, those that are attaching included once they are there."""
-        with trio.move_on_after(MOVE_S):
-            while not vgpu.removed.is_set():
-                found = list(present(vgpu.alive))
-                if all(slot.where == where for slot in found):
-                    return True
-                # One that is stuck on the other way has not seen yet that it was told to turn round.
-                backwards = where is Where.RESIDENT
-                if any(slot.where == Where.STUCK and bool(slot.away_bytes) is backwards for slot in found):
-                    return False
-                await trio.sleep(LOOK_S / 2)
+        stuck = Where.STUCK if where is Where.AWAY else Where.KEPT_AWAY
+        at, since = vgpu.away_bytes, trio.current_time()
+        while not vgpu.removed.is_set():
+            found = list(present(vgpu.alive))
+            if all(slot.where == where for slot in found):
+                return True
+            if any(slot.where == stuck for slot in found):
+                return False
+            if vgpu.away_bytes != at:
+                at, since = vgpu.away_bytes, trio.current_time()
+            if trio.current_time() - since > STALL_S:
+                return False
+            await trio.sleep(LOOK_S / 2)
         return False
 
     def _tell(self, vgpu: Vgpu, place: Place, kind: str, bytes_: int, ns: int) -> None:
         """``ns``: also of waiting for what was under way."""
         place.move_ns = min(ns, max((slot.moved_ns for slot in present(vgpu.alive)), default=0))
         programs = counted(len(vgpu.alive), "program")
+        pinned_s = max((slot.pinned_ns for slot in present(vgpu.alive)), default=0) / 1e9
         text = f"{vgpu.record.vgpu_id}: {format_bytes(bytes_)} of {programs} in {ns / 1e9:.2f} s"
-        self._server.happened(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9)
+        if pinned_s >= 0.01:
+            text += f", {pinned_s:.2f} s of it to pin host memory"
+        self._server.happened(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
 
 
 def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:

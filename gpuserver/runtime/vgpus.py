@@ -52,7 +52,7 @@ class Ledger:
             return False
         places = [(slot.pid, slot.where, slot.away_bytes) for slot in self.slots if slot.where]
         return places == [(slot.pid, slot.where, slot.away_bytes) for slot in later.slots if slot.where] and not any(
-            slot.where in {Where.MOVING, Where.STUCK} for slot in later.slots
+            slot.where not in {Where.RESIDENT, Where.AWAY} for slot in later.slots
         )
 
 

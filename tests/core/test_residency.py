@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuserver.core.leases import Priority, VgpuKey
-from gpuserver.core.residency import STAY_LEAST_NS, Moves, Tenant, decide
+from gpuserver.core.residency import PASSING_BYTES, STAY_LEAST_NS, Arrival, Moves, Tenant, admit, decide
 
 GIB = 1 << 30
 SECOND = 1_000_000_000
@@ -23,6 +23,7 @@ def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, 
         wants,
         wants_ns=more.get("wants_ns", 0),
         moving=bool(more.get("moving", 0)),
+        barred=bool(more.get("barred", 0)),
         room_bytes=more.get("room", 0) * GIB,
         came_ns=more.get("came_ns", 0),
         left_ns=more.get("left_ns", 0),
@@ -42,15 +43,17 @@ def test_who_wants_comes_where_there_is_room() -> None:
 
 def test_the_least_recently_needed_makes_room() -> None:
     here = [tenant(1, 60, wants=False, wants_ns=5), tenant(2, 60, wants=False, wants_ns=4), tenant(3, 20)]
-    assert decide([*here, tenant(4, 60, resident=False)], 140 * GIB, 10) == Moves(leave=(VgpuKey(2),))
+    moves = Moves(leave=(VgpuKey(2),), come=(VgpuKey(4),))
+    assert decide([*here, tenant(4, 60, resident=False)], 140 * GIB, 10) == moves
 
 
 def test_where_all_want_they_take_turns_of_a_stay_each() -> None:
     here = [tenant(1, 60, came_ns=5), tenant(2, 60, came_ns=3, move_ns=SECOND), tenant(3, 60, resident=False)]
     assert decide(here, 140 * GIB, 4 + STAY_LEAST_NS) == Moves()
-    assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves(leave=(VgpuKey(1),))
+    come = (VgpuKey(3),)
+    assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves((VgpuKey(1),), come)
     later = 3 + 8 * SECOND
-    assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves(leave=(VgpuKey(2),))
+    assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves((VgpuKey(2),), come)
 
 
 def test_who_has_had_a_stay_is_the_last_of_the_line() -> None:
@@ -61,12 +64,17 @@ def test_who_has_had_a_stay_is_the_last_of_the_line() -> None:
 
 def test_as_many_leave_as_it_takes_and_no_more() -> None:
     idle = [tenant(key, 30, wants=False, wants_ns=key) for key in range(1, 5)]
-    assert decide([*idle, tenant(9, 60, resident=False)], 130 * GIB, 10) == Moves(leave=(VgpuKey(1), VgpuKey(2)))
+    moves = Moves(leave=(VgpuKey(1), VgpuKey(2)), come=(VgpuKey(9),))
+    assert decide([*idle, tenant(9, 60, resident=False)], 130 * GIB, 10) == moves
 
 
 def test_what_is_on_its_way_is_counted() -> None:
     leaving, coming = tenant(1, 60, moving=1), tenant(2, 60, resident=False)
-    assert decide([leaving, coming, tenant(3, 60, wants=False)], 140 * GIB, 10) == Moves()
+    others = [coming, tenant(3, 60, wants=False)]
+    assert decide([leaving, *others], 140 * GIB, 10) == Moves(come=(VgpuKey(2),))
+    assert decide([replace(leaving, memory_bytes=30 * GIB), *others], 110 * GIB, 10) == Moves(
+        (VgpuKey(3),), (VgpuKey(2),)
+    )
     assert decide([tenant(1, 60, resident=False, moving=1), coming], 100 * GIB, 10) == Moves()
 
 
@@ -75,6 +83,31 @@ def test_an_allocation_that_waits_for_room_is_in_line() -> None:
     assert decide([asks, idle], 140 * GIB, 0) == Moves(leave=(VgpuKey(2),))
     assert decide([asks], 140 * GIB, 0) == Moves()
     assert decide([replace(asks, room_bytes=90 * GIB), idle], 140 * GIB, 0) == Moves(hopeless=(VgpuKey(1),))
+
+
+def test_what_fits_neither_card_nor_store_is_hopeless() -> None:
+    asks, away = tenant(1, 60, room=20), tenant(2, 60, resident=False, wants=False)
+    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB + PASSING_BYTES) == Moves()
+    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB) == Moves(hopeless=(VgpuKey(1),))
+    # what is owned already is another matter
+    assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, store_bytes=0) == Moves(come=(VgpuKey(3),))
+
+
+def test_who_cannot_be_moved_stays_and_is_counted() -> None:
+    stuck, idle = tenant(1, 60, wants=False, barred=1), tenant(2, 60, wants=False, wants_ns=5)
+    moves = Moves(leave=(VgpuKey(2),), come=(VgpuKey(3),))
+    assert decide([stuck, idle, tenant(3, 60, resident=False)], 140 * GIB, 10) == moves
+    assert decide([stuck, tenant(3, 60, resident=False)], 100 * GIB, 10) == Moves()
+    assert decide([tenant(3, 60, resident=False, barred=1)], 100 * GIB, 10) == Moves()
+
+
+def test_who_comes_gets_what_has_been_given_up() -> None:
+    first, second = Arrival(VgpuKey(1), 60, 10, 20), Arrival(VgpuKey(2), 60, 0)
+    assert admit([first, second], others_bytes=70, room_bytes=100) == {1: 30, 2: 0}
+    assert admit([first, second], others_bytes=40, room_bytes=100) == {1: 60, 2: 0}
+    assert admit([first, second], others_bytes=30, room_bytes=100) == {1: 60, 2: 10}
+    # a promise made meanwhile: nothing is taken back, nothing more is given
+    assert admit([first, second], others_bytes=30, room_bytes=20) == {1: 20, 2: 0}
 
 
 def test_a_class_goes_before_another() -> None:
@@ -103,6 +136,9 @@ class Guest:
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0
+    here: int = 0
+    """Of its memory, on the card."""
+    allowed: int = 0
 
 
 class Card(RuleBasedStateMachine):
@@ -127,20 +163,31 @@ class Card(RuleBasedStateMachine):
                 guest.wants_ns,
                 guest.moving_until is not None,
                 guest.room,
-                guest.came_ns,
-                guest.left_ns,
-                guest.move_ns,
-                guest.priority,
+                came_ns=guest.came_ns,
+                left_ns=guest.left_ns,
+                move_ns=guest.move_ns,
+                priority=guest.priority,
             )
             for key, guest in self.guests.items()
         ]
 
     def settle(self) -> None:
         for guest in self.guests.values():
-            if guest.moving_until is not None and guest.moving_until <= self.now:
-                guest.moving_until = None
-                guest.resident = not guest.resident
-                guest.came_ns = self.now if guest.resident else guest.came_ns
+            if guest.resident and guest.moving_until is not None and guest.moving_until <= self.now:
+                guest.moving_until, guest.resident, guest.here = None, False, 0
+        coming = {key: g for key, g in self.guests.items() if not g.resident and g.moving_until is not None}
+        before = sum(guest.here for guest in self.guests.values())
+        others = before - sum(guest.here for guest in coming.values())
+        arrivals = [Arrival(key, g.memory, g.here, g.allowed) for key, g in coming.items()]
+        for key, allowed in admit(arrivals, others, self.room).items():
+            assert allowed >= coming[key].here
+            coming[key].here = coming[key].allowed = allowed
+        here = sum(guest.here for guest in self.guests.values())
+        assert here <= max(self.room, before)
+        for guest in coming.values():
+            assert guest.moving_until is not None
+            if guest.here == guest.memory and guest.moving_until <= self.now:
+                guest.moving_until, guest.resident, guest.allowed, guest.came_ns = None, True, 0, self.now
 
     def step(self) -> Moves:
         moves = decide(self.tenants(), self.room, self.now)
@@ -153,7 +200,8 @@ class Card(RuleBasedStateMachine):
             assert not guest.resident
             assert guest.moving_until is None
             assert guest.wants or guest.room
-            assert self.taken() + guest.memory <= self.room
+            leaving = self.going() + sum(self.guests[other].memory for other in moves.leave)
+            assert self.taken() + guest.memory - leaving <= self.room
         if moves.leave and self.taken() <= self.room:
             assert any(guest.wants or guest.room for guest in self.guests.values())
             for key in moves.leave:
@@ -164,6 +212,9 @@ class Card(RuleBasedStateMachine):
         for key in (*moves.leave, *moves.come):
             self.guests[key].moving_until = self.now + 1 + self.guests[key].move_ns
         return moves
+
+    def going(self) -> int:
+        return sum(g.memory for g in self.guests.values() if g.resident and g.moving_until is not None)
 
     def taken(self) -> int:
         return sum(g.memory for g in self.guests.values() if g.resident or g.moving_until is not None)

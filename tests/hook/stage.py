@@ -26,6 +26,7 @@ from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
 from cython_ext.readings import Event, EventKind, PageMode, SlotReading
 from cython_ext.relay import Relay
 from cython_ext.simengine import create_gpus
+from cython_ext.storepage import StorePage
 from vgpu.protocol.peer import start_time
 
 LIBRARIES = Path(cython_ext.__file__).parent / "lib"
@@ -63,6 +64,8 @@ class StagedVgpu:
         self.reply_late_s = 0.0
         self.reply_changes: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
+        self.store: StorePage | None = None
+        """For what is away, if there is one."""
         self.next_slot = -1
         """The slot of the next process, if not the first that is free."""
         self.memory_bytes = memory_bytes
@@ -132,7 +135,8 @@ class StagedVgpu:
         }
         body = msgpack.packb(reply | self.reply_changes)
         time.sleep(self.reply_late_s)
-        socket.send_fds(link, [struct.pack("<I", len(body)) + body], [self.grants.fileno(), self.activity.fileno()])
+        pages = [page.fileno() for page in (self.grants, self.activity, self.store) if page is not None]
+        socket.send_fds(link, [struct.pack("<I", len(body)) + body], pages)
 
     def restart_server(self) -> None:
         """What a new server does: a page of the next generation, then the word in the activity page."""

@@ -8,6 +8,7 @@ import pytest
 
 from cython_ext.readings import GrantsFlag, Where
 from cython_ext.simengine import Engine
+from cython_ext.storepage import StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.test_memory import THREADS, Talk
 
@@ -38,9 +39,12 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return swappable(stage)
 
 
-def swappable(stage: Stage, memory_bytes: int = 8 * GIB) -> StagedVgpu:
+def swappable(stage: Stage, memory_bytes: int = 8 * GIB, blocks: int = 256) -> StagedVgpu:
+    """``blocks``: of its store, of which ``memory_bytes`` may be more."""
     vgpu = stage.vgpu(memory_bytes=memory_bytes)
     vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.SWAPPABLE
+    vgpu.store = StorePage.create(blocks)
+    vgpu.store.grow(blocks)
     return vgpu
 
 

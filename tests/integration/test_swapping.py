@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import Spoken, state
+from vgpu.errors import VgpuError
 from vgpu.protocol.messages import VgpuReading
 
 MIB = 1 << 20
@@ -111,6 +113,12 @@ class Swapped:
     def idles(self, vgpu: VgpuReading) -> None:
         eventually(lambda: state(self.node, vgpu) == "idle", f"{vgpu.name} wants nothing any more")
 
+    def host_memory(self) -> tuple[int, int]:
+        """Kept for what is away, and used by it."""
+        with self.node.link() as link:
+            (gpu,) = link.gpus()
+        return gpu.host_memory_bytes, gpu.host_memory_used_bytes
+
     def on_card(self) -> int:
         self.engine.refresh()
         return self.engine.memory_used_bytes
@@ -120,14 +128,20 @@ class Swapped:
             program.end()
 
 
-@pytest.fixture
-def swapped() -> Iterator[Swapped]:
-    with SimulatedNode(1) as node:
+@contextmanager
+def swapping(*options: str) -> Iterator[Swapped]:
+    with SimulatedNode(1, "temporal", *options) as node:
         found = Swapped(node)
         try:
             yield found
         finally:
             found.close()
+
+
+@pytest.fixture
+def swapped() -> Iterator[Swapped]:
+    with swapping() as found:
+        yield found
 
 
 def test_three_that_do_not_fit_together_take_turns_and_find_their_memory(swapped: Swapped) -> None:
@@ -243,6 +257,7 @@ def test_whoever_of_us_dies_nothing_is_lost(swapped: Swapped, who: str) -> None:
     for program in programs:
         program.works()
     assert all(program.popen.poll() is None for program in programs)
+    assert swapped.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
 
 
 def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
@@ -254,6 +269,7 @@ def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
     sleeper.popen.kill()
     sleeper.popen.wait()
     eventually(lambda: swapped.reading(away).memory_used_bytes == 0, "its memory is given back")
+    eventually(lambda: swapped.host_memory()[1] == 0, "so is the host's")
     assert swapped.program(away, 3, busy=False).did() == 0
     worker.works()
 
@@ -267,3 +283,33 @@ def test_removed_while_it_is_away_its_program_is_not_left_waiting(swapped: Swapp
         link.remove(away.vgpu_id, force=True)
     sleeper.say("touch")  # an error, or what it had: nobody waits for a vGPU that is no more
     sleeper.popen.communicate()
+
+
+def test_those_that_come_and_those_that_leave_pass_each_other() -> None:
+    """Neither would fit beside the other, on the card or in the host memory."""
+    owned = 90 * MIB
+    with swapping("--host-memory", str(128 * MIB)) as swapped:
+        vgpus = swapped.vgpus("a", "b")
+        programs = [swapped.program(vgpu, byte, owned=owned) for byte, vgpu in enumerate(vgpus, 1)]
+        for _ in range(3):
+            for program in programs:
+                program.works()
+        assert swapped.host_memory()[0] == 128 * MIB
+        # More than card and host memory have together is refused, and soon: it would be waited for in vain.
+        programs[0].say("more")
+        programs[0].popen.wait()
+        assert programs[0].popen.returncode
+        programs[1].works()
+
+
+def test_without_host_memory_nobody_leaves_and_it_is_said_why() -> None:
+    with swapping("--host-memory", "1") as swapped:
+        here, other = swapped.vgpus("here", "other")
+        sleeper = swapped.program(here, 1, busy=False)
+        swapped.idles(here)
+        with swapped.node.link() as link, pytest.raises(VgpuError, match="--host-memory gives more"):
+            link.suspend(here.vgpu_id)
+        greedy = swapped.program(other, 2, busy=False, owned=40 * MIB)
+        greedy.say("more")
+        assert greedy.popen.wait()  # it is refused, and not waited for
+        assert sleeper.did() == 0

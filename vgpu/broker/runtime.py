@@ -59,7 +59,8 @@ MOST_VISITORS: Final = 128
 class Pages:
     """The mapped pages of the vGPU, and the thread that works on them. ``grants`` changes with every server.
 
-    The descriptors of grants and activity page are kept, to be handed to processes and to the next server.
+    The descriptors of grants and activity page are kept, to be handed to processes and to the next server; so is that
+    of the store, if the vGPU is swapped (−1: it is not).
     """
 
     grants: GrantsPage
@@ -68,6 +69,7 @@ class Pages:
     activity_fd: int
     relay_page: RelayPage
     relay: Relay
+    store_fd: int
 
 
 class Broker:
@@ -122,7 +124,7 @@ class Broker:
         await link.send(Hello(role="broker").model_dump())
         if await link.receive() is None:
             return
-        held = () if self._pages is None else (self._pages.activity_fd,)
+        held = () if self._pages is None else known(self._pages.activity_fd, self._pages.store_fd)
         await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
         while (received := await link.receive()) is not None:
             message, descriptors = received
@@ -163,7 +165,7 @@ class Broker:
                 await self._tell(_died(slot, process))
 
     def _map(self, vgpu: Adopt, descriptors: list[int]) -> None:
-        grants_fd, activity_fd, relay_fd = descriptors
+        grants_fd, activity_fd, relay_fd, store_fd = [*descriptors, -1][:4]
         grants, relay_page = GrantsPage.map_readonly(grants_fd), RelayPage.map(relay_fd)
         os.close(relay_fd)
         kept = self._pages
@@ -172,6 +174,9 @@ class Broker:
             os.close(activity_fd)
             kept.relay.rebind(grants, relay_page, vgpu.key)
             os.close(kept.grants_fd)
+            if kept.store_fd >= 0:
+                os.close(kept.store_fd)
+            kept.store_fd = store_fd
             kept.grants.close()
             kept.relay_page.close()
             kept.grants, kept.grants_fd, kept.relay_page = grants, grants_fd, relay_page
@@ -183,7 +188,7 @@ class Broker:
         activity.bump_broker_epoch()
         found = self._find_processes(activity)
         relay = Relay(activity, grants, relay_page, vgpu.key, found)
-        self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay)
+        self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay, store_fd)
         self._nursery.start_soon(self._collect_deaths)
         for slot, process in found.items():
             self._nursery.start_soon(self._watch_pid, slot, process)
@@ -272,7 +277,8 @@ class Broker:
                 await stream.send(gpu_full(self._vgpu).model_dump())
                 return
             self._nursery.start_soon(self._watch_pid, decision.slot, peer.process)
-        pages = (self._pages.grants_fd, self._pages.activity_fd)
+        store_fd = self._pages.store_fd if decision.slot != OBSERVER_SLOT else -1
+        pages = known(self._pages.grants_fd, self._pages.activity_fd, store_fd)
         await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
         if decision.slot != OBSERVER_SLOT:
             self._companies[decision.slot] = company(attach.vgpus, self._vgpu_id)
@@ -336,6 +342,11 @@ def _door_permissions(vgpu: Adopt) -> dict[str, int]:
     if os.geteuid() != 0:
         return {"mode": mode}
     return {"mode": mode, "uid": vgpu.owner_uid, "gid": vgpu.share_gid}
+
+
+def known(*descriptors: int) -> tuple[int, ...]:
+    """Those that are open; −1: there is none."""
+    return tuple(descriptor for descriptor in descriptors if descriptor >= 0)
 
 
 def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:

@@ -37,6 +37,10 @@ def ls(form: OutputOption = Output.TABLE) -> None:
                 used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
                 several = counted(len(gpu.outside), "process")
                 print(f"GPU {gpu.index}: {several} in no vGPU: {used}, limited by nothing here: vgpuctl ps --all")
+            if gpu.host_memory_bytes:
+                away, kept = format_bytes(gpu.host_memory_used_bytes), format_bytes(gpu.host_memory_bytes)
+                limit = format_bytes(gpu.host_memory_limit_bytes)
+                print(f"GPU {gpu.index}: {away} swapped out; {kept} of the host's memory kept for it, {limit} at most")
 
 
 @gpu_app.command("set")

@@ -32,12 +32,26 @@ def software_version() -> str:
         return "unknown"
 
 
-def node_command(simulate: int, mode: Mode, gpus: Iterable[int] = ()) -> list[str]:
-    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone."""
+def node_command(
+    simulate: int, mode: Mode, gpus: Iterable[int] = (), host_memory_bytes: int | None = None
+) -> list[str]:
+    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
+    ``host_memory_bytes``: for what is swapped out."""
     simulated = ["--simulate", str(simulate)] if simulate else []
     alone = [argument for index in gpus for argument in ("--gpu", str(index))]
+    host = [] if host_memory_bytes is None else ["--host-memory", str(host_memory_bytes)]
     # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
-    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated, *alone]
+    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated, *alone, *host]
+
+
+def size_of(text: str) -> int:
+    """``--host-memory``, in bytes; ``VgpuError`` (invalid)."""
+    from vgpu.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"--host-memory: {error}") from None
 
 
 def serve(
@@ -47,9 +61,16 @@ def serve(
     gpu: Annotated[
         list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0)
     ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="The most host memory for what is swapped out, of all GPUs together; default: half of what there is.",
+        ),
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
-    command = node_command(simulate, mode, gpu or ())
+    command = node_command(simulate, mode, gpu or (), None if host_memory is None else size_of(host_memory))
     if not detach:
         sys.stdout.flush()
         os.execv(command[0], command)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
+import psutil
 import structlog
 import trio
 
@@ -33,24 +34,36 @@ def main() -> None:
     parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="serve N simulated GPUs")
     parser.add_argument("--gpu", type=int, action="append", default=[], metavar="INDEX", help="serve this GPU alone")
+    parser.add_argument(
+        "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
+    )
     arguments = parser.parse_args()
     to_stderr()
     paths = NodePaths.from_environment()
     try:
-        run(paths, arguments.mode, arguments.simulate, arguments.gpu)
+        run(paths, arguments.mode, arguments.simulate, arguments.gpu, arguments.host_memory)
     except VgpuError as error:
         sys.exit(report(error))
 
 
-def run(paths: NodePaths, mode: str, simulate: int, gpus: Sequence[int] = ()) -> None:
-    """Serve until told to stop; ``gpus``: these indices alone. ``VgpuError``: why it cannot."""
+def run(
+    paths: NodePaths, mode: str, simulate: int, gpus: Sequence[int] = (), host_memory_bytes: int | None = None
+) -> None:
+    """Serve until told to stop; ``gpus``: these indices alone; ``host_memory_bytes``: half of the host's, if not told.
+    ``VgpuError``: why it cannot."""
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
+        served = chosen(gpus, count)
+        if host_memory_bytes is None:
+            host_memory_bytes = psutil.virtual_memory().total // 2
         servers = Servers(
-            mode, simulated=bool(simulate), environment=server_environment(paths, simulate=bool(simulate))
+            mode,
+            simulated=bool(simulate),
+            environment=server_environment(paths, simulate=bool(simulate)),
+            host_memory_bytes=host_memory_bytes // max(1, len(served)),
         )
-        trio.run(Node(paths, servers, chosen(gpus, count), simulated=bool(simulate)).run)
+        trio.run(Node(paths, servers, served, simulated=bool(simulate)).run)
 
 
 def chosen(gpus: Sequence[int], count: int) -> list[int]:

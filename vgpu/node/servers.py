@@ -57,8 +57,12 @@ class ServerProcess:
 class Servers:
     """``keep`` runs for each server until the node stops; ``stop`` ends them."""
 
-    def __init__(self, mode: str, *, simulated: bool, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, mode: str, *, simulated: bool, environment: Mapping[str, str], host_memory_bytes: int = 0
+    ) -> None:
+        """``host_memory_bytes``: of each of them, for what is swapped out."""
         self._mode = mode
+        self._host_memory_bytes = host_memory_bytes
         self._simulated = simulated
         self._environment = dict(environment)
         self._stopping = False
@@ -131,6 +135,7 @@ class Servers:
 
     def _spawn(self, server: ServerProcess) -> int:
         argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", self._mode]
+        argv += ["--host-memory", str(self._host_memory_bytes)]
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,8 @@ class Attach(Message):
 
 
 class Admitted(Message):
-    """Travels with two descriptors: the grants page (read-only) and the activity page."""
+    """Travels with two descriptors: the grants page (read-only) and the activity page. With a third, the store, for a
+    process of a vGPU that is swapped."""
 
     ok: Literal[True] = True
     slot: int
@@ -66,7 +67,8 @@ class Refused(Message):
 
 
 class Register(Message):
-    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along."""
+    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
+    and the store if it has one."""
 
     op: Literal["register"] = "register"
     vgpu_id: str
@@ -133,7 +135,8 @@ FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
 class Adopt(Message):
     """What a broker needs to serve its vGPU; sent at registration and whenever something of it changes.
 
-    At registration three descriptors travel along: grants page (read-only), activity page, relay page.
+    At registration three descriptors travel along: grants page (read-only), activity page, relay page; and a fourth if
+    the vGPU is swapped: its owner's store.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
     ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
     vGPUs of the GPU together, 0: as many as they like. ``suspended``: nobody new is let in.

@@ -372,6 +372,9 @@ class GpuReading(Reading):
     mps_restarts: int = 0  # daemons that were started because one had died
     mps_reason: str = ""  # why there is none
     outside: tuple[OutsideProcess, ...] = ()
+    host_memory_limit_bytes: int = 0  # the most that what is swapped out may have of the host's
+    host_memory_bytes: int = 0  # what has been set aside of that, and touched
+    host_memory_used_bytes: int = 0  # by what is away just now
 
 
 class GpuList(Reading):

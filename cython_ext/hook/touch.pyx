@@ -1,0 +1,81 @@
+"""Touching memory that can leave the card, without a lease: who does waits until it is there, and wants the GPU.
+
+Whoever touches counts in ``Gate.touching``; who moves the memory shuts the door first (``Gate.away``) and waits until
+nobody does (swap.pyx).
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.hook.hook cimport Gate, state, vgpu_is_swappable, vgpu_ring, vgpu_want
+from cython_ext.layout cimport GRANTS_REMOVED
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns, store64
+
+cdef enum:
+    LOOK_NS = 50_000_000         # who waits to touch looks that often
+    ROOM_NS = 60_000_000_000     # who waits for room does for others to leave, which hold the card for a turn each ...
+    VAIN_NS = 500_000_000        # ... but not where the server has said since that it is in vain
+    ROOM_LOOK_NS = 5_000_000     # ... and tries again that often
+
+
+cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
+    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
+    return load32(&state().stopping) == 0 and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
+
+
+cdef inline bint is_shut(const Gate* gate) noexcept nogil:
+    return load32(&gate.away) != 0 and is_worth_a_wait(gate)
+
+
+cdef void wait_until_back(Gate* gate) noexcept nogil:
+    lock_acquire(&gate.lock)
+    gate.waiters += 1
+    while is_shut(gate):
+        vgpu_want(gate, now_ns())        # again and again: our slot may be another one by now
+        lock_release(&gate.lock)
+        futex_wait(&gate.away, 1, now_ns() + LOOK_NS)
+        lock_acquire(&gate.lock)
+    gate.waiters -= 1
+    lock_release(&gate.lock)
+
+
+cdef public void vgpu_touch(Gate* gate) noexcept nogil:
+    """Its memory is on the card from here on until ``vgpu_touched``, unless the process ends."""
+    if not vgpu_is_swappable(gate):
+        return
+    add32(&gate.touching, 1)
+    fence()
+    while is_shut(gate):
+        add32(&gate.touching, <uint32_t>-1)
+        wait_until_back(gate)
+        add32(&gate.touching, 1)
+        fence()
+
+
+cdef public void vgpu_touched(Gate* gate) noexcept nogil:
+    if vgpu_is_swappable(gate):
+        add32(&gate.touching, <uint32_t>-1)
+
+
+cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
+    """The card has had no room for ``size`` more since then: let the GPU Server know, who has others leave. The caller
+    does not touch: it may have to leave itself. 0: nothing came of it."""
+    cdef int64_t waited_ns = now_ns() - since
+    cdef uint64_t spare = load64(&gate.grants.spare_bytes)
+    cdef bint waits = waited_ns < <int64_t>ROOM_NS and is_worth_a_wait(gate)
+    if spare != 0 and size > spare and waited_ns > <int64_t>VAIN_NS:
+        waits = 0
+    if waits:
+        store64(&gate.slot.room_bytes, size)
+        lock_acquire(&gate.lock)
+        gate.waiters += 1
+        vgpu_want(gate, now_ns())
+        lock_release(&gate.lock)
+        vgpu_ring(gate)
+        futex_wait(&state().stopping, 0, now_ns() + ROOM_LOOK_NS)
+        lock_acquire(&gate.lock)
+        gate.waiters -= 1
+        lock_release(&gate.lock)
+    else:
+        store64(&gate.slot.room_bytes, 0)
+    return waits

@@ -1,0 +1,119 @@
+"""The page with a user's host memory for what is away from the card, made and looked after by a GPU Server.
+
+Every process of the user may write all of it, so nothing that stands in it is believed further than that user's own
+vGPUs reach: how many blocks there are tells the size of the file, not the header.
+"""
+
+import os
+
+from libc.errno cimport EINVAL, errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from cython_ext cimport layout, native
+from cython_ext.logic cimport store as logic
+from cython_ext.page cimport Page
+
+from cython_ext.page import PageError
+
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t size, int advice)
+    const int MADV_HUGEPAGE
+
+cdef enum:
+    MADV_POPULATE_WRITE = 23     # Linux 5.14
+    SMALL_PAGE = 4096
+
+STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS = logic.BLOCK_BYTES, logic.SEGMENT_BLOCKS
+MOST_BLOCKS = 1 << 23            # 16 TiB
+
+
+cdef class StorePage(Page):
+    """``blocks`` of ``STORE_BLOCK_BYTES``, of which ``ready`` have memory behind them."""
+
+    cdef readonly uint64_t blocks
+    cdef uint64_t offset
+
+    cdef layout.StorePage* get(self) except NULL:
+        self.check_open()
+        return <layout.StorePage*>self.base
+
+    @staticmethod
+    def create(blocks):
+        """A store without memory behind it yet, of whole segments. ``fileno``: the descriptor for its user's
+        processes."""
+        cdef StorePage self = StorePage.__new__(StorePage)
+        if not 0 < blocks <= MOST_BLOCKS:
+            raise ValueError(f"a store has 1 … {MOST_BLOCKS} blocks, not {blocks}")
+        blocks += -blocks % STORE_SEGMENT_BLOCKS
+        cdef uint64_t size = logic.store_size(blocks, &self.offset)
+        self.blocks = blocks
+        self.make("vgpu-store", sizeof(layout.StorePage), layout.STORE_MAGIC, 0, size - sizeof(layout.StorePage))
+        cdef layout.StorePage* page = self.get()
+        page.blocks = blocks
+        page.offset = self.offset
+        madvise(<uint8_t*>self.base + self.offset, blocks * logic.BLOCK_BYTES, MADV_HUGEPAGE)
+        return self
+
+    @staticmethod
+    def map(int descriptor):
+        """Map a store that another server made; keeps a copy of the descriptor. Raises ``PageError``."""
+        cdef StorePage self = StorePage.__new__(StorePage)
+        cdef uint64_t found = os.fstat(descriptor).st_size
+        cdef uint64_t blocks = found // (logic.BLOCK_BYTES + sizeof(uint64_t))
+        while blocks and logic.store_size(blocks, &self.offset) > found:
+            blocks -= 1
+        if blocks == 0:
+            raise PageError(f"the StorePage at descriptor {descriptor} has {found} bytes, too few for a block")
+        self.blocks = blocks
+        self.adopt(
+            descriptor, sizeof(layout.StorePage), layout.STORE_MAGIC, True, found - sizeof(layout.StorePage)
+        )
+        self.descriptor = os.dup(descriptor)
+        return self
+
+    @property
+    def ready(self):
+        return min(native.load32(&self.get().ready), self.blocks)
+
+    def grow(self, blocks):
+        """Have memory behind so many more blocks, and the rest of their segment; how many it were. Without the GIL,
+        about 0.2 s a GiB. ``MemoryError``: the host has none."""
+        cdef layout.StorePage* page = self.get()
+        cdef uint64_t begin = self.ready
+        cdef uint64_t end = min(self.blocks, begin + <uint64_t>(blocks + -blocks % STORE_SEGMENT_BLOCKS))
+        cdef uint8_t* memory = <uint8_t*>self.base + self.offset
+        cdef uint64_t at
+        cdef int failed
+        self.pin()
+        with nogil:
+            failed = madvise(memory + begin * logic.BLOCK_BYTES, (end - begin) * logic.BLOCK_BYTES, MADV_POPULATE_WRITE)
+        if failed and errno == EINVAL:       # an older kernel
+            with nogil:
+                at = begin * logic.BLOCK_BYTES
+                while at < end * logic.BLOCK_BYTES:
+                    native.store32(<uint32_t*>(memory + at), 0)
+                    at += SMALL_PAGE
+            failed = 0
+        self.unpin()
+        if failed:
+            raise MemoryError(f"the host has no memory for {(end - begin) * logic.BLOCK_BYTES} bytes: "
+                              f"{os.strerror(errno)}")
+        native.store32(&page.ready, <uint32_t>end)
+        return end - begin
+
+    def owners(self):
+        """How many blocks each process has: (pid, the low bits of its start time) → blocks."""
+        cdef uint64_t* owners = logic.store_owners(self.get())
+        cdef uint64_t i, name
+        cdef uint64_t low = (<uint64_t>1 << logic.START_BITS) - 1
+        found = {}
+        for i in range(self.blocks):
+            name = native.load64(&owners[i])
+            if name:
+                key = (name >> logic.START_BITS, name & low)
+                found[key] = found.get(key, 0) + 1
+        return found
+
+    def give_back(self, pid, start_time):
+        """What a process had that is no more; so many blocks it was."""
+        return logic.store_give_all(self.get(), self.blocks, logic.store_name(pid, start_time))
