@@ -34,8 +34,15 @@ class Node:
     Raises RuntimeError with the node's log if it does not come up within 30 s.
     """
 
-    def __init__(self, mode: str = "temporal", simulate: int = 0, gpus: Iterable[int] | None = None) -> None:
-        """``gpus``: indices; default: of a machine's own the one in ``$GPU``, or the first; of simulated ones all."""
+    def __init__(
+        self,
+        mode: str = "temporal",
+        simulate: int = 0,
+        gpus: Iterable[int] | None = None,
+        options: Iterable[str] = (),
+    ) -> None:
+        """``gpus``: indices; default: of a machine's own the one in ``$GPU``, or the first; of simulated ones all.
+        ``options``: more of ``vgpuctl serve``."""
         self.simulated = simulate > 0
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-bench-"))
         self.environment = {
@@ -49,7 +56,7 @@ class Node:
         if gpus is None:
             gpus = () if simulate else (int(os.environ.get("GPU", "0")),)
         alone = [argument for index in gpus for argument in ("--gpu", str(index))]
-        arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else []), *alone]
+        arguments = ["serve", "--mode", mode, *(["--simulate", str(simulate)] if simulate else []), *alone, *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*self.vgpuctl, *arguments], env=self.environment, stdout=log, stderr=log)
 
