@@ -342,7 +342,7 @@ cdef inline bint goes_round(const Wire* wire) noexcept nogil:
         slot = &wire.activity.slots[index_of(lowest(left))]
         left &= left - 1
         taking += load32(&slot.state) == SLOT_ACTIVE and load32(&slot.baton) != 0
-    return taking >= 2 and (wire.held.end_ns < FOREVER_NS if in_force(wire) else wire.baton.word != 0)
+    return taking >= 2 and (wire.held.end_ns < FOREVER_NS if in_force(wire) else load32(&wire.activity.baton) != 0)
 
 
 cdef inline void publish_baton(Wire* wire) noexcept nogil:
@@ -361,13 +361,13 @@ cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
     """See that one process at a time submits (theory: logic/baton.pxd)."""
     cdef Processes seen
     cdef int _
+    if wire.baton.word == 0 and (load32(&wire.activity.baton) or goes_round(wire)):
+        baton_take_over(&wire.baton, load32(&wire.activity.baton), at_ns)    # a predecessor's, if there is one
     if not goes_round(wire):
         if wire.baton.word != 0:
             baton_stop(&wire.baton)
             publish_baton(wire)
         return
-    if wire.baton.word == 0:
-        baton_take_over(&wire.baton, load32(&wire.activity.baton), at_ns)
     publish_baton(wire)
     for _ in range(BATON_STEPS):
         look_at_processes(wire, &seen)

@@ -11,7 +11,8 @@ application code and no blocking driver call runs under it.
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
-Order of locks: gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or gate.page_lock.
+Order of locks: Gate.chunks_lock, gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or
+gate.page_lock.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -156,9 +157,10 @@ cdef struct Gate:
     char[128] directory      # where broker.sock is
     uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
     Pieces pieces            # of its linear memory; under State.memory_lock
-    # of its swappable memory (swappable.pyx); under State.memory_lock
+    # of its swappable memory (swappable.pyx); under State.memory_lock, but for the chunks
     Arenas arenas            # small allocations
-    AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*); only for who touches, or moves
+    AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
+    uint32_t chunks_lock     # of the table; who has it may call the driver, and whoever touches gets it at once
     AllocTable places        # of what is away, each piece: address → Block (aux: its block of the store)
     # ... and where it is (swap.pyx)
     uint32_t away            # futex; 1: some of it may not be on the card: who touches it waits

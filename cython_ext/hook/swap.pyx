@@ -117,7 +117,7 @@ cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
     return count
 
 
-# --- moving; nobody else looks at the table of chunks while the door is shut
+# --- moving, under chunks_lock
 
 cdef enum Outcome:
     DONE                     # all of it is where it is to be
@@ -231,7 +231,7 @@ cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
     cdef const Slot* slot
     cdef uint64_t limit = load64(&gate.grants.present_bytes), here = size, owned
     cdef int i
-    if limit == 0 or gate.open or gate.lost:
+    if limit == 0 or gate.open or gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
         return 1
     for i in range(MAX_PROCESSES):
         slot = &gate.activity.slots[i]
@@ -357,9 +357,13 @@ cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
     cdef int outcome
     if gate.chunks.count == 0:
         return DONE
+    if not out and not may_come(gate, PIECE_BYTES):
+        return WAITS
     if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
         return FAILED
+    lock_acquire(&gate.chunks_lock)
     outcome = carry(gate, out)
+    lock_release(&gate.chunks_lock)
     real_cuCtxPopCurrent_v2(&context)
     return outcome
 

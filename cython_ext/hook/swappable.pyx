@@ -107,9 +107,9 @@ cdef bint add_chunk(Gate* gate, uint64_t address, uint64_t size, int* result) no
     if result[0] != CUDA_SUCCESS:
         return 0
     chunk.aux = handle
-    lock_acquire(&state().memory_lock)
+    lock_acquire(&gate.chunks_lock)
     noted = alloc_insert(&gate.chunks, &chunk)
-    lock_release(&state().memory_lock)
+    lock_release(&gate.chunks_lock)
     if not noted:
         vgpu_strip(&chunk)
         result[0] = CUDA_ERROR_OUT_OF_MEMORY
@@ -122,9 +122,12 @@ cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogi
     cdef Block chunk
     cdef bint known
     while at < address + size:
-        lock_acquire(&state().memory_lock)
+        lock_acquire(&gate.chunks_lock)
         known = alloc_remove(&gate.chunks, at, &chunk)
-        lock_release(&state().memory_lock)
+        if known and chunk.flags & CHUNK_AWAY:
+            gate.away_bytes -= chunk.bytes
+            store64(&gate.slot.away_bytes, gate.away_bytes)
+        lock_release(&gate.chunks_lock)
         if not known:
             return
         if chunk.flags & CHUNK_AWAY:

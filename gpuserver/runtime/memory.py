@@ -31,6 +31,7 @@ FRESH_FOR_S: Final = 3.0
 URGENT_S: Final = 0.01
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
+BACK_S: Final = 3.0  # programs whose server and broker both died knock once a second, until they are let in again
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 NO_USE: Final = MemoryUse(0, {})
 
@@ -64,6 +65,7 @@ class MemoryWatch:
         self._release = release
         self._dead: dict[tuple[str, int], Dead] = {}
         self._fresh_until = 0.0
+        self._back_by = 0.0
         self._wake = trio.Event()
         self._notice = notice
         self._mps_pid = mps_pid
@@ -107,6 +109,7 @@ class MemoryWatch:
 
     async def run(self) -> None:
         silent = False
+        self._back_by = trio.current_time() + BACK_S
         while True:
             self._wake = trio.Event()
             before = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
@@ -150,9 +153,9 @@ class MemoryWatch:
                     self._notice("drift", vgpu, text, pid)
 
     def _find_outsiders(self, before: Mapping[str, Ledger]) -> None:
-        """While a broker is away nobody knows who is in its vGPU: then nothing is said."""
+        """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""
         ledgers = [*before.values(), *(vgpu.ledger for vgpu in self._vgpus())]
-        if any(not ledger.known for ledger in ledgers):
+        if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())

@@ -255,8 +255,9 @@ def serves_anew(node: SimulatedNode, than_pid: int) -> bool:
     return gpu.state == "serving" and gpu.server_pid not in {None, than_pid}
 
 
-def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders() -> None:
-    """Until its broker is back nobody knows who is in a vGPU."""
+@pytest.mark.parametrize("victims", ["server", "server broker"])
+def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders(victims: str) -> None:
+    """Until its broker is back nobody knows who is in a vGPU; if that died too, until its programs have knocked."""
     with SimulatedNode() as node:
         vgpu = node.create(sm_percent=30, memory_bytes="2G")
         command = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
@@ -268,7 +269,8 @@ def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders(
                 notices = watcher.watch(snapshots=True, events=True, interval_ns=50_000_000)
                 next(notices)
                 killed = node.server_pid()
-                os.kill(killed, signal.SIGKILL)
+                for pid in [killed, vgpu.broker_pid] if "broker" in victims else [killed]:
+                    os.kill(pid, signal.SIGKILL)
                 outside, kinds = [], set()
                 for notice in notices:
                     if notice.event is not None:

@@ -196,3 +196,19 @@ def test_in_temporal_mode_one_process_needs_none(stage: Stage) -> None:
     only.ring()
     eventually(lambda: stage.relay.stats().wakes > wakes)
     assert stage.activity.baton == 0
+
+
+def test_a_baton_that_goes_round_no_more_is_not_left_in_a_dead_ones_hands(stage: Stage) -> None:
+    """Its relay and its holder died together: nobody would give back what the page says."""
+    first, second = joined(stage), joined(stage)
+    first.want()
+    second.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, length_ns=2_000 * MS)
+    first.wait_lease()
+    eventually(lambda: first.has_baton() != second.has_baton())
+    stage.relay.close()
+    other, living = (second, 1) if first.has_baton() else (first, 0)
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [living]):
+        eventually(other.has_baton)
+        assert stage.activity.baton == 0
