@@ -46,13 +46,12 @@ class Sleeper:
 
     @property
     def again_ns(self) -> int:
-        """When it may be tried again. To wake one that waits: soon, and never given up. To suspend one: after it could
-        have been used for as long as it has to be idle."""
+        """When it may be tried again. To wake one that waits: soon, and never given up. To suspend one, which holds its
+        programs up for a moment: not before it has to be idle for so long again, and less and less often."""
         if not self.failures:
             return 0
-        if not self.dozes:
-            return self.tried_ns + self.patience_ns
-        return self.tried_ns + min(AGAIN_MOST_NS, AGAIN_LEAST_NS << min(self.failures - 1, 10))
+        times = 1 << min(self.failures - 1, 6)
+        return self.tried_ns + (min(AGAIN_MOST_NS, AGAIN_LEAST_NS * times) if self.dozes else self.patience_ns * times)
 
 
 def decide(sleeper: Sleeper, now_ns: int) -> Step:

@@ -26,6 +26,8 @@ DOZING = replace(IDLE, dozes=True, still=True, dozed_ns=PATIENCE_NS)
         (replace(IDLE, patience_ns=0), 1 << 62, Step.STAY),
         (replace(IDLE, failures=1, tried_ns=PATIENCE_NS), 2 * PATIENCE_NS - 1, Step.STAY),
         (replace(IDLE, failures=1, tried_ns=PATIENCE_NS), 2 * PATIENCE_NS, Step.DOZE),
+        (replace(IDLE, failures=2, tried_ns=PATIENCE_NS), 3 * PATIENCE_NS - 1, Step.STAY),
+        (replace(IDLE, failures=2, tried_ns=PATIENCE_NS), 3 * PATIENCE_NS, Step.DOZE),
         (DOZING, 1 << 62, Step.STAY),
         (replace(DOZING, wants=True), PATIENCE_NS, Step.WAKE),
         (replace(DOZING, used_ns=PATIENCE_NS + 1), PATIENCE_NS + 1, Step.WAKE),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
@@ -18,18 +19,20 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import EventReading, VgpuReading
 from vgpu.spec import VgpuChanges
 
+OWNED = 80 << 20
+"""Of one that is swapped: what it has is copied indeed."""
+
 BODY = """
 import sys
-from ctypes import byref, c_char_p, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_uint64, c_void_p
 from tests.hook.app import App
-from vgpu.workload.kernels import PTX
 app = App()
 size = int(sys.argv[1])
 block = app.allocate(size)
 app.call("cuMemsetD8_v2", c_uint64(block), 7, 4096)
 app.synchronize()
 kernel = app.kernel(1.0)
-event, stream, module, page = c_void_p(), c_void_p(), c_void_p(), c_void_p()
+event, stream = c_void_p(), c_void_p()
 app.call("cuEventCreate", byref(event), 0)
 def launch():
     kernel.launch()
@@ -51,9 +54,6 @@ CALLS = {
     "a question for an event": "app.call('cuEventQuery', event)",
     "an event": "app.call('cuEventRecord', event, app.stream)",
     "a stream": "app.call('cuStreamCreate', byref(stream), 1)",
-    "code": "app.call('cuModuleLoadData', byref(module), c_char_p(PTX.encode()))",
-    "memory of the host": "app.call('cuMemHostAlloc', byref(page), c_size_t(4096), 0)",
-    "a free": "app.call('cuMemFreeHost', page)",
 }
 
 
@@ -87,13 +87,14 @@ def sleeper(node: SimulatedNode, **fields: object) -> VgpuReading:
 
 
 def dozes(node: SimulatedNode, vgpu: VgpuReading) -> None:
-    """Until it does, and its programs have nothing on the GPU, but for the contexts of one that is swapped."""
-    most = GIB if vgpu.spec.oversubscribe else 0
+    """Until it does, and its programs have nothing on the GPU but what cannot be swapped."""
 
     def away() -> bool:
         with node.link() as link:
             pids = {process.pid for process in link.processes(vgpu.vgpu_id).processes}
-        return state(node, vgpu) == "dozing" and sum(taken for pid, taken in on_gpu(node).items() if pid in pids) <= most
+        swapped = vgpu.spec.oversubscribe is not None and away_bytes(node, vgpu) >= OWNED
+        on_card = sum(taken for pid, taken in on_gpu(node, vgpu.gpu_index).items() if pid in pids)
+        return state(node, vgpu) == "dozing" and (swapped or on_card == 0)
 
     eventually(away, "it dozes off")
 
@@ -307,14 +308,21 @@ def outside_environment(vgpu: VgpuReading) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in {"VGPU_ID", "LD_PRELOAD"}}
 
 
+def away_bytes(node: SimulatedNode, vgpu: VgpuReading) -> int:
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    return reading.memory_away_bytes
+
+
 def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
     """They doze by being swapped."""
-    vgpu = sleeper(node, memory_bytes="60G", oversubscribe="swap")
-    program = Idle(node, vgpu, 50 * GIB)
+    vgpu = sleeper(node, memory_bytes="2G", oversubscribe="swap")
+    program = Idle(node, vgpu, OWNED)
     programs.append(program)
     for call in ("read()", "launch()", "app.allocate(4096)"):
         dozes(node, vgpu)
         program.does(call)
+        assert away_bytes(node, vgpu) == 0
     dozes(node, vgpu)
     program.does("app.call('cuEventQuery', event)")  # which the driver answers all the same
     assert state(node, vgpu) == "dozing"
@@ -325,32 +333,36 @@ def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
 
 
 def test_what_is_swapped_may_have_the_place_of_who_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
-    """For as long as it does."""
-    hard = sleeper(node, memory_bytes="80G", idle_suspend_ns="off")
-    swapped = [node.create(sm_percent=20, memory_bytes="60G", oversubscribe="swap") for _ in range(2)]
-    first = Idle(node, hard, 70 * GIB)
+    """For as long as it does. There is room for one of the two beside what the third was promised."""
+    engine = Engine(node.paths.runtime / "sim", 0)
+    free = 2 * engine.context_bytes + OWNED * 3 // 2
+    hard = sleeper(node, memory_bytes=engine.memory_bytes - free, idle_suspend_ns="off")
+    first = Idle(node, hard, 10 * GIB)
     programs.append(first)
+    swapped = [node.create(sm_percent=20, memory_bytes="2G", oversubscribe="swap") for _ in range(2)]
     others = []
     for vgpu in swapped:
-        others.append(Idle(node, vgpu, 50 * GIB))
+        others.append(Idle(node, vgpu, OWNED))
         programs.append(others[-1])
-    for program in others * 2:
-        program.does("launch()")
-        assert sum(on_gpu(node).values()) < 130 * GIB
+
+    def all_there() -> bool:
+        for program in others:
+            program.does("launch()")
+        return not any(away_bytes(node, vgpu) for vgpu in swapped)
+
+    eventually(lambda: not all_there(), "the contexts of both are seen, too")
     with node.link() as link:
         link.set(hard.vgpu_id, VgpuChanges.parse(idle_suspend_ns="1s"))
     dozes(node, hard)
-
-    def both() -> bool:
-        for program in others:
-            program.does("launch()")
-        return sum(on_gpu(node).values()) > 100 * GIB
-
-    eventually(both, "both are on the card")
+    eventually(all_there, "both are on the card")
+    with node.link() as link:
+        link.set(hard.vgpu_id, VgpuChanges.parse(idle_suspend_ns="off"))
     first.does("read()")
-    assert sum(on_gpu(node).values()) > 70 * GIB
-    for program in others:
-        program.does("read()")
+    assert any(away_bytes(node, vgpu) for vgpu in swapped)
+    assert not all_there()
+    for program in programs:
+        program.say("read()")
+        assert program.heard() == "done"
 
 
 def test_it_moves_and_goes_on() -> None:
