@@ -54,7 +54,8 @@ class Dozing:
 
     def _look(self, vgpu: Vgpu) -> None:
         if vgpu.removed.is_set() or not (vgpu.dozing or vgpu.record.spec.idle_suspend_ns):
-            self._watches.pop(vgpu, None)
+            if self._watches.pop(vgpu, None) is not None:
+                vgpu.unmoved = ""
             return
         now_ns = time.monotonic_ns()
         watch = self._watches.setdefault(vgpu, Watch(used_ns=now_ns, dozed_ns=now_ns))

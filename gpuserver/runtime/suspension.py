@@ -149,6 +149,7 @@ class Suspension:
                 await server.remember()
             raise refused(vgpu, answer)
         await self._go_on(vgpu)
+        vgpu.unmoved = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
         server.happened("resumed", vgpu, text, seconds=answer.seconds)

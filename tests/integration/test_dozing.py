@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from cython_ext.simengine import Engine
-from tests.integration.node import SimulatedNode, eventually
+from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
@@ -213,10 +213,12 @@ def test_a_server_killed_on_the_way(node: SimulatedNode, programs: list[Spoken])
     vgpu = sleeper(node)
     program = Idle(node, vgpu)
     programs.append(program)
-    for busy in (1, 2, 4):
-        dozes(node, vgpu)
+    for looks in (0, 1, 2, 4, 8, 16):
+        eventually(lambda: state(node, vgpu) == "dozing", "it is about to doze")
+        if looks % 4:  # else it is on its way still
+            dozes(node, vgpu)
         program.say("launch(); read()")
-        for _ in range(busy):
+        for _ in range(looks):
             node.reading(vgpu.vgpu_id)  # so long
         os.kill(node.server_pid(), signal.SIGKILL)
         assert program.heard() == "done"
@@ -279,7 +281,7 @@ def test_no_room_for_now(node: SimulatedNode, programs: list[Spoken]) -> None:
     outsider = subprocess.Popen(
         [sys.executable, "-c", BODY, str(100 * GIB)],
         env={**node.environment, **outside_environment(vgpu)},
-        cwd=os.getcwd(),
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
