@@ -86,9 +86,9 @@ def header() -> str:
             lines += [
                 "    volatile unsigned *calling = vgpu_calling();",
                 "    int result;",
-                "    *calling += 1;",
+                "    if (calling) *calling += 1;",
                 f"    result = {real};",
-                "    *calling -= 1;",
+                "    if (calling) *calling -= 1;",
                 "    return result;",
             ]
         else:

@@ -1,4 +1,5 @@
-"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server.
+"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server,
+and threads that the driver keeps because the program stands still.
 
 It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces
 it. All signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it
@@ -9,8 +10,8 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
-    vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach,
-    vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
+    vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
+    vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,

@@ -162,14 +162,11 @@ cdef public void vgpu_context_turned() noexcept nogil:
 
 # --- in the driver
 
-cdef unsigned int unattached
-
-
 cdef public unsigned int* vgpu_calling() noexcept nogil:
     """What this thread counts up while it is in the driver: every call does, but for launches, which the gate lets
-    through (generate_hook.py). No fence: who looks at it looks again."""
+    through (generate_hook.py). No fence: who looks at it looks again. NULL: the process has no vGPU."""
     cdef Thread* thread = vgpu_claim_thread() if attached() else NULL
-    return &unattached if thread == NULL else &thread.calling
+    return NULL if thread == NULL else &thread.calling
 
 
 cdef public bint vgpu_is_calling() noexcept nogil:
