@@ -180,7 +180,7 @@ cdef struct Gate:
     uint32_t waiters         # threads that wait: the process wants, whatever the queue says
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
-    bint calls               # programs stand still, and a thread is in the driver: it waits there, and wants the GPU
+    bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own

@@ -80,7 +80,11 @@ class Dozing:
     def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
         tokens, key = self._server.tokens, vgpu.record.key
         watch.used_ns = max(watch.used_ns, now_ns if tokens.wants(key) else tokens.heard_ns(key))
-        if now_ns < watch.counted_ns + COUNT_NS or vgpu.activity is None:
+        if now_ns >= watch.counted_ns + COUNT_NS:
+            self._count(vgpu, watch, now_ns)
+
+    def _count(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
+        if vgpu.activity is None:
             return
         counts = {
             Process(slot.pid, slot.start_time): (slot.launches, slot.copies, slot.charged_bytes) for slot in vgpu.alive
@@ -93,7 +97,9 @@ class Dozing:
         async with vgpu.turn:
             if vgpu.removed.is_set():
                 return
-            step = decide(self._sleeper(vgpu, watch), time.monotonic_ns())  # it may have changed since
+            now_ns = time.monotonic_ns()
+            self._count(vgpu, watch, now_ns)  # it may have been used since
+            step = decide(self._sleeper(vgpu, watch), now_ns)
             if step is Step.STAY:
                 return
             suspension = self._server.suspension

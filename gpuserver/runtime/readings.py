@@ -271,8 +271,8 @@ def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     """Why it cannot be suspended by itself, or brought back, as far as is known."""
     spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
     if vgpu.unmoved:
-        verb = "brought back" if vgpu.dozing else "suspended when it was idle"
-        return (f"It could not be {verb}: {vgpu.unmoved}. It is tried again.",)
+        what = "brought back" if vgpu.dozing else "suspended when it is idle"
+        return (f"It cannot be {what}: {vgpu.unmoved}. It is tried again.",)
     if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
         return (f"The node runs as uid {mine}, and may not suspend programs of uid {owner} when they are idle.",)
     return ()

@@ -96,6 +96,11 @@ class Suspension:
             await self.halt(vgpu)
             vgpu.lends = not vgpu.removed.is_set()
 
+    async def probe(self, vgpu: Vgpu) -> None:
+        """Whether the driver could suspend it when it is idle: if not, its readings say so from now on."""
+        if vgpu.record.spec.idle_suspend_ns and not vgpu.swaps:
+            vgpu.unmoved = (await self._ask_driver("probe", vgpu, ())).reason
+
     async def halt(self, vgpu: Vgpu) -> None:
         """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
         of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
@@ -258,7 +263,7 @@ class Suspension:
         return list(vgpu.programs)
 
     async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
-        if not processes:
+        if not processes and action != "probe":
             return Answer("", (), 0)
         names = [f"{process.pid}:{process.start_time}" for process in processes]
         home = vgpu.passage.home
