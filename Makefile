@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # For tests without a clock in them. More than there are cores, or than a container may use of them, take longer.
 WORKERS ?= 2
-NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py)
+NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test lint format bench mutation wheel clean

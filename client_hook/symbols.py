@@ -2,10 +2,11 @@
 
 ``cython_ext/generate_hook.py`` makes of it: the linker's export list, the table by which ``dlsym`` and
 ``cuGetProcAddress`` find a wrapper, a typed call of the real function for each entry (``real_NAME``), and the wrappers
-that only ask before the call or tell after it (``before``, ``after``). The other wrappers, functions called NAME, stand
-in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
+that only ask before the call or tell after it (``before``, ``after``), or do nothing else at all (``bare``). The other
+wrappers, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
 
-To intercept one more function: add a line here; without ``before`` or ``after``, write the function NAME there.
+To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
+there.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.0, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
@@ -17,11 +18,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from client_hook.calls import calls
+
 PER_THREAD = "_ptsz"
 """Suffix of the twin for which stream 0 is the calling thread's own default stream."""
 
 PER_THREAD_SYNCHRONOUS = "_ptds"
 """The same for a function that takes no stream, and means the default one."""
+
+
+_UNCOUNTED = ("cuInit", "cuGetProcAddress", "cuLaunch", "cuGraphLaunch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,13 @@ class Symbol:
     """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or says why not (``cython_ext/hook/transfers.pyx``)."""
     after: str = ""
     """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
+    bare: bool = False
+    """Intercepted only so that it is known that a thread is in it."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
+        return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
@@ -118,6 +131,14 @@ def _copies(name: str, arguments: str, before: str, *, asynchronous: bool = True
     yield from _work(f"{name}_v2", arguments, 3020, before, base=name, twin=7000)
     if asynchronous:
         yield from _work(f"{name}Async_v2", f"{arguments}, void* stream", 3020, before, base=f"{name}Async", twin=7000)
+
+
+def _bare(name: str, arguments: str, version: int, base: str = "", twin: int = 0) -> Iterator[Symbol]:
+    """A function in which a thread may have to wait, and no more."""
+    base = base or name
+    yield Symbol("cuda", name, arguments, base, version, False, True, bare=True)
+    if twin:
+        yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, True, bare=True)
 
 
 def _nvml(name: str, arguments: str, *, intercepted: bool = True) -> Iterator[Symbol]:
@@ -419,24 +440,40 @@ SYMBOLS: tuple[Symbol, ...] = (
         "nvmlDeviceGetProcessUtilization",
         "void* device, void* samples, unsigned* count, unsigned long long since",
     ),
-    # --- called by the hook, not intercepted
-    *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
-    *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),
-    *_cuda("cuStreamQuery", "void* stream", 2000, twin=7000, intercepted=False),
-    *_cuda("cuStreamGetCtx", "void* stream, void** context", 9020, intercepted=False),
-    *_cuda("cuStreamGetFlags", "void* stream, unsigned* flags", 7000, intercepted=False),
-    *_cuda("cuEventCreate", "void** event, unsigned flags", 2000, intercepted=False),
-    *_cuda("cuEventDestroy_v2", "void* event", 4000, base="cuEventDestroy", intercepted=False),
-    *_cuda("cuEventRecord", "void* event, void* stream", 2000, intercepted=False),
-    *_cuda("cuEventQuery", "void* event", 2000, intercepted=False),
-    *_cuda("cuEventElapsedTime", "float* ms, void* start, void* end", 2000, intercepted=False),
-    *_cuda(
+    # --- calls in which a thread may have to wait; first those that the hook makes, too
+    *_bare("cuStreamQuery", "void* stream", 2000, twin=7000),
+    *_bare("cuEventCreate", "void** event, unsigned flags", 2000),
+    *_bare("cuEventDestroy_v2", "void* event", 4000, base="cuEventDestroy"),
+    *_bare("cuEventRecord", "void* event, void* stream", 2000, twin=7000),
+    *_bare("cuEventQuery", "void* event", 2000),
+    *_bare("cuEventElapsedTime", "float* ms, void* start, void* end", 2000),
+    *_bare(
         "cuMemHostRegister_v2",
         "void* memory, size_t size, unsigned flags",
         6050,
         base="cuMemHostRegister",
-        intercepted=False,
     ),
+    *_bare("cuMemHostUnregister", "void* memory", 4000),
+    *_bare(
+        "cuMemAddressReserve",
+        "unsigned long long* address, size_t size, size_t alignment, unsigned long long at, unsigned long long flags",
+        10020,
+    ),
+    *_bare("cuMemAddressFree", "unsigned long long address, size_t size", 10020),
+    *_bare(
+        "cuMemSetAccess",
+        "unsigned long long address, size_t size, const void* accesses, size_t count",
+        10020,
+    ),
+    *_bare("cuStreamCreate", "void** stream, unsigned flags", 2000),
+    *_bare("cuCtxRecordEvent", "void* context, void* event", 12050),
+    *_bare("cuDevicePrimaryCtxRetain", "void** context, int device", 7000),
+    *(s for name, arguments, base, version, twin in calls() for s in _bare(name, arguments, version, base, twin)),
+    # --- called by the hook, not intercepted
+    *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
+    *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),
+    *_cuda("cuStreamGetCtx", "void* stream, void** context", 9020, intercepted=False),
+    *_cuda("cuStreamGetFlags", "void* stream, unsigned* flags", 7000, intercepted=False),
     *_cuda(
         "cuMemHostGetDevicePointer_v2",
         "unsigned long long* address, void* memory, unsigned flags",
@@ -444,28 +481,11 @@ SYMBOLS: tuple[Symbol, ...] = (
         base="cuMemHostGetDevicePointer",
         intercepted=False,
     ),
-    *_cuda("cuMemHostUnregister", "void* memory", 4000, intercepted=False),
-    *_cuda(
-        "cuMemAddressReserve",
-        "unsigned long long* address, size_t size, size_t alignment, unsigned long long at, unsigned long long flags",
-        10020,
-        intercepted=False,
-    ),
-    *_cuda("cuMemAddressFree", "unsigned long long address, size_t size", 10020, intercepted=False),
-    *_cuda(
-        "cuMemSetAccess",
-        "unsigned long long address, size_t size, const void* accesses, size_t count",
-        10020,
-        intercepted=False,
-    ),
-    *_cuda("cuStreamCreate", "void** stream, unsigned flags", 2000, intercepted=False),
-    *_cuda("cuCtxRecordEvent", "void* context, void* event", 12050, intercepted=False),
     *_cuda("cuCtxGetCurrent", "void** context", 4000, intercepted=False),
     *_cuda("cuCtxGetDevice", "int* device", 2000, intercepted=False),
     *_cuda("cuCtxFromGreenCtx", "void** context, void* green", 12040, intercepted=False),
     *_cuda("cuDeviceGet", "int* device, int ordinal", 2000, intercepted=False),
     *_cuda("cuDeviceGetAttribute", "int* value, int attribute, int device", 2000, intercepted=False),
-    *_cuda("cuDevicePrimaryCtxRetain", "void** context, int device", 7000, intercepted=False),
     *_cuda("cuDevicePrimaryCtxGetState", "int device, unsigned* flags, int* active", 7000, intercepted=False),
     *_nvml("nvmlDeviceGetUUID", "void* device, char* uuid, unsigned length", intercepted=False),
     *_nvml("nvmlDeviceGetHandleByUUID", "const char* uuid, void** device", intercepted=False),

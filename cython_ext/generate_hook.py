@@ -2,8 +2,8 @@
 
 Written, and ignored by git: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
 ``real_NAME`` of each real function, ``table.h`` with the rows that the doors search, ``hook/generated/driver.pxd`` with
-its declarations for Cython, ``calls.pyx`` with the wrappers that only ask before the call or tell after it. Run by
-setup.py before the build; files are rewritten only when they change.
+its declarations for Cython, ``calls.pyx`` with the wrappers that only ask before the call or tell after it, or nothing.
+Run by setup.py before the build; files are rewritten only when they change.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ def header() -> str:
         "    return __builtin_expect(real != NULL, 1) ? real : vgpu_bind(symbol);",
         "}",
         "",
+        "/* Threads that are in the driver: this one's count (threads.pyx). */",
+        "extern unsigned *vgpu_calling(void);",
+        "",
         "/* The wrappers: exported, and the hook's own table means them and no namesake of another library. */",
         "#pragma GCC visibility push(protected)",
         *(f"int {s.name}({s.arguments});" for s in intercepted()),
@@ -78,7 +81,18 @@ def header() -> str:
         names = ", ".join(name for _, name in symbol.parameters)
         lines.append(f"enum {{ REAL_{symbol.name} = {index} }};")
         lines.append(f"static inline int real_{symbol.name}({symbol.arguments}) {{")
-        lines.append(f"    return ((int (*)({types}))vgpu_real_of(REAL_{symbol.name}))({names});")
+        real = f"((int (*)({types}))vgpu_real_of(REAL_{symbol.name}))({names})"
+        if symbol.counted:
+            lines += [
+                "    volatile unsigned *calling = vgpu_calling();",
+                "    int result;",
+                "    if (calling) *calling += 1;",
+                f"    result = {real};",
+                "    if (calling) *calling -= 1;",
+                "    return result;",
+            ]
+        else:
+            lines.append(f"    return {real};")
         lines.append("}")
     lines += ["#endif", ""]
     return "\n".join(lines)
@@ -132,10 +146,10 @@ def declarations() -> str:
 
 
 def calls() -> str:
-    """The wrappers of functions with ``before`` or ``after``."""
-    wrapped = [s for s in intercepted() if s.before or s.after]
+    """The wrappers of functions with ``before`` or ``after``, and of those that are only counted."""
+    wrapped = [s for s in intercepted() if s.before or s.after or s.bare]
     reals = ", ".join(f"real_{s.name}" for s in wrapped)
-    asked = sorted({f"vgpu_{(s.before or s.after).partition('(')[0]}" for s in wrapped})
+    asked = sorted({f"vgpu_{(s.before or s.after).partition('(')[0]}" for s in wrapped if not s.bare})
     lines = [
         '"""Generated from client_hook/symbols.py: wrappers that ask before a call or tell after."""',
         "",
@@ -150,6 +164,9 @@ def calls() -> str:
         lines += ["", "", f"cdef public int {symbol.name}("]
         lines += textwrap.wrap(parameters, 110, initial_indent=" " * 4, subsequent_indent=" " * 4)
         lines.append(") noexcept nogil:")
+        if symbol.bare:
+            lines += statement(f"    return {real}")
+            continue
         if symbol.before:
             lines += [
                 "    cdef Pass work",

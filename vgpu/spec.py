@@ -36,6 +36,7 @@ LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while ot
 # Below, the host cannot feed the GPU; above, a hand-over waits longer than the longest token lasts.
 SHORTEST_WINDOW_NS: Final = 250_000
 LONGEST_WINDOW_NS: Final = 100_000_000
+SHORTEST_IDLE_NS: Final = 1_000_000_000  # below, a program would wait for its memory more often than it works
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
@@ -70,6 +71,16 @@ def _checked_duration(value: int) -> int:
     return value
 
 
+def _idle(value: Any) -> Any:
+    return 0 if isinstance(value, str) and value.strip().lower() == "off" else _duration(value)
+
+
+def _checked_idle(value: int) -> int:
+    if value != 0 and value < SHORTEST_IDLE_NS:
+        raise ValueError(f"{format_duration(value)} is less than {format_duration(SHORTEST_IDLE_NS)}; or: off")
+    return value
+
+
 def checked_period(value: int) -> int:
     """``value`` (nanoseconds) if one round of turns may take that long; ``ValueError`` if not."""
     if not SHORTEST_PERIOD_NS <= value <= LONGEST_PERIOD_NS:
@@ -97,6 +108,7 @@ def _checked_name(value: str) -> str:
 Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
 Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
 DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_duration)]
+IdleNs = Annotated[int, BeforeValidator(_idle), AfterValidator(_checked_idle)]
 PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_period)]
 WindowNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_window)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
@@ -117,6 +129,7 @@ class VgpuSpec(BaseModel):
     ``burst``           idle capacity may be used beyond the share.
     ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
     ``ttl_ns``          removed that long after creation (None: never).
+    ``idle_suspend_ns``  suspended when nobody has used it for so long, until somebody wants to (0: never).
     ``share_group``     Unix group whose members may attach, besides the owner.
     ``group``           vGPUs of one owner with this name hold at the same time, each on a GPU of its own.
 
@@ -139,6 +152,7 @@ class VgpuSpec(BaseModel):
     on_server_loss: OnServerLoss = OnServerLoss.BLOCK
     name: Name | None = None
     ttl_ns: DurationNs | None = None
+    idle_suspend_ns: IdleNs = 0
     share_group: str | None = None
     group: Name | None = None
 
@@ -152,6 +166,8 @@ class VgpuSpec(BaseModel):
         if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
             asked, limit = self.quota_request_percent, self.quota_limit_percent
             raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")
+        if self.idle_suspend_ns and self.oversubscribe is Oversubscribe.MANAGED:
+            raise ValueError("the driver suspends no program with managed memory: --idle-suspend does not go with it")
         return self
 
     def _check_memory(self) -> None:
@@ -216,6 +232,7 @@ class VgpuChanges(BaseModel):
     on_server_loss: OnServerLoss | None = None
     name: Name | None = None
     ttl_ns: DurationNs | None = None
+    idle_suspend_ns: IdleNs | None = None
 
     @classmethod
     def parse(cls, **fields: Any) -> VgpuChanges:
@@ -244,6 +261,7 @@ _OPTION: Final = {
     "name": "--name",
     "group": "--group",
     "ttl_ns": "--ttl",
+    "idle_suspend_ns": "--idle-suspend",
 }
 
 

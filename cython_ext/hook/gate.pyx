@@ -9,12 +9,12 @@ holds it to window and lease end).
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN,
-    PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context, vgpu_baton,
-    vgpu_capturing, vgpu_begin, vgpu_claim_thread, vgpu_collect, vgpu_count_launch, vgpu_drained, vgpu_end,
-    vgpu_gate_here, vgpu_go_follows, vgpu_is_swappable, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe,
-    vgpu_queue_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
-    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
+    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, state, vgpu_announce_in_context,
+    vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect, vgpu_count_launch,
+    vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows, vgpu_is_swappable, vgpu_know_stream, vgpu_look, vgpu_mark,
+    vgpu_outdate_probe, vgpu_queue_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_siblings_run,
+    vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
@@ -281,6 +281,14 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
     return durations_launch(&gate.durations, key) if known == NULL else known
 
 
+cdef void calls(Pass* launch) noexcept nogil:
+    """It goes to the driver as any other call does."""
+    cdef unsigned int* calling = vgpu_calling()
+    if calling != NULL:
+        launch.kind = PASS_CALLING
+        calling[0] += 1
+
+
 cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
     """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
     instead.
@@ -308,7 +316,10 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         launch.thread = thread
         return CUDA_SUCCESS
     gate = vgpu_gate_here()
-    if gate == NULL or vgpu_capturing(stream):
+    if gate == NULL:
+        return CUDA_SUCCESS
+    if vgpu_capturing(stream):
+        calls(launch)
         return CUDA_SUCCESS
     thread = vgpu_claim_thread()
     if thread == NULL:
@@ -404,9 +415,12 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
                 break
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)
-    if error == CUDA_SUCCESS and launch.kind == PASS_PLAIN and vgpu_is_swappable(gate):
-        vgpu_touch(gate)         # without a lease
-        launch.kind = PASS_TOUCHING
+    if error == CUDA_SUCCESS and launch.kind == PASS_PLAIN:      # without a lease
+        if vgpu_is_swappable(gate):
+            vgpu_touch(gate)
+            launch.kind = PASS_TOUCHING
+        else:
+            calls(launch)
     return error
 
 
@@ -426,3 +440,5 @@ cdef public void vgpu_leave(Pass* launch) noexcept nogil:
         add32(&gate.submitting, <uint32_t>-1)
     elif launch.kind == PASS_TOUCHING:
         vgpu_touched(gate)
+    elif launch.kind == PASS_CALLING:
+        vgpu_calling()[0] -= 1

@@ -92,6 +92,7 @@ cdef enum:
     PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
     PASS_TRACKED = 2         # counted in the backlog; markers may have to follow
     PASS_TOUCHING = 3        # it was let touch memory that can leave the card (swap.pyx)
+    PASS_CALLING = 4         # without a lease: Thread.calling is to be counted down
 
 
 cdef struct Thread:
@@ -101,7 +102,7 @@ cdef struct Thread:
     Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
     void* stream             # stream whose untracked work is known to the gate (threads.pyx, vgpu_know_stream) ...
     uint32_t round           # ... since this round of Gate.round
-    uint32_t pad
+    uint32_t calling         # how deep it is in calls of the driver, but for launches (threads.pyx)
     uint64_t launches
     uint64_t graph_launches  # of these
     Thread* next             # never unlinked: reused when its thread has ended
@@ -193,6 +194,7 @@ cdef struct Gate:
     uint32_t waiters         # threads that wait: the process wants, whatever the queue says
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
+    bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
@@ -331,6 +333,8 @@ cdef extern:
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
     void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
+    unsigned int* vgpu_calling() noexcept nogil
+    bint vgpu_is_calling() noexcept nogil
     void vgpu_context_turned() noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil

@@ -1,4 +1,5 @@
-"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server.
+"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server,
+and threads that the driver keeps because the program stands still.
 
 It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces
 it. All signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it
@@ -9,11 +10,12 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
     Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
-    vgpu_end, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts, vgpu_reattach,
-    vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
+    vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
+    vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED, Plan, Slot,
+    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
+    Plan, Slot,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
@@ -220,7 +222,7 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
             again = now + max((again - now) / 4, look_every_ns(gate, now))
             return max(min(ends_ns(gate), again), now + LOOK_ENDED_LEAST_NS)
         return now + LOOK_ALONE_NS
-    if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0:
+    if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and not gate.calls:
         give_back(gate, now)
     if vgpu_baton_over(gate, now):       # our turn may come any moment, and its work is to be seen
         return now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_ALONE_NS)
@@ -240,6 +242,18 @@ cdef void rest(Gate* gate, uint32_t change, int64_t due, int64_t until) noexcept
     else:
         while load32(word) == change and now_ns() < min(until, due + <int64_t>AWAKE_AFTER_NS):
             pause()
+
+
+cdef inline bint stands_still(const Gate* gate) noexcept nogil:
+    """Checkpointed, or about to be. Of a vGPU whose memory is swapped the driver still answers."""
+    return load32(&gate.grants.flags) & (GRANTS_STILL | GRANTS_AWAY) == GRANTS_STILL
+
+
+cdef void look_for_calls(Gate* gate) noexcept nogil:
+    """Without gate.lock: whoever has it may be in the driver itself. Nobody else takes a want back."""
+    gate.calls = stands_still(gate) and vgpu_is_calling()
+    if gate.calls:
+        vgpu_want(gate, now_ns())
 
 
 cdef void* run(void* argument) noexcept nogil:
@@ -262,10 +276,12 @@ cdef void* run(void* argument) noexcept nogil:
             # server and broker may have died together: then nobody is left to change a word in our pages
             vgpu_reattach(gate)
             knocked_ns = now_ns()
+        look_for_calls(gate)
         change = load32(&gate.grants.change)
         while not lock_soon(&gate.lock):
             # Whoever has it may be in the driver, behind a thread that waits there for what was queued ahead.
             vgpu_open_turn(gate)
+            look_for_calls(gate)
             rest(gate, change, due_ns(gate), now_ns() + LOOK_LOCKED_NS)
             change = load32(&gate.grants.change)
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0
@@ -283,6 +299,9 @@ cdef void stop() noexcept nogil:
     cdef uint32_t i
     if all == NULL or not all.attached:
         return
+    for i in range(all.gate_count):
+        if stands_still(&all.gates[i]):      # it ends with calls of the driver, which wait
+            vgpu_want(&all.gates[i], now_ns())
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
         while not lock_soon(&all.gates[i].lock):

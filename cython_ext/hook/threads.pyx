@@ -1,4 +1,5 @@
-"""The application's threads: their records, what they count, and which vGPU's gate they stand at."""
+"""The application's threads: their records, what they count, whether they are in the driver, and which vGPU's gate they
+stand at."""
 
 from libc.stdint cimport uint64_t
 
@@ -59,6 +60,7 @@ cdef void release_thread(void* record) noexcept nogil:
     cdef Thread* thread = <Thread*>record
     cdef State* all = state()
     store32(&thread.inside, 0)
+    store32(&thread.calling, 0)
     vgpu_captures_end_with(thread)
     lock_acquire(&all.threads_lock)
     leave_gate(thread)
@@ -156,6 +158,29 @@ cdef public void vgpu_context_turned() noexcept nogil:
     cdef Thread* thread = <Thread*>vgpu_thread
     if thread != NULL and <size_t>thread.stream <= DEFAULT_HANDLES and thread.context != current_context():
         thread.stream = NULL
+
+
+# --- in the driver
+
+cdef public unsigned int* vgpu_calling() noexcept nogil:
+    """What this thread counts up while it is in the driver: every call does, but for launches, which the gate lets
+    through (generate_hook.py). No fence: who looks at it looks again. NULL: the process has no vGPU."""
+    cdef Thread* thread = vgpu_claim_thread() if attached() else NULL
+    return NULL if thread == NULL else &thread.calling
+
+
+cdef public bint vgpu_is_calling() noexcept nogil:
+    """Whether any thread is in the driver."""
+    cdef State* all = state()
+    cdef bint found = 0
+    cdef Thread* thread
+    lock_acquire(&all.threads_lock)
+    thread = all.threads
+    while thread != NULL and not found:
+        found = load32(&thread.calling) != 0
+        thread = thread.next
+    lock_release(&all.threads_lock)
+    return found
 
 
 # --- counting

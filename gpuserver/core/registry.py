@@ -144,6 +144,7 @@ class Registry:
                 "this GPU is in spatial mode, and memory is oversubscribed where vGPUs take turns on the whole GPU",
                 "leave out --oversubscribe, or: vgpuctl gpu set GPU --mode temporal",
             )
+        self._check_idle_suspend(spec.idle_suspend_ns)
         expires = None if spec.ttl_ns is None else now_unix_ns + spec.ttl_ns
         return self._admit(vgpu_id, spec, owner, now_unix_ns, expires)
 
@@ -186,6 +187,7 @@ class Registry:
     def change(self, vgpu_id: str, changes: VgpuChanges, now_unix_ns: int) -> VgpuRecord:
         """``vgpuctl set``. A new ttl counts from now. Errors as ``create``, and ``invalid``."""
         old = self._records[vgpu_id]
+        self._check_idle_suspend(changes.idle_suspend_ns)
         spec = changes.applied_to(old.spec)
         expires = old.expires_unix_ns if changes.ttl_ns is None else now_unix_ns + changes.ttl_ns
         record = self._meaning(vgpu_id, old.key, spec, old.owner, old.created_unix_ns, expires, self.mode)
@@ -231,6 +233,13 @@ class Registry:
                 ErrorCode.MODE,
                 f"{', '.join(oversubscribed)} may own more memory than the card has, which takes temporal mode",
                 "remove them first: vgpuctl rm ID",
+            )
+        dozing = [record.vgpu_id for record in self if record.spec.idle_suspend_ns]
+        if mode is Mode.SPATIAL and dozing:
+            raise VgpuError(
+                ErrorCode.MODE,
+                f"{', '.join(dozing)} are to be suspended when they are idle, which MPS does not allow",
+                "give that up first: vgpuctl set ID --idle-suspend off",
             )
         changed = {
             record.vgpu_id: self._meaning(
@@ -282,6 +291,14 @@ class Registry:
                 ErrorCode.NO_ROOM,
                 f"{member.vgpu_id} of group {group!r} is on this GPU already, and only one of them could hold at once",
                 "choose another GPU with --gpu, or another --group",
+            )
+
+    def _check_idle_suspend(self, idle_suspend_ns: int | None) -> None:
+        if idle_suspend_ns and self.mode is Mode.SPATIAL:
+            raise VgpuError(
+                ErrorCode.MODE,
+                "this GPU is in spatial mode, and processes under MPS cannot be suspended, idle or not",
+                "leave out --idle-suspend, or: vgpuctl gpu set GPU --mode temporal",
             )
 
     def _free_key(self) -> VgpuKey:

@@ -1,4 +1,5 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume [OLD=NEW] PID:START…``: the driver's checkpoint calls.
+"""``python -m gpuserver.device.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START…``: the driver's checkpoint
+calls.
 
 They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
 does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
@@ -120,6 +121,10 @@ class Driver:
                 pass
         return ""
 
+    def probe(self) -> None:
+        """``AttributeError`` if it has no checkpoints."""
+        self._library.cuCheckpointProcessLock  # noqa: B018  it is looked up
+
     def state(self, pid: int) -> int:
         found = ctypes.c_int()
         self._call("GetState", pid, ctypes.byref(found))
@@ -206,6 +211,12 @@ def resume(driver: Driver, processes: Sequence[Process], onto: Onto | None = Non
     return refusals, [process.pid for process in processes if state_of(driver, process) not in {None, CHECKPOINTED}]
 
 
+def probe(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
+    """Nothing happens: only whether it could is asked."""
+    driver.probe()
+    return [], []
+
+
 def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
     """Onto its GPU, wherever it was checkpointed: whoever tried before may have been killed on the way."""
     if driver.state(pid) == CHECKPOINTED:
@@ -265,7 +276,8 @@ def main(arguments: Sequence[str]) -> int:
         library = ctypes.CDLL("libcuda.so.1")
         if library.cuInit(0) != SUCCESS:
             raise OSError("the CUDA driver does not start")
-        refusals, stuck = {"suspend": suspend, "resume": resume}[action](Driver(library), processes, onto)
+        act = {"suspend": suspend, "resume": resume, "probe": probe}[action]
+        refusals, stuck = act(Driver(library), processes, onto)
         reason = "; ".join(map(str, refusals))
     except AttributeError:
         reason, stuck = "this driver has no checkpoints: 570 is the first", []

@@ -183,6 +183,7 @@ class Control:
                 f"see the logs in {server.settings.paths.logs}",
             )
         await server.swapping.make_room()
+        await server.suspension.probe(vgpu)
         await server.remember()
         server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", **_summary(create.spec))
         return self._reading(vgpu)
@@ -195,6 +196,8 @@ class Control:
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()
         await server.swapping.make_room()
+        if change.changes.idle_suspend_ns and not vgpu.dozing:
+            await server.suspension.probe(vgpu)
         await server.brokers.changed(vgpu)
         await server.remember()
         server.happened("changed", vgpu, f"{record.vgpu_id} changed", **_summary(record.spec))

@@ -21,7 +21,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -42,11 +42,15 @@ CREATE TABLE IF NOT EXISTS vgpu (
     expires_unix_ns INTEGER,
     book TEXT,
     suspended INTEGER NOT NULL DEFAULT 0,
-    passage TEXT
+    passage TEXT,
+    dozing TEXT
 );
 """
-_COLUMNS: Final = "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage"
+_COLUMNS: Final = (
+    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
+)
 """By name: those of an older schema come last."""
+_PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class ServerRow:
 
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
-    """One vGPU as it is remembered."""
+    """One vGPU as it is remembered. ``suspended``: its programs stand still. ``dozing``: those of them that do because
+    it was idle; then it comes back by itself."""
 
     vgpu_id: str
     key: VgpuKey
@@ -73,9 +78,18 @@ class VgpuRow:
     book: Book | None
     suspended: bool = False
     passage: Passage = AT_REST
+    dozing: tuple[Process, ...] = ()
 
     @classmethod
-    def of(cls, record: VgpuRecord, book: Book | None, *, suspended: bool = False, passage: Passage = AT_REST) -> Self:
+    def of(
+        cls,
+        record: VgpuRecord,
+        book: Book | None,
+        *,
+        suspended: bool = False,
+        passage: Passage = AT_REST,
+        dozing: tuple[Process, ...] = (),
+    ) -> Self:
         return cls(
             record.vgpu_id,
             record.key,
@@ -86,6 +100,7 @@ class VgpuRow:
             book,
             suspended,
             passage,
+            dozing,
         )
 
 
@@ -110,6 +125,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0")
         if "passage" not in known:  # by schema 3
             self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
+        if "dozing" not in known:  # by schema 4
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -145,8 +162,9 @@ class Journal:
                     book=None if book is None else Book(**json.loads(book)),
                     suspended=bool(suspended),
                     passage=_read_passage(passage),
+                    dozing=() if dozing is None else _processes(json.loads(dozing)),
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -169,6 +187,7 @@ class Journal:
                 None if row.book is None else json.dumps(asdict(row.book)),
                 row.suspended,
                 None if row.passage == AT_REST else json.dumps(asdict(row.passage)),
+                json.dumps([asdict(process) for process in row.dozing]) if row.dozing else None,
             )
             for row in vgpus
         ]
@@ -176,7 +195,7 @@ class Journal:
         try:
             self.write_server(server)
             self._database.execute("DELETE FROM vgpu")
-            self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES ({_PLACES})", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
@@ -187,4 +206,8 @@ def _read_passage(text: str | None) -> Passage:
     if text is None:
         return AT_REST
     fields = json.loads(text)
-    return Passage(**fields | {"programs": tuple(Process(**program) for program in fields["programs"])})
+    return Passage(**fields | {"programs": _processes(fields["programs"])})
+
+
+def _processes(found: Iterable[dict[str, int]]) -> tuple[Process, ...]:
+    return tuple(Process(**process) for process in found)

@@ -79,6 +79,8 @@ class Migration:
     async def _set_out(self, vgpu: Vgpu, to: int) -> None:
         server = self._server
         server.suspension.check(vgpu)
+        if vgpu.dozing:  # it goes on there
+            await server.suspension.bring_back(vgpu)
         await self.release(vgpu)
         programs = await server.suspension.processes(vgpu)
         try:

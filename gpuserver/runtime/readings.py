@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from gpuserver.runtime.outside import Outsider
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.choices import Oversubscribe, PriorityName
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuReading
-from vgpu.units import counted, format_bytes
+from vgpu.units import counted, format_bytes, format_duration
 
 SAMPLE_S: Final = 0.2
 _WINDOW_NS: Final = 1_000_000_000
@@ -147,13 +148,15 @@ def vgpu_reading(
 
 def _state(
     vgpu: Vgpu, statement: Statement
-) -> Literal["starting", "idle", "waiting", "running", "swapped", "suspended", "moving", "removing", "failed"]:
+) -> Literal[
+    "starting", "idle", "waiting", "running", "swapped", "suspended", "dozing", "moving", "removing", "failed"
+]:
     if vgpu.removed.is_set():
         return "removing"
     if vgpu.passage.next_step is not Step.STAY:
         return "moving"
     if vgpu.still:
-        return "suspended"
+        return "dozing" if vgpu.dozing else "suspended"
     if vgpu.away and vgpu.movable_bytes:
         return "swapped"
     if vgpu.failure:
@@ -225,8 +228,11 @@ def warnings_on(
     """
     record = vgpu.record
     if record.partition is None:
-        return (HAZARD,) if record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated else ()
+        managed = record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated
+        return (*((HAZARD,) if managed else ()), *warnings_when_idle(vgpu))
     warnings = []
+    if record.spec.idle_suspend_ns:
+        warnings.append("It is not suspended when it is idle (--idle-suspend): MPS does not allow that.")
     granted = record.partition.granted_sms
     fresh = record.partition.sm_count if record.spec.burst else granted
     for sms, count in sorted(Counter(vgpu.sms_of(slot) for slot in vgpu.alive).items()):
@@ -261,6 +267,17 @@ def warnings_on(
     return tuple(warnings)
 
 
+def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
+    """Why it cannot be suspended by itself, or brought back, as far as is known."""
+    spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
+    if vgpu.unmoved:
+        what = "brought back" if vgpu.dozing else "suspended when it is idle"
+        return (f"It cannot be {what}: {vgpu.unmoved}. It is tried again.",)
+    if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
+        return (f"The node runs as uid {mine}, and may not suspend programs of uid {owner} when they are idle.",)
+    return ()
+
+
 def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     """What holds for this vGPU and might surprise, in sentences."""
     notes = ["Contexts, modules and stacks of its processes count as its memory, as NVML reports them."]
@@ -274,6 +291,12 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
             "Pools, arrays, graphs and cuMemCreate are not managed: the card itself may refuse them before the limit. "
             "Such memory cannot be shared with other processes (cuIpcGetMemHandle).",
         ]
+    if record.spec.idle_suspend_ns:
+        idle = format_duration(record.spec.idle_suspend_ns)
+        notes.append(
+            f"When nobody has used it for {idle} it is suspended, until one of its programs wants the GPU. What it was "
+            "promised stays promised."
+        )
     if mode is Mode.SPATIAL:
         assert record.partition is not None
         granted = record.partition

@@ -31,6 +31,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, VgpuRow
@@ -106,6 +107,7 @@ class GpuServer:
         self.suspension = Suspension(self)
         self.migration = Migration(self)
         self.swapping = Swapping(self)
+        self.dozing = Dozing(self)
         self.housekeeping = Housekeeping(self)
         self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
 
@@ -164,6 +166,7 @@ class GpuServer:
                 nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
                 nursery.start_soon(self.swapping.run)
+                nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
@@ -193,12 +196,13 @@ class GpuServer:
         self.registry.restore(
             (
                 *(r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns),
-                r.suspended and not r.passage.goes_on,  # else its place is kept for it
+                r.suspended and not (r.passage.goes_on or r.dozing),  # else its place is kept for it
             )
             for r in rows
         )
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
+            vgpu.dozing = row.dozing
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 self.nursery.start_soon(self.migration.settle, vgpu)
@@ -346,7 +350,7 @@ class GpuServer:
             sm_planned=sms_planned(record),
             memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
-            suspended=vgpu.still,
+            suspended=vgpu.still and not vgpu.dozing,
         )
 
     @property
@@ -448,6 +452,7 @@ class GpuServer:
                     books.get(vgpu.record.key),
                     suspended=vgpu.still,
                     passage=replace(vgpu.passage, programs=vgpu.programs),
+                    dozing=vgpu.dozing,
                 )
                 for vgpu in self.vgpus.values()
                 if not vgpu.removed.is_set() or vgpu.still  # whoever cannot be brought back yet is not forgotten

@@ -5,6 +5,9 @@ In the order in which a crash leaves nothing worse than a vGPU that is suspended
 lease any more, new programs are turned away, the journal says so, and then the driver is asked. Back the other way
 round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel; the page that
 they share is a tenant's word.
+
+One that *dozes* (gpuserver/runtime/dozing.py) was suspended by its server because nobody used it. What it was promised
+it keeps, new programs are let in, and it comes back as soon as one of its programs wants the GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from gpuserver.core.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
-from vgpu.units import counted, format_bytes
+from vgpu.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
@@ -62,19 +65,49 @@ class Suspension:
             self.check(vgpu)
             if vgpu.record.suspended:
                 return
-            await self.halt(vgpu)
+            await self._halt_for_good(vgpu)
             if not vgpu.removed.is_set():
                 vgpu.passage = vgpu.passage.given_up()
                 server.registry.suspend(vgpu_id)  # others may have its place from now on
                 server.apply_shares()
                 await server.remember()
 
+    async def _halt_for_good(self, vgpu: Vgpu) -> None:
+        """As ``halt``. One that dozes does not wake by itself any more, and no program is let in."""
+        dozing, vgpu.dozing, vgpu.lends = vgpu.dozing, (), False
+        if not dozing:
+            await self.halt(vgpu)
+            return
+        await self._tell(vgpu)
+        try:
+            await self.halt(vgpu)
+        except VgpuError:
+            vgpu.dozing = dozing
+            await self._tell(vgpu)
+            raise
+        text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
+        self._server.happened("suspended", vgpu, text)
+
+    async def doze(self, vgpu: Vgpu) -> None:
+        """As ``suspend``, until one of its programs wants the GPU. The caller has its turn."""
+        self.check(vgpu)
+        vgpu.dozing = tuple(await self.processes(vgpu))
+        if vgpu.dozing:
+            await self.halt(vgpu)
+            vgpu.lends = not vgpu.removed.is_set()
+
+    async def probe(self, vgpu: Vgpu) -> None:
+        """Whether the driver could suspend it when it is idle: if not, its readings say so from now on."""
+        if vgpu.record.spec.idle_suspend_ns and not vgpu.swaps:
+            vgpu.unmoved = (await self._ask_driver("probe", vgpu, ())).reason
+
     async def halt(self, vgpu: Vgpu) -> None:
         """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
         of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         if vgpu.still:
-            await self._suspend_all(vgpu)
+            if not vgpu.swaps:
+                await self._suspend_all(vgpu)
             return
         used = vgpu.used_bytes
         vgpu.stand_still()
@@ -87,31 +120,41 @@ class Suspension:
                 await self._go_on(vgpu)
             raise
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
+        if vgpu.dozing:
+            text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
         server.happened("suspended", vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
         """Errors: ``no-room`` where others were promised its share or memory meanwhile, ``unavailable`` with the
         driver's reason; it stays suspended then."""
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
         async with vgpu.turn:
-            self._check_present(vgpu)
-            if not vgpu.still:
-                return
-            if vgpu.record.suspended:
-                server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
-                server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
+            await self.bring_back(vgpu)
+
+    async def bring_back(self, vgpu: Vgpu) -> None:
+        """As ``resume``; the caller has its turn. One that dozes goes on doing so where it fails."""
+        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        self._check_present(vgpu)
+        if not vgpu.still:
+            return
+        if vgpu.record.suspended:
+            server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
+            server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
+            server.apply_shares()
+        if vgpu.lends:
+            vgpu.lends = False
+            await server.swapping.make_room()
+        processes = vgpu.dozing or await self.processes(vgpu)
+        # What was swapped comes when it is wanted, as ever.
+        answer = Answer("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
+        if answer.reason:
+            if not vgpu.removed.is_set() and not vgpu.dozing:
+                vgpu.passage = vgpu.passage.given_up()
+                server.registry.suspend(vgpu_id)
                 server.apply_shares()
-            processes = await self.processes(vgpu)
-            # What was swapped comes when it is wanted, as ever.
-            answer = Answer("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
-            if answer.reason:
-                if not vgpu.removed.is_set():
-                    vgpu.passage = vgpu.passage.given_up()
-                    server.registry.suspend(vgpu_id)
-                    server.apply_shares()
-                    await server.remember()
-                raise refused(vgpu, answer)
-            await self._go_on(vgpu)
+                await server.remember()
+            raise refused(vgpu, answer)
+        await self._go_on(vgpu)
+        vgpu.unmoved = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
         server.happened("resumed", vgpu, text, seconds=answer.seconds)
@@ -129,7 +172,7 @@ class Suspension:
         if vgpu.swaps:  # their gates fail, and wait for no memory
             vgpu.still = False
             return
-        processes = list(vgpu.programs)
+        processes = list(vgpu.dozing or vgpu.programs)
         try:
             answer = await self._ask_driver("resume", vgpu, processes)
         except VgpuError as error:
@@ -174,7 +217,8 @@ class Suspension:
         seconds = 0.0
         moved: set[Process] = set()
         for _ in range(ROUNDS):
-            processes = await self.processes(vgpu)
+            # Whoever comes while it dozes off is let in, and wakes it.
+            processes = list(vgpu.dozing) or await self.processes(vgpu)
             if moved and set(processes) <= moved:
                 break
             self.check(vgpu)
@@ -200,6 +244,7 @@ class Suspension:
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
+        vgpu.dozing, vgpu.lends = (), False
         vgpu.stand_still(False)
         await self._tell(vgpu)
         if not vgpu.removed.is_set() and not vgpu.away:
@@ -218,7 +263,7 @@ class Suspension:
         return list(vgpu.programs)
 
     async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
-        if not processes:
+        if not processes and action != "probe":
             return Answer("", (), 0)
         names = [f"{process.pid}:{process.start_time}" for process in processes]
         home = vgpu.passage.home

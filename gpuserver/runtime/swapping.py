@@ -92,7 +92,15 @@ class Swapping:
         taken = server.registry.guaranteed_memory_bytes + self._short_bytes
         taken += sum(vgpu.borrowed_bytes for vgpu in server.vgpus.values())
         taken += sum(outsider.memory_bytes for outsider in server.memory.outside)
-        return server.facts.total_memory_bytes - taken + self._taken_bytes
+        return server.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
+
+    @property
+    def _lent_bytes(self) -> int:
+        """What those who doze were promised: they may want it back at any moment, and what is swapped can be moved out
+        of their way. Not for new allocations, of which nobody knows that; so not while anybody waits to make one."""
+        if any(vgpu.room_bytes for vgpu in self._swapped()):
+            return 0
+        return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._server.vgpus.values() if vgpu.lends)
 
     @property
     def _taken_bytes(self) -> int:

@@ -84,6 +84,9 @@ class Vgpu:
     descriptor, handed to every broker of this vGPU.
 
     ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
+    ``dozing``: its processes that stand still because nobody used it, until one of them wants the GPU; empty: it does
+    not doze. ``lends``: what it was promised is free meanwhile. ``unmoved``: why it could not be suspended or resumed
+    by itself.
     ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has
     may be in the host's memory, so that it gets no leases.
     ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
@@ -117,6 +120,9 @@ class Vgpu:
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
     still: bool = False
+    dozing: tuple[Process, ...] = ()
+    lends: bool = False
+    unmoved: str = ""
     away: bool = False
     present: dict[int, Process] = field(default_factory=dict)
     turn: trio.Lock = field(default_factory=trio.Lock)

@@ -309,6 +309,21 @@ def test_a_suspended_one_is_promised_nothing_until_there_is_room_again() -> None
     found.check()
 
 
+def test_nobody_is_suspended_when_idle_under_mps() -> None:
+    found = registry(Mode.SPATIAL)
+    assert "under MPS" in refused(ErrorCode.MODE, found, "a", sm_percent=30, idle_suspend_ns="10m").message
+    create(found, "a", sm_percent=30)
+    with pytest.raises(VgpuError, match="under MPS"):
+        found.change("a", VgpuChanges.parse(idle_suspend_ns="10m"), 0)
+    found.change("a", VgpuChanges.parse(idle_suspend_ns="off"), 0)
+    found.set_mode(Mode.TEMPORAL)
+    assert found.change("a", VgpuChanges.parse(idle_suspend_ns="10m"), 0).spec.idle_suspend_ns == 600 * 10**9
+    with pytest.raises(VgpuError, match="MPS does not allow"):
+        found.set_mode(Mode.SPATIAL)
+    found.change("a", VgpuChanges.parse(idle_suspend_ns="off"), 0)
+    found.set_mode(Mode.SPATIAL)
+
+
 class Promises(RuleBasedStateMachine):
     """Twin: a dictionary of (sm percent, memory, overcommit). Admission itself is proven in test_admission."""
 

@@ -49,7 +49,7 @@ def refuse(code: ErrorCode, message: str = "no", hint: str = "") -> Any:
 def test_create_asks_for_what_the_options_say(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["create"] = lambda _: dump(vgpu_reading())
     options = "--sm 30% --mem 8G --quota-request 40 --quota-limit 60 --burst --priority high --gpu 1 --name t --ttl 8h"
-    assert run(["create", *options.split(), "--overcommit", "--on-server-loss", "error"]) == 0
+    assert run(["create", *options.split(), "--overcommit", "--on-server-loss", "error", "--idle-suspend", "10m"]) == 0
     assert capsys.readouterr().out == "vgpu-0a1b2c3d\n"
     [asked] = node.asked
     assert isinstance(asked, Create)
@@ -65,6 +65,7 @@ def test_create_asks_for_what_the_options_say(node: FakeNode, capsys: pytest.Cap
         "on_server_loss": "error",
         "name": "t",
         "ttl_ns": 8 * 3600 * 10**9,
+        "idle_suspend_ns": 600 * 10**9,
     }
 
 

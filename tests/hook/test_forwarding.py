@@ -12,7 +12,7 @@ import pytest
 from client_hook.symbols import Symbol, intercepted
 from tests.hook.stage import Stage
 
-MADE = [s for s in intercepted() if s.before or s.after]
+MADE = [s for s in intercepted() if s.before or s.after or s.bare]
 
 CALLER = """
 import ctypes, json, os, sys

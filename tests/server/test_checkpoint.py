@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -167,3 +169,15 @@ def test_the_driver_is_told_of_every_gpu_there_is() -> None:
 def test_a_uuid_as_the_driver_has_it_and_as_people_write_it() -> None:
     text = "GPU-01234567-89ab-cdef-0123-456789abcdef"
     assert checkpoint.text_of(checkpoint.bytes_of(text)) == text
+
+
+def test_a_driver_without_checkpoints_is_known_before_anybody_is_idle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = SimpleNamespace(cuInit=lambda flags: 0)
+    monkeypatch.setattr(checkpoint, "end_with", lambda parent: None)
+    monkeypatch.setattr(checkpoint.ctypes, "CDLL", lambda name: old)
+    assert checkpoint.main(["1", "probe"]) == 1
+    assert json.loads(capsys.readouterr().out)["reason"] == "this driver has no checkpoints: 570 is the first"
+    old.cuCheckpointProcessLock = None
+    assert checkpoint.main(["1", "probe"]) == 0

@@ -28,7 +28,9 @@ def rows(count: int) -> list[VgpuRow]:
         spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
         record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
         passage = Passage(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
-        made.append(VgpuRow.of(record, BOOK if n % 2 else None, suspended=n % 3 == 2, passage=passage))
+        dozing = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
+        book = BOOK if n % 2 else None
+        made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, passage=passage, dozing=dozing))
     return made
 
 
@@ -83,6 +85,7 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
         raw.execute("ALTER TABLE server DROP COLUMN window_ns")
         raw.execute("ALTER TABLE vgpu DROP COLUMN suspended")
         raw.execute("ALTER TABLE vgpu DROP COLUMN passage")
+        raw.execute("ALTER TABLE vgpu DROP COLUMN dozing")
         raw.execute("UPDATE server SET schema_version = 1")
     known = [replace(row, passage=AT_REST) for row in rows(2)]
     assert begun(path) == (replace(server, generation=2, next_epoch=77), known)

@@ -1,13 +1,19 @@
-"""Rates over the last second."""
+"""Rates over the last second; what is told of a vGPU that cannot be suspended."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gpuserver.core.leases import Priority, Statement
-from gpuserver.runtime.readings import Rates, RateWindow
+from gpuserver.core.registry import Owner
+from gpuserver.runtime import readings
+from gpuserver.runtime.readings import Rates, RateWindow, warnings_when_idle
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.spec import VgpuSpec
 
 MS = 1_000_000
 NOTHING = Statement(
@@ -42,3 +48,19 @@ def test_a_newcomer_has_no_rate_and_a_key_that_is_used_again_starts_anew() -> No
     assert RateWindow().rates(MS, statement(1, 1, 1)) == Rates()
     reused = window((0, statement(900, 900, 90)), (200, statement(0, 0, 0)), (400, statement(100, 50, 2)))
     assert reused.rates(600 * MS, statement(200, 100, 4)).held_ratio == pytest.approx(0.5)
+
+
+def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(idle: str, uid: int, unmoved: str = "", **fields: object) -> str:
+        spec = VgpuSpec.parse(sm_percent=30, memory_bytes="1G", idle_suspend_ns=idle, **fields)
+        record = SimpleNamespace(spec=spec, owner=Owner(uid))
+        return " ".join(warnings_when_idle(cast(Vgpu, SimpleNamespace(record=record, unmoved=unmoved, dozing=()))))
+
+    monkeypatch.setattr(readings.os, "geteuid", lambda: 1000)
+    assert told("10m", 1000) == told("off", 1001) == told("10m", 1001, oversubscribe="swap") == ""
+    assert told("10m", 1001) == (
+        "The node runs as uid 1000, and may not suspend programs of uid 1001 when they are idle."
+    )
+    assert told("10m", 1000, "no") == "It cannot be suspended when it is idle: no. It is tried again."
+    monkeypatch.setattr(readings.os, "geteuid", lambda: 0)
+    assert told("10m", 1001) == ""

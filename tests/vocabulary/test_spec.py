@@ -126,6 +126,18 @@ def test_changes_replace_what_they_name_and_are_checked_together() -> None:
     assert refused.value.code is ErrorCode.INVALID
 
 
+def test_how_long_it_has_to_be_idle() -> None:
+    spec = VgpuSpec.parse(sm_percent=30, memory_bytes="8G", idle_suspend_ns="10m")
+    assert spec.idle_suspend_ns == 600 * 10**9
+    assert VgpuSpec.parse(sm_percent=30, memory_bytes="8G").idle_suspend_ns == 0
+    assert VgpuChanges.parse(sm_percent=40).applied_to(spec).idle_suspend_ns == 600 * 10**9
+    assert VgpuChanges.parse(idle_suspend_ns=" OFF").applied_to(spec).idle_suspend_ns == 0
+    with pytest.raises(VgpuError, match=r"^--idle-suspend: 999ms is less than 1s; or: off$"):
+        VgpuChanges.parse(idle_suspend_ns="999ms")
+    with pytest.raises(VgpuError, match="no program with managed memory"):
+        VgpuSpec.parse(sm_percent=30, idle_suspend_ns="10m", oversubscribe="managed")
+
+
 @pytest.mark.parametrize(
     ("period_ns", "fits"),
     [(4_999_999, False), (5_000_000, True), (1_000_000_000, True), (1_000_000_001, False)],

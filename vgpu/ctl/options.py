@@ -65,6 +65,10 @@ Group = Annotated[
 ]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
+IdleSuspend = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Suspended when idle for so long, as in 10m, until it is used; off: never."),
+]
 OversubscribeOption = Annotated[
     Oversubscribe | None,
     typer.Option(help="More memory than the card has left: swapped between tokens, or managed by the driver."),
@@ -106,6 +110,7 @@ def _wanted(
     gpu: Annotated[str, typer.Option(metavar="GPU", help="auto, an index or a UUID.")] = "auto",
     name: Name = None,
     ttl: Ttl = None,
+    idle_suspend: IdleSuspend = None,
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     oversubscribe: OversubscribeOption = None,
     on_server_loss: LossOption = None,
@@ -126,6 +131,7 @@ def _wanted(
         priority=priority,
         name=name,
         ttl_ns=ttl,
+        idle_suspend_ns=idle_suspend,
         overcommit=overcommit,
         oversubscribe=oversubscribe,
         on_server_loss=on_server_loss,

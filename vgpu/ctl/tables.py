@@ -66,6 +66,7 @@ _STYLES: Final = {
     "removing": "dim",
     "idle": "dim",
     "suspended": "yellow",
+    "dozing": "dim",
     "moving": "yellow",
     "swapped": "yellow",
     "died": "red",

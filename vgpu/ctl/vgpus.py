@@ -103,6 +103,7 @@ def _print_detail(detail: VgpuDetail) -> None:
     from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
+    idle_ns = vgpu.spec.idle_suspend_ns
     part = tables.percent(vgpu.sm_percent_granted / 100)
     refused, last = counted(vgpu.memory_refusals, "allocation"), format_bytes(vgpu.memory_refused_bytes)
     width = f", on {part} of the SMs" if vgpu.sm_percent_granted < 100 else ""
@@ -115,6 +116,7 @@ def _print_detail(detail: VgpuDetail) -> None:
             "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
             "priority": vgpu.spec.priority,
             "group": vgpu.spec.group or "none",
+            "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
             "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
             "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
             "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
@@ -167,6 +169,7 @@ def set_(
     priority: options.PriorityOption = None,
     name: options.Name = None,
     ttl: options.Ttl = None,
+    idle_suspend: options.IdleSuspend = None,
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -186,6 +189,7 @@ def set_(
         priority=priority,
         name=name,
         ttl_ns=ttl,
+        idle_suspend_ns=idle_suspend,
         on_server_loss=on_server_loss,
     )
     if not changes.model_fields_set:

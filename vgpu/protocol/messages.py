@@ -220,8 +220,9 @@ class VgpuReading(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    # starting: not yet admitting; swapped: its memory is in the host's; suspended: until it is resumed; moving: between
-    # two GPUs; restarting: its GPU Server is, and the rest is what that said last
+    # starting: not yet admitting; swapped: its memory is in the host's; suspended: until it is resumed; dozing: until
+    # one of its programs wants the GPU (--idle-suspend); moving: between two GPUs; restarting: its GPU Server is, and
+    # the rest is what that said last
     state: Literal[
         "starting",
         "idle",
@@ -229,6 +230,7 @@ class VgpuReading(Reading):
         "running",
         "swapped",
         "suspended",
+        "dozing",
         "moving",
         "removing",
         "restarting",
@@ -405,8 +407,8 @@ class Snapshot(Reading):
 
 class EventReading(Reading):
     """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
-    refused (memory), suspended, resumed, migrated, stranded, drift, outside (in no vGPU), broker-restarted,
-    server-restarted, link-closed, mode."""
+    refused (memory), suspended, resumed, not-suspended, not-resumed (by itself), migrated, stranded, drift, outside (in
+    no vGPU), broker-restarted, server-restarted, link-closed, mode."""
 
     at_unix_s: float
     kind: str

@@ -1,0 +1,121 @@
+"""Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.dozing``.
+
+That a program of one that dozes wants the GPU its hook says, as ever: of a thread that waits for a lease, or for memory
+that is swapped, or that is in the driver, which a checkpointed process does not leave (cython_ext/hook/thread.pyx).
+What needs no lease, as copies do, shows in what processes count.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from gpuserver.core.dozing import Sleeper, Step, decide
+from vgpu.errors import VgpuError
+from vgpu.identity import Process
+
+if TYPE_CHECKING:
+    from gpuserver.runtime.server import GpuServer
+    from gpuserver.runtime.vgpus import Vgpu
+
+LOOK_S: Final = 0.05
+COUNT_NS: Final = 1_000_000_000
+Counts = dict[Process, tuple[int, int, int]]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Of a vGPU. ``counts``: by process, launches, copies and bytes; None: not read yet."""
+
+    used_ns: int
+    dozed_ns: int
+    counts: Counts | None = None
+    counted_ns: int = 0
+    failures: int = 0
+    tried_ns: int = 0
+
+
+class Dozing:
+    """All vGPUs of ``server`` with --idle-suspend."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+        self._watches: dict[Vgpu, Watch] = {}
+
+    async def run(self) -> None:
+        while True:
+            for vgpu in list(self._server.vgpus.values()):
+                self._look(vgpu)
+            self._watches = {v: w for v, w in self._watches.items() if self._server.vgpus.get(v.record.vgpu_id) is v}
+            await trio.sleep(LOOK_S)
+
+    def _look(self, vgpu: Vgpu) -> None:
+        if vgpu.removed.is_set() or not (vgpu.dozing or vgpu.record.spec.idle_suspend_ns):
+            if self._watches.pop(vgpu, None) is not None:
+                vgpu.unmoved = ""
+            return
+        now_ns = time.monotonic_ns()
+        watch = self._watches.setdefault(vgpu, Watch(used_ns=now_ns, dozed_ns=now_ns))
+        self._note_use(vgpu, watch, now_ns)
+        known = vgpu.link is not None and vgpu.activity is not None
+        if known and not vgpu.turn.locked() and decide(self._sleeper(vgpu, watch), now_ns) is not Step.STAY:
+            self._server.nursery.start_soon(self._move, vgpu, watch)
+
+    def _sleeper(self, vgpu: Vgpu, watch: Watch) -> Sleeper:
+        return Sleeper(
+            patience_ns=vgpu.record.spec.idle_suspend_ns,
+            used_ns=watch.used_ns,
+            wants=self._server.tokens.wants(vgpu.record.key),
+            programs=bool(vgpu.programs),
+            dozes=bool(vgpu.dozing),
+            dozed_ns=watch.dozed_ns,
+            still=vgpu.still or vgpu.passage.leaving is not None,
+            failures=watch.failures,
+            tried_ns=watch.tried_ns,
+        )
+
+    def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
+        tokens, key = self._server.tokens, vgpu.record.key
+        watch.used_ns = max(watch.used_ns, now_ns if tokens.wants(key) else tokens.heard_ns(key))
+        if now_ns >= watch.counted_ns + COUNT_NS:
+            self._count(vgpu, watch, now_ns)
+
+    def _count(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
+        if vgpu.activity is None:
+            return
+        counts = {
+            Process(slot.pid, slot.start_time): (slot.launches, slot.copies, slot.charged_bytes) for slot in vgpu.alive
+        }
+        if watch.counts is not None and any(watch.counts.get(process) != count for process, count in counts.items()):
+            watch.used_ns = now_ns
+        watch.counts, watch.counted_ns = counts, now_ns
+
+    async def _move(self, vgpu: Vgpu, watch: Watch) -> None:
+        async with vgpu.turn:
+            if vgpu.removed.is_set():
+                return
+            now_ns = time.monotonic_ns()
+            self._count(vgpu, watch, now_ns)  # it may have been used since
+            step = decide(self._sleeper(vgpu, watch), now_ns)
+            if step is Step.STAY:
+                return
+            suspension = self._server.suspension
+            try:
+                await (suspension.doze(vgpu) if step is Step.DOZE else suspension.bring_back(vgpu))
+            except VgpuError as error:
+                self._tell(vgpu, error.message)
+                watch.failures += 1
+                watch.tried_ns = time.monotonic_ns()
+                return
+            watch.failures, vgpu.unmoved = 0, ""
+            # What was heard meanwhile was the end of its work; a want that has come since is there still.
+            watch.used_ns = watch.dozed_ns = time.monotonic_ns()
+
+    def _tell(self, vgpu: Vgpu, reason: str) -> None:
+        """Once for each reason: it is tried again and again."""
+        if reason != vgpu.unmoved:
+            self._server.happened("not-resumed" if vgpu.dozing else "not-suspended", vgpu, reason)
+        vgpu.unmoved = reason
