@@ -425,6 +425,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     cdef Slot* slot = &activity.slots[reply.slot]
     cdef uint32_t i
     store32(&slot.baton, 1)
+    store64(&slot.away_bytes, gate.away_bytes)
+    store32(&slot.where, gate.where)
     if not vgpu_take_slot(slot):
         return 0
     store32(&gate.generation, 0)
@@ -436,8 +438,6 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     slot.want_since_ns = before.want_since_ns
     slot.predicted_end_ns = before.predicted_end_ns
     slot.drained_ns = before.drained_ns
-    store64(&slot.away_bytes, gate.away_bytes)
-    store32(&slot.where, gate.where)
     store32(&slot.last_epoch, before.last_epoch)
     store32(&slot.drained_epoch, before.drained_epoch)
     store32(&slot.undrained, before.undrained)

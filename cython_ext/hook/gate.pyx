@@ -333,6 +333,10 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         if error != CUDA_SUCCESS:
             break
         now = now_ns()
+        if load32(&gate.away):
+            vgpu_want(gate, now)
+            wait(gate, change, now + LOOK_LONG_NS, FOREVER_NS)
+            continue
         if load32(&gate.activity.generation) != gate.generation or not read_plan(gate.grants, &plan):
             wait(gate, change, now + LOOK_NS, FOREVER_NS)        # the hook thread re-attaches
             continue

@@ -457,7 +457,7 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     exchange32(&gate.moving, 0)
     futex_wake(&gate.moving, INT_MAX)
     if outcome == DONE:
-        return 0
+        return now_ns()          # the fast path opens with the next step
     if outcome == WAITS:
         return now_ns() + GO_ON_NS
     store32(&gate.slot.where, SLOT_STUCK if out else SLOT_KEPT_AWAY)

@@ -77,9 +77,10 @@ cdef inline int64_t silent_ns(const Gate* gate) noexcept nogil:
 
 
 cdef bint heard(Gate* gate) noexcept nogil:
-    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut."""
+    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut. So it is
+    while our memory is away: no lease is for us then, whatever the page says."""
     gate.lost = silent_ns(gate) > gate.grants.grace_ns
-    store32(&gate.generation, 0 if gate.lost or superseded(gate) else gate.grants.generation)
+    store32(&gate.generation, 0 if gate.lost or load32(&gate.away) or superseded(gate) else gate.grants.generation)
     return gate.generation != 0 or not superseded(gate)
 
 

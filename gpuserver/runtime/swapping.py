@@ -10,6 +10,7 @@ who might be away has a lease.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,7 @@ PASS_S: Final = 0.002  # while somebody comes: at 50 GB/s 100 MB later
 CALM_S: Final = 0.1  # where everybody has what he wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
+RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # whoever could not move is not asked again before
 SHORT_BYTES: Final = 256 << 20
 """The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
@@ -65,6 +67,7 @@ class Swapping:
         self._places: dict[str, Place] = {}
         self._short_bytes = 0
         self._arrivals = 0
+        self._began = math.inf
 
     def enlist(self, vgpu: Vgpu) -> None:
         """It has no leases until it was seen where it is."""
@@ -107,6 +110,7 @@ class Swapping:
         return sum(vgpu.movable_bytes - vgpu.away_bytes for vgpu in self._swapped())
 
     async def run(self) -> None:
+        self._began = trio.current_time()
         while True:
             busy = self._step()
             coming = any(place.comes for place in self._places.values())
@@ -174,8 +178,13 @@ class Swapping:
         )
 
     def _settle(self, vgpu: Vgpu, place: Place) -> None:
-        """Its page is there: where are its programs?"""
+        """Its page is there: where are its programs? In a page that is new, as the broker died with the last server,
+        they have yet to say so."""
         if vgpu.activity is None or vgpu.still:
+            return
+        here = {(slot.pid, slot.start_time) for slot in present(vgpu.alive)}
+        missing = any((process.pid, process.start_time) not in here for process in vgpu.programs)
+        if missing and trio.current_time() < self._began + RETURN_S:
             return
         place.settled = True
         if all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
