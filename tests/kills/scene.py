@@ -11,11 +11,8 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
-
-import psutil
 
 from cython_ext.simengine import Engine
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
@@ -30,7 +27,6 @@ MATE: Final = SIZES[1:]
 ROOM_BYTES: Final = 128 * MIB
 """Of the card beside contexts, for those that are swapped."""
 PROMISED: Final = "2G"
-PAGES: Final = tuple(f"/memfd:vgpu-{name} " for name in ("grants", "activity", "relay"))
 
 
 def charged(sizes: Sequence[int]) -> int:
@@ -162,8 +158,8 @@ class Scene:
             ("of the card", self.engine.memory_used_bytes, sum(card.values())),
         ]
         found = [f"{what}: {is_} instead of {should}" for what, is_, should in compared if is_ != should]
-        host, most = shared_bytes(self.node), sum(away.values())
-        return found + ([f"host: {host} for {most} that are away"] if host > most else [])
+        stored, left = stored_bytes(self.node), sum(away.values())
+        return found + ([f"store: {stored} for {left} that are away"] if stored != left else [])
 
     def _becomes_exact(self) -> None:
         try:
@@ -172,21 +168,7 @@ class Scene:
             raise AssertionError(f"{error}: {'; '.join(self.differences())}") from None
 
 
-def shared_bytes(node: SimulatedNode) -> int:
-    """Host memory that lies in what the node's processes share, but for the pages: whoever may have died, it stays.
-
-    A process's own memory goes with it.
-    """
-    found: dict[int, int] = {}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("VGPU_RUNTIME_DIR") != str(node.paths.runtime):
-                continue
-            for file in Path(f"/proc/{process.pid}/fd").iterdir():
-                target = str(file.readlink())
-                if target.startswith("/memfd:vgpu-") and not target.startswith(PAGES):
-                    status = file.stat()
-                    found[status.st_ino] = status.st_blocks * 512
-        except (psutil.Error, OSError):  # it ended meanwhile, or is somebody else's
-            continue
-    return sum(found.values())
+def stored_bytes(node: SimulatedNode) -> int:
+    """Of the store, what somebody has: whoever may have died, it stays, where a process's own memory goes with it."""
+    with node.link() as link:
+        return sum(gpu.host_memory_used_bytes for gpu in link.gpus())
