@@ -139,6 +139,15 @@ cdef struct Sample:
     bint used
 
 
+cdef struct Store:
+    StorePage* page          # NULL: none was given
+    uint64_t file            # its inode
+    uint64_t size
+    uint64_t blocks
+    uint8_t* memory          # block 0
+    uint8_t* pins            # of each segment, whether it was pinned here (PIN_*)
+
+
 cdef struct Gate:
     # --- read by every launch
     GrantsPage* grants       # NULL: not attached
@@ -175,10 +184,8 @@ cdef struct Gate:
     uint64_t away_bytes
     void* away_context       # in which it was copied
     # ... host memory for it (store.pyx)
-    StorePage* store         # NULL: none was given
-    uint64_t store_blocks
-    uint8_t* store_memory    # block 0
-    uint8_t* store_pins      # of each segment, whether it was pinned here (PIN_*)
+    Store store
+    Store heir               # of a later server, once nothing is left in the other
     uint64_t store_next      # the segment in which a block was found last
     int64_t pinning_ns       # of this move
     uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
@@ -474,6 +481,7 @@ cdef extern:
     void vgpu_strip(const Block* chunk) noexcept nogil
     # store.pyx
     bint vgpu_map_store(Gate* gate, int fd) noexcept nogil
+    void vgpu_renew_store(Gate* gate) noexcept nogil
     bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
     void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
     void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil

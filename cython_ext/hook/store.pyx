@@ -8,8 +8,8 @@ pinned already are taken first.
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap
 
-from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2
-from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, state, vgpu_log
+from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
+from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, Store, state, vgpu_log
 from cython_ext.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -20,6 +20,7 @@ from cython_ext.native cimport load32, now_ns
 
 cdef extern from "hook/connect.h" nogil:
     long vgpu_file_size(int fd) noexcept
+    uint64_t vgpu_file_number(int fd) noexcept
 
 cdef extern from "<sys/mman.h>" nogil:
     const int MADV_DONTFORK
@@ -32,33 +33,66 @@ cdef enum:
     PIN_NOT = 2              # driver, or limits, do not allow it: copies are slower
 
 
-cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
-    """0: it is not a store that this hook knows. Who has one keeps it: what is away may be in there."""
+cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
     cdef uint64_t size = max(vgpu_file_size(fd), 0), offset = 0
-    cdef StorePage* store
+    cdef StorePage* page
     cdef void* pins
-    if gate.store != NULL:
-        return 1
     if size < sizeof(StorePage):
         return 0
-    store = <StorePage*>mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-    if store == <void*>MAP_FAILED:
+    page = <StorePage*>mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if page == <void*>MAP_FAILED:
         return 0
-    pins = mmap(
-        NULL, store.blocks / SEGMENT_BLOCKS + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
-    )
+    store.blocks = page.blocks
+    pins = mmap(NULL, pins_size(store), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if (
-        store.header.magic != STORE_MAGIC or store.header.min_version > LAYOUT_VERSION or pins == MAP_FAILED
-        or store.blocks == 0 or store_size(store.blocks, &offset) > size or offset != store.offset
+        page.header.magic != STORE_MAGIC or page.header.min_version > LAYOUT_VERSION or pins == MAP_FAILED
+        or store.blocks == 0 or store_size(store.blocks, &offset) > size
     ):
-        munmap(store, size)
+        munmap(page, size)
         return 0
-    madvise(store, size, MADV_DONTFORK)
-    gate.store_blocks = store.blocks
-    gate.store_memory = <uint8_t*>store + offset
-    gate.store_pins = <uint8_t*>pins
-    gate.store = store
+    madvise(page, size, MADV_DONTFORK)
+    store.size, store.file = size, file
+    store.memory = <uint8_t*>page + offset
+    store.pins = <uint8_t*>pins
+    store.page = page
     return 1
+
+
+cdef void unmap_store(Store* store) noexcept nogil:
+    if store.page != NULL:
+        munmap(store.page, store.size)
+        munmap(store.pins, pins_size(store))
+    store.page = NULL
+
+
+cdef inline uint64_t pins_size(const Store* store) noexcept nogil:
+    return store.blocks / SEGMENT_BLOCKS + 1
+
+
+cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
+    """0: it is not a store that this hook knows. Of a server whose predecessor and broker died together it is another
+    than before, which has what is away until that has come back."""
+    cdef uint64_t file = vgpu_file_number(fd)
+    if gate.store.page == NULL:
+        return map_store(&gate.store, fd, file)
+    if file == gate.store.file or gate.heir.page != NULL and file == gate.heir.file:
+        return 1
+    unmap_store(&gate.heir)
+    return map_store(&gate.heir, fd, file)
+
+
+cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
+    """Nothing of ours is in the store: if there is a later one, that is ours now. The caller has a context current."""
+    cdef uint64_t i
+    if gate.heir.page == NULL or gate.places.count:
+        return
+    for i in range(pins_size(&gate.store)):
+        if gate.store.pins[i] == PIN_DONE:
+            real_cuMemHostUnregister(gate.store.memory + i * SEGMENT_BLOCKS * BLOCK_BYTES)
+    unmap_store(&gate.store)
+    gate.store = gate.heir
+    gate.heir.page = NULL
+    gate.store_next = 0
 
 
 cdef inline uint64_t name(const Gate* gate) noexcept nogil:
@@ -67,14 +101,14 @@ cdef inline uint64_t name(const Gate* gate) noexcept nogil:
 
 cdef int64_t take_from(Gate* gate, bint pinned) noexcept nogil:
     """A block of a segment that is pinned here, or of one that is not; -1: there is none."""
-    cdef uint64_t ready = min(<uint64_t>load32(&gate.store.ready), gate.store_blocks)
+    cdef uint64_t ready = min(<uint64_t>load32(&gate.store.page.ready), gate.store.blocks)
     cdef uint64_t segments = (ready + SEGMENT_BLOCKS - 1) / SEGMENT_BLOCKS, k, segment
     cdef int64_t block
     for k in range(segments):
         segment = (gate.store_next + k) % segments
-        if (gate.store_pins[segment] != PIN_NONE) == pinned:
+        if (gate.store.pins[segment] != PIN_NONE) == pinned:
             block = store_take(
-                gate.store, name(gate), segment * SEGMENT_BLOCKS, min(ready, (segment + 1) * SEGMENT_BLOCKS)
+                gate.store.page, name(gate), segment * SEGMENT_BLOCKS, min(ready, (segment + 1) * SEGMENT_BLOCKS)
             )
             if block >= 0:
                 gate.store_next = segment
@@ -84,13 +118,13 @@ cdef int64_t take_from(Gate* gate, bint pinned) noexcept nogil:
 
 cdef void pin(Gate* gate, uint64_t segment) noexcept nogil:
     """All of it, as it has got its memory. The caller has a context current."""
-    cdef uint64_t begin = segment * SEGMENT_BLOCKS, count = min(gate.store_blocks - begin, <uint64_t>SEGMENT_BLOCKS)
+    cdef uint64_t begin = segment * SEGMENT_BLOCKS, count = min(gate.store.blocks - begin, <uint64_t>SEGMENT_BLOCKS)
     cdef int64_t began_ns = now_ns()
     cdef int result
-    if gate.store_pins[segment] != PIN_NONE:
+    if gate.store.pins[segment] != PIN_NONE:
         return
-    result = real_cuMemHostRegister_v2(gate.store_memory + begin * BLOCK_BYTES, count * BLOCK_BYTES, PORTABLE)
-    gate.store_pins[segment] = PIN_DONE if result == CUDA_SUCCESS else PIN_NOT
+    result = real_cuMemHostRegister_v2(gate.store.memory + begin * BLOCK_BYTES, count * BLOCK_BYTES, PORTABLE)
+    gate.store.pins[segment] = PIN_DONE if result == CUDA_SUCCESS else PIN_NOT
     gate.pinning_ns += now_ns() - began_ns
     vgpu_log(b"pinned segment, result", segment, result)
 
@@ -104,7 +138,7 @@ cdef void give_from(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
         known = alloc_remove(&gate.places, address, &place)
         lock_release(&state().memory_lock)
         if known:
-            store_give(gate.store, place.aux)
+            store_give(gate.store.page, place.aux)
         address += BLOCK_BYTES
 
 
@@ -114,7 +148,7 @@ cdef public bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil:
     cdef Block place
     cdef bint noted = 1
     cdef int64_t block = -1
-    if gate.store == NULL:
+    if gate.store.page == NULL:
         return 0
     place.bytes = BLOCK_BYTES
     place.kind = place.flags = 0
@@ -130,7 +164,7 @@ cdef public bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil:
         noted = alloc_insert(&gate.places, &place)
         lock_release(&state().memory_lock)
         if not noted:
-            store_give(gate.store, block)
+            store_give(gate.store.page, block)
         address += BLOCK_BYTES
     if block < 0 or not noted:
         give_from(gate, chunk.address, end)
@@ -150,6 +184,6 @@ cdef public void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil:
     lock_acquire(&state().memory_lock)
     place = alloc_find(&gate.places, address)
     if place != NULL:
-        found = gate.store_memory + place.aux * BLOCK_BYTES
+        found = gate.store.memory + place.aux * BLOCK_BYTES
     lock_release(&state().memory_lock)
     return found

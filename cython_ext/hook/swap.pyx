@@ -21,8 +21,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_furnish, vgpu_log, vgpu_ring, vgpu_store,
-    vgpu_stored, vgpu_strip, vgpu_unstore,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_furnish, vgpu_log, vgpu_renew_store, vgpu_ring,
+    vgpu_store, vgpu_stored, vgpu_strip, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport (
@@ -357,11 +357,13 @@ cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
     cdef int outcome
     if gate.chunks.count == 0:
         return DONE
-    if not out and not may_come(gate, PIECE_BYTES):
+    if not out and gate.away_bytes and not may_come(gate, PIECE_BYTES):
         return WAITS
     if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
         return FAILED
     lock_acquire(&gate.chunks_lock)
+    if out:
+        vgpu_renew_store(gate)
     outcome = carry(gate, out)
     lock_release(&gate.chunks_lock)
     real_cuCtxPopCurrent_v2(&context)
@@ -391,7 +393,8 @@ cdef int leave(Gate* gate) noexcept nogil:
     outcome = carry_in_context(gate, 1)
     if outcome == DONE:
         tell(gate, SLOT_AWAY)
-    return patient(gate, outcome, STORE_NS)
+    # one whose server is gone does not grow
+    return patient(gate, outcome, STORE_NS if gate.heir.page == NULL else 0)
 
 
 cdef int come_back(Gate* gate) noexcept nogil:

@@ -158,3 +158,28 @@ def test_what_is_asked_for_in_vain_is_refused(stage: Stage) -> None:
     program = Program(stage, vgpu, "say(app.allocate(90 << 20) is not None, app.allocate(70 << 20))")
     assert program.hear() == [True, None]
     assert vgpu.slot().room_bytes == 0
+
+
+def test_the_store_of_a_later_server_is_used_once_nothing_is_left_in_the_other(stage: Stage) -> None:
+    """Server and broker died together: nobody has the store any more, and it does not grow."""
+    vgpu = swappable(stage)
+    program = owner(stage, vgpu)
+    asked_to_leave(vgpu)
+    program.until(Where.AWAY)
+    first = vgpu.store
+    vgpu.lose_everything()
+    vgpu.store = StorePage.create(2 * STORE_SEGMENT_BLOCKS)
+    vgpu.store.grow(2 * STORE_SEGMENT_BLOCKS)
+    vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.SWAPPABLE | AWAY
+    eventually(lambda: len(vgpu.slots()) == 1 and vgpu.slot().away_bytes == OWNED, "it says so in the new page")
+    assert first is not None
+    assert used(vgpu) == 0
+    asked_back(vgpu, 0)
+    program.until(Where.RESIDENT)
+    assert first.owners() == {}
+    asked_to_leave(vgpu)
+    program.until(Where.AWAY)
+    assert (first.owners(), used(vgpu)) == ({}, OWNED)
+    asked_back(vgpu, 0)
+    program.until(Where.RESIDENT)
+    is_whole(program, vgpu)
