@@ -11,13 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from vgpu.errors import ErrorCode
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.node import supervisor
 from vgpu.node.servers import Servers
 from vgpu.node.supervisor import MOST_LINKS_OF_ONE, Node
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
+from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
 
 STRANGER = 54321
@@ -123,5 +124,27 @@ def test_one_user_does_not_take_all_links(
                 assert answer["ok"], "a link that ended makes room"
             for link in links:
                 link.close()
+
+    trio.run(run)
+
+
+def test_who_listens_and_dies_before_it_has_read_is_nobody(tmp_path: Path) -> None:
+    """A socket that is closed with something unread in it is reset."""
+
+    async def run() -> None:
+        path = tmp_path / "door.sock"
+        listener = listen(path, mode=0o600)
+
+        async def die() -> None:
+            sock, _ = await listener.accept()
+            await trio.lowlevel.wait_readable(sock)
+            sock.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(die)
+            with pytest.raises(VgpuError, match="is gone") as refused:
+                await open_link(path, Hello())
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+        listener.close()
 
     trio.run(run)

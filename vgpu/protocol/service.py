@@ -140,6 +140,9 @@ async def open_link(path: Path, hello: Hello) -> tuple[MessageStream, Welcome]:
         with trio.move_on_after(HELLO_S):
             return link, Welcome.model_validate(checked(await link.receive()))
         raise VgpuError(ErrorCode.TIMEOUT, f"whoever listens at {path} did not answer hello within {HELLO_S:g} s")
+    except OSError as error:  # it died before it had read
+        link.close()
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"whoever listened at {path} is gone: {error.strerror}") from error
     except BaseException:
         link.close()
         raise
