@@ -157,18 +157,28 @@ def tenant_of(node: Node, argv: list[str], gib: int, unit: int, percent: float) 
 def suspend_and_resume(node: Node, args: argparse.Namespace) -> None:
     argv = tenant_argv(args, args.suspend, 2 * ATTEMPTS, 0)
     with tenant_of(node, argv, args.suspend, args.unit, 50) as (tenant, vgpu_id), Moves(node) as moves:
+        link = ControlLink(node.control_socket, timeout_s=120)
         for attempt in range(ATTEMPTS):
             tenant.go()
             tenant.hear()
+            before_s = tenant.rounds[-1]["seconds"]
             began = time.monotonic()
-            node.run("suspend", vgpu_id)
+            link.suspend(vgpu_id)
             suspended = time.monotonic()
-            node.run("resume", vgpu_id)
+            link.resume(vgpu_id)
             resumed = time.monotonic()
-            tenant.go()  # it comes back when it is needed
+            tenant.go()  # what was swapped comes back when it is needed
             tenant.hear()
             figures = {"attempt": attempt, "suspend_s": suspended - began, "resume_s": resumed - suspended}
-            print(json.dumps(figures | {"round_s": tenant.rounds[-1]["seconds"]}), flush=True)
+            figures |= {"round_s": tenant.rounds[-1]["seconds"], "round_before_s": before_s}
+            print(json.dumps(figures), flush=True)
+        began = time.monotonic()
+        node.run("suspend", vgpu_id)
+        by_command_s = time.monotonic() - began
+        began = time.monotonic()
+        node.run("ls")
+        print(json.dumps({"suspend_by_command_s": by_command_s, "ls_s": time.monotonic() - began}), flush=True)
+        link.close()
         wrong = sum(r["wrong"] for r in tenant.rounds)
     print(json.dumps({"suspend_gib": args.suspend, "wrong": wrong} | moves.told()), flush=True)
 

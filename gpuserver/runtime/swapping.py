@@ -148,7 +148,8 @@ class Swapping:
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare_bytes(tenant, seen, room, self.stores.limit_bytes))
         self._admit()
-        return any(t.waits or t.moving for t in seen) or any(not place.settled for place in self._places.values())
+        changes = any(t.waits or t.moving or not t.resident for t in seen)  # nobody tells when one that is away is needed
+        return changes or any(not place.settled for place in self._places.values())
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""

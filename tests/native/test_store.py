@@ -131,6 +131,15 @@ def test_a_store_gets_its_memory_segment_by_segment() -> None:
         assert store.grow(1) == 0
 
 
+@pytest.mark.parametrize("threads", [1, 3, 200])
+def test_several_threads_get_all_of_it(threads: int) -> None:
+    with StorePage.create(3 * STORE_SEGMENT_BLOCKS) as store:
+        assert store.grow(3 * STORE_SEGMENT_BLOCKS, threads) == store.blocks
+        assert os.fstat(store.fileno()).st_blocks * 512 >= store.blocks * STORE_BLOCK_BYTES
+        with pytest.raises(ValueError, match="blocks 0 to 193 of 192"):
+            store.touch(0, store.blocks + 1)
+
+
 def test_another_server_finds_who_has_what() -> None:
     with StorePage.create(STORE_SEGMENT_BLOCKS) as store:
         store.grow(1)
