@@ -386,6 +386,12 @@ cdef class PoolBook:
     def end(self, uint64_t size):
         pools.pool_end(&self.book, size)
 
+    def used(self, uint64_t taken, uint64_t used):
+        return pools.pool_used(&self.book, taken, used)
+
+    def freed(self, uint64_t before, uint64_t after, uint64_t size):
+        pools.pool_freed(&self.book, before, after, size)
+
     def settle(self, uint64_t taken, uint64_t used):
         """(commit, beyond, cancel, release), in bytes."""
         cdef pools.PoolDue due

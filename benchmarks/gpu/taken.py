@@ -33,6 +33,7 @@ MIXED: Final = (1, 300, 4 * KIB, 70 * KIB, 512 * KIB, MIB - 1, MIB, MIB + 1, 2 *
 DEVICE, PINNED, GLOBAL = 1, 1, 1
 POOL_THRESHOLD, POOL_RESERVED, POOL_USED = 4, 5, 7
 GRAPH_USED, GRAPH_RESERVED = 0, 2
+RANGE_SIZE, POOL_HANDLE = 12, 17
 FLOAT, DEFERRED = 0x20, 0x80
 FOREVER: Final = 2**64 - 1
 
@@ -218,6 +219,13 @@ def physical(ask: Asked) -> None:
     ask.taken("cuMemCreate 6 MiB", 6 * MIB, create)
 
 
+def _of_pointer(gpu: Gpu, address: c_uint64) -> dict[str, int]:
+    size, handle = c_size_t(), c_void_p()
+    gpu.call("cuPointerGetAttribute", byref(size), c_int(RANGE_SIZE), address)
+    gpu.call("cuPointerGetAttribute", byref(handle), c_int(POOL_HANDLE), address)
+    return {"range": size.value, "handle": handle.value or 0}
+
+
 def pool(ask: Asked) -> None:
     """The device's default pool, step by step."""
     gpu, found = ask.gpu, c_void_p()
@@ -248,6 +256,9 @@ def pool(ask: Asked) -> None:
         told("all freed in their stream")
         gpu.call("cuStreamSynchronize", gpu.stream)
         told("the stream synchronised")
+        small = allocate(4353)
+        ask.tell("pool: of 4353 B its pointer says", **_of_pointer(gpu, small), pool=found.value or 0)
+        gpu.call("cuMemFreeAsync", small, gpu.stream)
         plainly_freed = allocate(GIB)
         gpu.synchronize()
         gpu.call("cuMemFree_v2", plainly_freed)
@@ -370,6 +381,7 @@ def graphs(ask: Asked) -> None:
         gpu.call("cuGraphLaunch", runnable, gpu.stream)
         gpu.call("cuStreamSynchronize", gpu.stream)
         told("launched")
+        ask.tell("graph: of what it left its pointer says", **_of_pointer(gpu, left))
         gpu.call("cuMemFreeAsync", left, gpu.stream)
         gpu.call("cuStreamSynchronize", gpu.stream)
         told("what it left freed")

@@ -288,6 +288,13 @@ cdef struct State:
     char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
 
 
+cdef struct Pooled:
+    # stream-ordered memory that is about to be freed by cuMemFree
+    uint64_t pool            # 0: it is none
+    uint64_t bytes
+    uint64_t used            # of the pool, as the driver said before
+
+
 cdef struct Pass:
     # one launch on its way through the gate, on the launching thread's stack
     int kind                 # PASS_*
@@ -435,6 +442,8 @@ cdef extern:
     # pools.pyx
     void vgpu_settle_pools() noexcept nogil
     void vgpu_trim_pools() noexcept nogil
+    void vgpu_pooled(unsigned long long pointer, Pooled* pooled) noexcept nogil
+    void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil
     int vgpu_pool_begin(uint64_t pool, uint64_t size) noexcept nogil
     bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexcept nogil
     # graphmemory.pyx

@@ -14,9 +14,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz, real_cuMemGetInfo, real_cuMemGetInfo_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state,
-    vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here, vgpu_log, vgpu_settle_ahead, vgpu_settle_pools,
-    vgpu_trim_pools,
+    BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached, state,
+    vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here, vgpu_log, vgpu_pooled, vgpu_pooled_freed,
+    vgpu_settle_ahead, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, KIND_VMM, MAX_PROCESSES, MEMORY_KINDS, ActivityPage,
@@ -331,11 +331,19 @@ cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsi
 
 cdef public int cuMemFree_v2(unsigned long long pointer) noexcept nogil:
     cdef Block block
+    cdef Pooled pooled
+    cdef int result
     cdef bint known = vgpu_memory_forget(pointer, &block)
     vgpu_settle_ahead()
     if known and block.flags & BLOCK_SWAPPABLE:
         return vgpu_free_swappable(&block)
-    return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
+    if known:
+        return vgpu_memory_freed(real_cuMemFree_v2(pointer), known, &block)
+    vgpu_pooled(pointer, &pooled)
+    result = real_cuMemFree_v2(pointer)
+    if result == CUDA_SUCCESS and pooled.pool:
+        vgpu_pooled_freed(&pooled)
+    return result
 
 
 cdef public int cuMemFree(unsigned int pointer) noexcept nogil:

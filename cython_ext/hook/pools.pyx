@@ -21,21 +21,26 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDeviceGetDefaultMemPool, real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz,
     real_cuMemAllocFromPoolAsync, real_cuMemAllocFromPoolAsync_ptsz, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz,
     real_cuMemPoolCreate, real_cuMemPoolDestroy, real_cuMemPoolGetAttribute, real_cuMemPoolTrimTo,
+    real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED, Gate,
-    attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
+    Pooled, attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
     vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pools cimport PoolBook, PoolDue, pool_begin, pool_end, pool_growth, pool_settle
+from cython_ext.logic.pools cimport (
+    PoolBook, PoolDue, pool_begin, pool_end, pool_freed, pool_growth, pool_settle, pool_used,
+)
 from cython_ext.native cimport add64, futex_wait, load32, now_ns
 
 cdef enum:
     RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
     USED = 7                 # CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+    RANGE_SIZE = 12          # CU_POINTER_ATTRIBUTE_RANGE_SIZE
+    POOL_HANDLE = 17         # CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
     NOBODYS = 0xFFFFFFFF     # PoolBook.gate: no vGPU pays for it
     LOOKS = 100              # for allocations of other threads to be answered
@@ -60,17 +65,18 @@ cdef inline uint32_t kind_of(const PoolBook* book) noexcept nogil:
     return KIND_GRAPH if of_graphs(book.pool) else KIND_ASYNC
 
 
-cdef bint ask(uint64_t pool, uint64_t* taken, uint64_t* used) noexcept nogil:
+cdef bint ask(const PoolBook* book, uint64_t* taken, uint64_t* used) noexcept nogil:
     """What the pool has taken from the card, and what of it it has handed out. 0: the driver does not say."""
     cdef int mode = relax()
     cdef bint told
-    if of_graphs(pool):
-        told = vgpu_ask_graphs(&state().gates[pool - 1], taken, used)
+    if of_graphs(book.pool):
+        told = vgpu_ask_graphs(&state().gates[book.pool - 1], taken, used)
     else:
         told = (
-            real_cuMemPoolGetAttribute(<void*>pool, RESERVED, taken) == CUDA_SUCCESS
-            and real_cuMemPoolGetAttribute(<void*>pool, USED, used) == CUDA_SUCCESS
+            real_cuMemPoolGetAttribute(<void*>book.pool, RESERVED, taken) == CUDA_SUCCESS
+            and real_cuMemPoolGetAttribute(<void*>book.pool, USED, used) == CUDA_SUCCESS
         )
+        used[0] = pool_used(book, taken[0], used[0])
     restore(mode)
     return told
 
@@ -90,7 +96,7 @@ cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
-        book.charged = book.reserved = book.claimed = 0
+        book.charged = book.reserved = book.claimed = book.stale = 0
         state().pool_count += 1
     return book
 
@@ -124,11 +130,11 @@ cdef void settle_all(bint trim) noexcept nogil:
     lock_acquire(&state().pools_lock)
     for i in range(state().pool_count):
         book = &state().pools[i]
-        if book.gate == NOBODYS or not ask(book.pool, &taken, &used):
+        if book.gate == NOBODYS or not ask(book, &taken, &used):
             continue
         if trim:
             trim_one(book, taken, used + book.claimed)
-            if not ask(book.pool, &taken, &used):
+            if not ask(book, &taken, &used):
                 continue
         settle(book, taken, used, 0)
     lock_release(&state().pools_lock)
@@ -186,7 +192,7 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
     book = find(pool)
     if book == NULL:
         book = open_book(pool, payer(pool))
-    if book != NULL and book.gate != NOBODYS and ask(pool, &taken, &used):
+    if book != NULL and book.gate != NOBODYS and ask(book, &taken, &used):
         gate = &state().gates[book.gate]
         others[0] = book.claimed != 0
         settle(book, taken, used, 0)
@@ -233,7 +239,7 @@ cdef public bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexc
     book = find(pool)
     if book != NULL:         # else destroyed in the middle of an allocation
         pool_end(book, size)
-        if ask(pool, &taken, &used):
+        if ask(book, &taken, &used):
             allowed = settle(book, taken, used, limited)
     lock_release(&state().pools_lock)
     return allowed
@@ -283,6 +289,41 @@ cdef public int cuMemAllocFromPoolAsync_ptsz(
     return allocate(1, 1, pointer, size, pool, stream)
 
 
+# --- cuMemFree of what came from a pool
+
+cdef uint64_t said_used(uint64_t pool) noexcept nogil:
+    """By the driver."""
+    cdef int mode = relax()
+    cdef uint64_t used = 0
+    real_cuMemPoolGetAttribute(<void*>pool, USED, &used)
+    restore(mode)
+    return used
+
+
+cdef public void vgpu_pooled(unsigned long long pointer, Pooled* pooled) noexcept nogil:
+    """Before it is freed: of which pool it is, if of any. Programs without pools pay nothing for the question."""
+    pooled.pool = 0
+    if not (attached() and state().pool_count):
+        return
+    if real_cuPointerGetAttribute(&pooled.bytes, RANGE_SIZE, pointer) != CUDA_SUCCESS:
+        return
+    if real_cuPointerGetAttribute(&pooled.pool, POOL_HANDLE, pointer) != CUDA_SUCCESS:
+        pooled.pool = 0
+    if pooled.pool:
+        pooled.used = said_used(pooled.pool)
+
+
+cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
+    """It was freed."""
+    cdef PoolBook* book
+    lock_acquire(&state().pools_lock)
+    book = find(pooled.pool)
+    if book != NULL:
+        pool_freed(book, pooled.used, said_used(pooled.pool), pooled.bytes)
+    lock_release(&state().pools_lock)
+    vgpu_settle_pools()
+
+
 # --- pools of the program's own
 
 cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept nogil:
@@ -310,7 +351,7 @@ cdef public int cuMemPoolDestroy(void* pool) noexcept nogil:
         return real_cuMemPoolDestroy(pool)
     lock_acquire(&state().pools_lock)        # held across: the driver may hand the handle out again at once
     book = find(<uint64_t>pool)
-    if book != NULL and not ask(<uint64_t>pool, &taken, &used):
+    if book != NULL and not ask(book, &taken, &used):
         used = book.charged
     result = real_cuMemPoolDestroy(pool)
     if result == CUDA_SUCCESS and book != NULL:

@@ -16,6 +16,7 @@ cdef struct PoolBook:        # the caller locks
     uint64_t charged         # of what it has taken: committed in the ledger
     uint64_t reserved        # in the ledger, for growth
     uint64_t claimed         # sizes of allocations that the driver has not answered
+    uint64_t stale           # of what it says is used: freed by cuMemFree, which drivers do not take off (580.159)
 
 
 cdef struct PoolDue:         # for the ledger
@@ -23,6 +24,17 @@ cdef struct PoolDue:         # for the ledger
     uint64_t beyond          # grown by more than that: reserve it, then commit it
     uint64_t cancel          # reserved for nothing
     uint64_t release
+
+
+cdef inline uint64_t pool_used(const PoolBook* book, uint64_t taken, uint64_t used) noexcept nogil:
+    """What is in use of what a pool has ``taken``, where the driver says ``used``."""
+    return min(used - min(used, book.stale), taken)
+
+
+cdef inline void pool_freed(PoolBook* book, uint64_t before, uint64_t after, uint64_t size) noexcept nogil:
+    """``size`` bytes of it were freed by cuMemFree; the driver said that ``before`` were used, and says ``after``."""
+    if before < after + size:
+        book.stale += size
 
 
 cdef inline uint64_t pool_lacks(uint64_t taken, uint64_t used, uint64_t claimed) noexcept nogil:

@@ -148,7 +148,8 @@ class Swapping:
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare_bytes(tenant, seen, room, self.stores.limit_bytes))
         self._admit()
-        changes = any(t.waits or t.moving or not t.resident for t in seen)  # nobody tells when one that is away is needed
+        # Nobody tells when one that is away is needed.
+        changes = any(t.waits or t.moving or not t.resident for t in seen)
         return changes or any(not place.settled for place in self._places.values())
 
     def _knows_the_card(self) -> bool:

@@ -42,6 +42,8 @@ class Pool(RuleBasedStateMachine):
         self.told = 0
         """What it had taken when it was settled last."""
         self.claims: list[int] = []
+        self.uncounted = 0
+        """Freed, and still said to be used."""
         self.beyond = self.unasked = 0
 
     asked = Bundle("asked")
@@ -54,7 +56,7 @@ class Pool(RuleBasedStateMachine):
     def begin(self, mib: int) -> int:
         size = mib * MIB
         self.settle()
-        growth = self.book.growth(self.taken, self.used, size)
+        growth = self.book.growth(self.taken, self.book.used(self.taken, self.used + self.uncounted), size)
         self.reserved += growth
         self.book.begin(growth, size)
         self.claims.append(size)
@@ -90,6 +92,14 @@ class Pool(RuleBasedStateMachine):
     def free(self, size: int) -> None:
         self.used -= size
 
+    @rule(size=consumes(owned), quirk=st.booleans())
+    def free_plainly(self, size: int, quirk: bool) -> None:
+        """``quirk``: the driver goes on saying that it is used."""
+        before = self.used + self.uncounted
+        self.used -= size
+        self.uncounted += size if quirk else 0
+        self.book.freed(before, self.used + self.uncounted, size)
+
     @rule()
     def trim(self) -> None:
         """What nobody uses or is about to goes back to the card."""
@@ -98,7 +108,9 @@ class Pool(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        commit, beyond, cancel, release = self.book.settle(self.taken, self.used)
+        used = self.book.used(self.taken, self.used + self.uncounted)
+        assert used == self.used
+        commit, beyond, cancel, release = self.book.settle(self.taken, used)
         assert commit + cancel <= self.reserved
         assert release <= self.committed
         assert release == 0 or commit + beyond == 0

@@ -38,6 +38,7 @@ cdef extern void mem_release(Allocation* allocation) noexcept nogil
 
 # pools.pyx
 cdef extern CUresult mem_free_pooled(Allocation* allocation) noexcept nogil
+cdef extern CUresult mem_free_pooled_at_once(Allocation* allocation) noexcept nogil
 cdef extern void mem_trim_pools(Context* context) noexcept nogil
 cdef extern void mem_forget_pools(Context* context) noexcept nogil
 

@@ -16,7 +16,7 @@ from cython_ext.sim.cuda.driver cimport (
 )
 from cython_ext.sim.cuda.allocations cimport (
     Allocation, BACKING_GRAPH, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
-    mem_forget_graphs, mem_forget_physical, mem_forget_pools, mem_free_of_graph, mem_free_pooled,
+    mem_forget_graphs, mem_forget_physical, mem_forget_pools, mem_free_of_graph, mem_free_pooled_at_once,
 )
 from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
 from cython_ext.sim.share cimport (
@@ -299,7 +299,7 @@ cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
     if allocation == NULL or allocation.address != address:
         result = INVALID_VALUE
     elif backing == BACKING_POOL:
-        result = mem_free_pooled(allocation)
+        result = mem_free_pooled_at_once(allocation)
     elif backing == BACKING_GRAPH:
         mem_free_of_graph(allocation)
     else:

@@ -40,6 +40,7 @@ cdef public struct Pool:
     Context* context        # pays for what is reserved
     uint64_t reserved_bytes
     uint64_t used_bytes
+    uint64_t stale_bytes        # freed, and still counted by the attribute
     uint64_t reserved_high_bytes
     uint64_t used_high_bytes
     uint64_t threshold_bytes    # kept at a synchronisation
@@ -134,6 +135,15 @@ cdef public void mem_trim_pools(Context* context) noexcept nogil:
             trim(pool, pool.threshold_bytes)
         pool = pool.next
     drv_end(context)
+
+
+cdef public CUresult mem_free_pooled_at_once(Allocation* allocation) noexcept nogil:
+    """By cuMemFree. As on the H200 the pool lets go of it at once, and goes on counting it as used for ever."""
+    cdef Pool* pool = <Pool*>allocation.owner
+    pool.stale_bytes += rounded(allocation.size, UNIT)
+    mem_free_pooled(allocation)
+    trim(pool, pool.threshold_bytes)
+    return SUCCESS
 
 
 cdef public CUresult mem_free_pooled(Allocation* allocation) noexcept nogil:
@@ -333,7 +343,7 @@ cdef public CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* valu
     elif attribute == ATTRIBUTE_RESERVED_HIGH:
         wide[0] = pool.reserved_high_bytes
     elif attribute == ATTRIBUTE_USED:
-        wide[0] = pool.used_bytes
+        wide[0] = pool.used_bytes + pool.stale_bytes
     else:
         wide[0] = pool.used_high_bytes
     return SUCCESS
