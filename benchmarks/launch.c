@@ -1,19 +1,23 @@
-/* What the gate adds to one launch: the same empty kernel through the hook and straight into the driver, in turns,
+/* What the hook adds to one launch, or to cuMemAlloc and cuMemFree: through it and straight into the driver, in turns,
  * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
  * that wants to bypass a cooperative hook needs no help, and NVML shows it).
  *
- *   cc -O2 -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200
+ *   cc -O2 -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate]
  *
- * Prints a JSON object: nanoseconds a launch of both, as medians over `rounds` batches, and of the paired differences.
+ * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+typedef int (*allocate_t)(unsigned long long *, size_t);
+typedef int (*free_t)(unsigned long long);
+#define SIZE (2 << 20) /* the driver's own granule: it has to ask the card */
 #define BATCH 500 /* stays below the driver's queue of 1024, so that no launch waits for the GPU */
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
@@ -49,7 +53,22 @@ static void *hooked(const char *name) {
     return found;
 }
 
+/* Past the hook. */
+static void *direct(const char *name) {
+    void *found = dlvsym(library, name, "libcuda.so.1");
+    if (found) return found;
+    /* unversioned symbols: find the plain dlsym by its version */
+    void *(*plain)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+#if defined(__x86_64__)
+    if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+#else
+    if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
+#endif
+    return plain(library, name);
+}
+
 int main(int argc, char **argv) {
+    int allocates = argc > 2 && !strcmp(argv[2], "allocate"), in_default_stream = argc > 2 && !strcmp(argv[2], "default");
     int rounds = argc > 1 ? atoi(argv[1]) : 200;
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
@@ -64,26 +83,25 @@ int main(int argc, char **argv) {
     CALL(cuCtxSetCurrent, context);
     CALL(cuModuleLoadData, &module, PTX);
     CALL(cuModuleGetFunction, &function, module, "empty");
-    if (argc < 3) CALL(cuStreamCreate, &stream, 1); /* any second argument: the default stream */
-    launch_t gated = (launch_t)hooked("cuLaunchKernel");
-    launch_t direct = (launch_t)dlvsym(library, "cuLaunchKernel", "libcuda.so.1");
-    if (!direct) { /* unversioned symbols: find the plain dlsym by its version */
-        void *(*plain)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-#if defined(__x86_64__)
-        if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-#else
-        if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
-#endif
-        direct = (launch_t)plain(library, "cuLaunchKernel");
-    }
+    if (!in_default_stream) CALL(cuStreamCreate, &stream, 1);
+    launch_t launches[] = {(launch_t)direct("cuLaunchKernel"), (launch_t)hooked("cuLaunchKernel")};
+    allocate_t allocations[] = {(allocate_t)direct("cuMemAlloc_v2"), (allocate_t)hooked("cuMemAlloc_v2")};
+    free_t frees[] = {(free_t)direct("cuMemFree_v2"), (free_t)hooked("cuMemFree_v2")};
     double *with = malloc(rounds * sizeof *with), *without = malloc(rounds * sizeof *without), *difference = malloc(rounds * sizeof *difference);
     for (int round = -5; round < rounds; round++) {
         double took[2];
         for (int turn = 0; turn < 2; turn++) {
             int through = (turn + round) & 1; /* alternate who goes first */
-            launch_t launch = through ? gated : direct;
+            unsigned long long address;
             double start = now_ns();
-            for (int i = 0; i < BATCH; i++) check(launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+            for (int i = 0; i < BATCH; i++) {
+                if (allocates) {
+                    check(allocations[through](&address, SIZE), "cuMemAlloc");
+                    check(frees[through](address), "cuMemFree");
+                } else {
+                    check(launches[through](function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+                }
+            }
             took[through] = (now_ns() - start) / BATCH;
             CALL(cuStreamSynchronize, stream);
         }
@@ -93,6 +111,6 @@ int main(int argc, char **argv) {
         difference[round] = took[1] - took[0];
     }
     printf("{\"hooked\": %s, \"rounds\": %d, \"gated_ns\": %.1f, \"direct_ns\": %.1f, \"added_ns\": %.1f}\n",
-           gated == direct ? "false" : "true", rounds, median(with, rounds), median(without, rounds), median(difference, rounds));
+           launches[0] == launches[1] ? "false" : "true", rounds, median(with, rounds), median(without, rounds), median(difference, rounds));
     return 0;
 }

@@ -1,4 +1,4 @@
-"""What the gate adds to a launch: nanoseconds, and instructions where valgrind is installed.
+"""What the hook adds to a launch, and to cuMemAlloc with cuMemFree: nanoseconds, and instructions if there is valgrind.
 
     python -m benchmarks.launch [--gpu]
 
@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.gpu.node import Node
 
 ROUNDS = 400
+ALLOCATION_ROUNDS = 40
 BATCH = 500  # launch.c's
 
 
@@ -69,9 +70,9 @@ def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, 
     return (counted[1] - counted[0]) / ((many - few) * BATCH)
 
 
-def in_turns(node: Node, program: Path, rounds: int = ROUNDS) -> dict[str, float]:
+def in_turns(node: Node, program: Path, rounds: int = ROUNDS, *arguments: str) -> dict[str, float]:
     """What the program says: ``gated_ns``, ``direct_ns`` and ``added_ns`` per launch, and ``hooked``."""
-    command = ["run", "--sm", "100", "--mem", "1G", "--", str(program), str(rounds)]
+    command = ["run", "--sm", "100", "--mem", "1G", "--", str(program), str(rounds), *arguments]
     answer: dict[str, float] = json.loads(node.run(*command, timeout=300))
     return answer
 
@@ -82,10 +83,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 2) as node:
         program = compile_launch(Path(scratch))
-        answer = in_turns(node, program)
+        launched, allocated = in_turns(node, program), in_turns(node, program, ALLOCATION_ROUNDS, "allocate")
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
-        row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
-        print(f"{'one launch, ns (median)':28}{row}")
+        for name, answer in (("one launch", launched), ("cuMemAlloc, cuMemFree", allocated)):
+            row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
+            print(f"{name + ', ns':28}{row}")
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return
@@ -97,6 +99,7 @@ def main() -> None:
             ("one vGPU", vgpus[:1], ()),
             ("two vGPUs", vgpus, ()),
             ("... default stream", vgpus, ("default",)),
+            ("cuMemAlloc and cuMemFree", vgpus[:1], ("allocate",)),
         )
         print("instructions in the hook")
         for name, among, arguments in rows:

@@ -58,6 +58,7 @@ wait
 part frameworks 400 python3 -m pytest -q tests/gpu/test_frameworks.py
 part mps 120 python3 -m pytest -q tests/gpu/test_mps.py
 part memory 240 python3 -m pytest -q -s tests/gpu/test_memory.py
+part capacity 240 python3 -m pytest -q -s tests/gpu/test_capacity.py
 part suspension 240 python3 -m pytest -q -s tests/gpu/test_suspension.py
 part swapping 500 python3 -m benchmarks.gpu.swapping
 part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"

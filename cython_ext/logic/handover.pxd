@@ -41,8 +41,8 @@ cdef inline int64_t awake_before_ns(int64_t lasted_ns) noexcept nogil:
 
 
 cdef inline int64_t awake_after_ns(int64_t lasted_ns) noexcept nogil:
-    """And after it, if it does not drain: a sixteenth."""
-    return min(<int64_t>AWAKE_AFTER_NS, lasted_ns >> 4)
+    """And after it, if it does not drain: the same part of it."""
+    return min(<int64_t>AWAKE_AFTER_NS, lasted_ns >> 5)
 
 
 cdef inline bint awake_for(int64_t due_ns, int64_t before_ns, int64_t after_ns, int64_t at_ns) noexcept nogil:

@@ -123,6 +123,8 @@ class Swapping:
 
     def _step(self) -> bool:
         """Whether anything is likely to change soon."""
+        if not self._places:
+            return False
         now_ns = time.monotonic_ns()
         tenants: dict[int, tuple[Vgpu, Place]] = {}
         seen: list[Tenant] = []

@@ -1,5 +1,5 @@
-"""What the gate adds to one launch in a vGPU of 100 %: the hook's and the driver's own in turns, in one process
-(``benchmarks/launch.py``; medians of paired differences)."""
+"""What the hook adds to one launch in a vGPU of 100 %, and to cuMemAlloc with cuMemFree of 2 MiB: the hook's calls and
+the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Outcome
 from benchmarks.gpu.tables import Bar, Column, Row
 
-BLOCK: Final = "empty kernel"
+KERNEL: Final = "empty kernel"
+ALLOCATION: Final = "cuMemAlloc, cuMemFree"
 
 
 def measure(bench: Bench) -> None:
-    with bench.block(BLOCK), tempfile.TemporaryDirectory() as scratch:
+    with bench.block(KERNEL), tempfile.TemporaryDirectory() as scratch:
         program = launch.compile_launch(Path(scratch))
         for repeat in range(bench.options.repeat):
-            answer = launch.in_turns(bench.ground.node(TEMPORAL), program)
-            if not answer.pop("hooked"):
-                raise RuntimeError("the program went past the hook both times")
-            bench.keep(repeat, BLOCK, "100", TEMPORAL, Outcome((), answer), [100.0])
+            node = bench.ground.node(TEMPORAL)
+            for block, answer in (
+                (KERNEL, launch.in_turns(node, program)),
+                (ALLOCATION, launch.in_turns(node, program, launch.ALLOCATION_ROUNDS, "allocate")),
+            ):
+                if not answer.pop("hooked"):
+                    raise RuntimeError("the program went past the hook both times")
+                if block == ALLOCATION:
+                    answer["added_to_allocation_ns"] = answer.pop("added_ns")
+                bench.keep(repeat, block, "100", TEMPORAL, Outcome((), answer), [100.0])
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -32,15 +39,16 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def estimate(options: Options) -> float:
-    return 5 + 5 * options.repeat
+    return 5 + 10 * options.repeat
 
 
 PART = Part(
     "launch",
-    "One launch, in nanoseconds of the host",
+    "One launch, one allocation and its free, in nanoseconds of the host",
     0.0,
     (
         Column("added_ns", "added by the hook", "low", 1, (Bar(30.0),)),
+        Column("added_to_allocation_ns", "to an allocation", "low", 0, (Bar(1000.0),)),
         Column("gated_ns", "through the hook"),
         Column("direct_ns", "direct"),
     ),
