@@ -8,6 +8,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 Interval = tuple[int, int]
 
@@ -88,6 +89,23 @@ def closed(intervals: Iterable[Interval], gap_ns: int) -> list[Interval]:
         else:
             merged.append((start, end))
     return merged
+
+
+class Look(NamedTuple):
+    """Two clocks at one moment, in ns."""
+
+    theirs: int
+    ours: int
+
+
+def intervals_noted(count: int, slots: Sequence[int], first: Look, last: Look) -> list[Interval]:
+    """Intervals whose beginnings and ends were noted in turns, ``count`` times in all, by a clock that was looked at
+    before and after; on ours. RuntimeError if there were more notes than slots."""
+    if count > len(slots):
+        raise RuntimeError(f"{count} notes, and room for {len(slots)}: choose fewer --seconds")
+    pace = (last.ours - first.ours) / max(1, last.theirs - first.theirs)
+    ours = [first.ours + round((at - first.theirs) * pace) for at in slots[: count - count % 2]]
+    return list(zip(ours[::2], ours[1::2], strict=True))
 
 
 def covered_ratio(intervals: Iterable[Interval], start: float, stop: float) -> float:

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu.stats import (
+    Look,
     bootstrap,
     bootstrap_ratio,
     closed,
     covered_ratio,
     gaps_within,
     handovers_ns,
+    intervals_noted,
     mean_distance_percent,
     percentile,
     rate,
@@ -127,3 +129,13 @@ def test_the_worst_depends_on_what_is_good() -> None:
 
 def test_the_distance_from_the_mean_is_that_of_the_furthest() -> None:
     assert mean_distance_percent([9.0, 10.0, 14.0]) == pytest.approx(100 * 3 / 11)
+
+
+def test_beginnings_and_ends_are_noted_in_turns_on_another_clock() -> None:
+    first, last = Look(1000, 50_000), Look(3000, 54_000)  # theirs is half as fast
+    noted = [1100, 1200, 1300, 1500, 2000]
+    assert intervals_noted(4, [*noted, 0], first, last) == [(50_200, 50_400), (50_600, 51_000)]
+    assert intervals_noted(5, [*noted, 0], first, last) == [(50_200, 50_400), (50_600, 51_000)]  # one has not ended
+    assert intervals_noted(0, [0, 0], first, last) == []
+    with pytest.raises(RuntimeError, match="7 notes, and room for 5"):
+        intervals_noted(7, noted, first, last)

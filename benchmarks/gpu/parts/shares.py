@@ -1,7 +1,7 @@
 """Whether a vGPU of p % gets p % of the GPU's time, alone and in company, by the kernels' device timestamps.
 
-*Busy* is the union of a process's kernel intervals (CUPTI) over the wall time of the window; *taken* closes the gaps in
-it that are shorter than a switch to another process, which nobody else could have used; NVML's utilisation of the whole
+*Busy* is the union of a process's kernel intervals (by CUPTI; a graph notes its own) over the wall time of the window;
+*taken* closes the gaps in it that are shorter than a switch to another process, which nobody else could have used; NVML's utilisation of the whole
 GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its share, or what the work takes
 when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not fit the card together take
 turns, and their quotas are shares of the time: the same is asked of those.

@@ -1,4 +1,5 @@
-"""A workload in unmodified PyTorch, with CUDA events as marks and CUPTI's activity records as device timestamps."""
+"""A workload in PyTorch, with CUDA events as marks, and as device timestamps CUPTI's activity records, or those that
+its own graph notes."""
 
 from __future__ import annotations
 
@@ -43,6 +44,11 @@ class TorchProgram:
 
     @contextmanager
     def stamped(self) -> Iterator[Callable[[], list[Interval]]]:
+        notes = getattr(self._step, "notes", None)
+        if notes is not None:
+            with notes.recording() as intervals:
+                yield intervals
+            return
         if self._activity is None:
             self._activity = Activity()
         with self._activity.recording(torch.cuda.synchronize) as intervals:

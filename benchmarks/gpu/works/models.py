@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, ELEMENTS, RNNT_BATCH, TRAINING_BATCH, WORKS
+from benchmarks.gpu.works.notes import Notes
 
 Step = Callable[[], object]
 
@@ -102,11 +103,22 @@ def transducer(device: torch.device) -> Step:
     return in_inference_mode(lambda: model(frames, letters))
 
 
+class Replay:
+    """A step that is one CUDA graph, and notes when it begins and ends."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, notes: Notes) -> None:
+        self.notes = notes
+        self._replay: Step = graph.replay
+
+    def __call__(self) -> object:
+        return self._replay()
+
+
 def captured(build: Callable[[torch.device], Step]) -> Callable[[torch.device], Step]:
     """The step of ``build`` as one CUDA graph."""
 
     def captured_build(device: torch.device) -> Step:
-        step = build(device)
+        step, notes = build(device), Notes(device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -115,9 +127,10 @@ def captured(build: Callable[[torch.device], Step]) -> Callable[[torch.device], 
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
+            notes.note()
             step()
-        replay: Step = graph.replay
-        return replay
+            notes.note()
+        return Replay(graph, notes)
 
     return captured_build
 
