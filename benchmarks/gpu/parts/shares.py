@@ -1,10 +1,10 @@
 """Whether a vGPU of p % gets p % of the GPU's time, alone and in company, by the kernels' device timestamps.
 
 *Busy* is the union of a process's kernel intervals (by CUPTI; a graph notes its own) over the wall time of the window;
-*taken* closes the gaps in it that are shorter than a switch to another process, which nobody else could have used; NVML's utilisation of the whole
-GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its share, or what the work takes
-when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not fit the card together take
-turns, and their quotas are shares of the time: the same is asked of those.
+*taken* closes the gaps in it that are shorter than a switch to another process, which nobody else could have used;
+NVML's utilisation of the whole GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its
+share, or what the work takes when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not
+fit the card together take turns, and their quotas are shares of the time: the same is asked of those.
 
 A host-bound work computes only while its host feeds the GPU. For those the vGPU's books count. What it is charged, the
 time held less the idle gaps that were observed, is never above the share: a limit is about that. Its token time is
