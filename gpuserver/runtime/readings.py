@@ -229,7 +229,7 @@ def warnings_on(
     record = vgpu.record
     if record.partition is None:
         managed = record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated
-        return (*((HAZARD,) if managed else ()), *warnings_when_idle(vgpu))
+        return (*((HAZARD,) if managed else ()), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
     warnings = []
     if record.spec.idle_suspend_ns:
         warnings.append("It is not suspended when it is idle (--idle-suspend): MPS does not allow that.")
@@ -267,6 +267,14 @@ def warnings_on(
     return tuple(warnings)
 
 
+def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
+    """What of it could leave the card, and does not."""
+    if not (vgpu.swaps and vgpu.companies):
+        return ()
+    programs = counted(len(vgpu.companies), "program")
+    return (f"What {programs} that use several GPUs have allocated stays on the card: each GPU may reach into it.",)
+
+
 def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     """Why it cannot be suspended by itself, or brought back, as far as is known."""
     spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
@@ -284,7 +292,14 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     if record.spec.process_memory_bytes is not None:
         each = format_bytes(record.spec.process_memory_bytes)
         notes.append(f"Each of its processes may allocate {each} of that, contexts and modules apart.")
-    if record.spec.oversubscribe is not None:
+    if record.spec.oversubscribe is Oversubscribe.SWAP:
+        notes += [
+            "Its plain allocations lie in the host's memory while others need the card and it does not, and come back to "
+            "the same addresses. The card keeps nothing for it.",
+            "Pools, arrays, graphs and cuMemCreate are not moved: the card itself may refuse them before the limit. "
+            "Plain memory cannot be shared with other processes (cuIpcGetMemHandle).",
+        ]
+    elif record.spec.oversubscribe is Oversubscribe.MANAGED:
         notes += [
             "Its plain allocations are managed memory: what does not fit the card lies in the host's memory, and comes "
             "back page by page when a kernel touches it. The card keeps nothing for it.",

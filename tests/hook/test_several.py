@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext.readings import EventKind
+from cython_ext.readings import EventKind, GrantsFlag, Where
+from cython_ext.storepage import StorePage
 from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
 from tests.hook.test_gate import PROLOGUE
 from tests.hook.test_markers import PROGRAM, recorder  # noqa: F401  (a fixture)
 
+MIB = 1 << 20
 TWO = """
 import time
 class Device:
@@ -181,3 +183,39 @@ def test_the_driver_is_not_asked_for_the_device_at_each_launch(
     seen = [word[0].upper() for word in record.read_text().split()]
     assert seen.count("L") == 1000
     assert seen.count("D") < 100
+
+
+REACHING = """
+SIZE = 4 << 20
+devices = [Device(0), Device(1)]
+devices[0].turn_to()
+block = app.allocate(SIZE)
+app.call("cuMemsetD8_v2", c_uint64(block), 7, c_size_t(SIZE))
+app.synchronize()
+devices[1].turn_to()
+app.call("cuCtxEnablePeerAccess", devices[0].context, 0)
+other = app.allocate(SIZE)
+print("ready", flush=True)
+sys.stdin.readline()
+app.call("cuMemcpyPeer", c_uint64(other), devices[1].context, c_uint64(block), devices[0].context, c_size_t(SIZE))
+print(sorted(set(app.read(other, SIZE))), sorted(set(app.read(block, SIZE))), flush=True)
+"""
+
+
+def test_memory_that_other_gpus_reach_into_stays_on_the_card(stage: Stage) -> None:
+    """--oversubscribe swap: it would be moved under the copies, and the kernels, of a GPU that asks another vGPU."""
+    first, second = stage.vgpu(0), stage.vgpu(1)
+    first.grants.flags = first.grants.flags | GrantsFlag.SWAPPABLE
+    first.store = StorePage.create(64)
+    first.store.grow(64)
+    first.open()
+    second.open()
+    process = stage.start(PROLOGUE + TWO + REACHING, stage.environment(first, second))
+    assert stage.heard(process) == "ready"
+    for epoch, _ in stage.dispatcher.outstanding(first.key):
+        stage.dispatcher.withdraw(first.key, epoch)
+    first.grants.flags = first.grants.flags & ~GrantsFlag.PRESENT | GrantsFlag.STILL | GrantsFlag.AWAY
+    eventually(lambda: first.slot().where == Where.AWAY, "it takes no lease any more")
+    assert (first.slot().committed_bytes[0], first.slot().away_bytes) == (4 * MIB, 0)
+    stage.tell(process)
+    assert stage.heard(process) == "[7] [7]"
