@@ -30,7 +30,7 @@ from cython_ext.layout cimport (
     SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
@@ -53,15 +53,35 @@ cdef enum:
 
 # --- the door
 
+cdef inline bint is_at_work(const Gate* gate) noexcept nogil:
+    """Under a lease, or with work of one that is over."""
+    return (
+        load32(&gate.grants.open_epoch) != 0 or load32(&gate.slot.undrained) != 0 or load32(&gate.submitting) != 0
+        or gate.began_epoch != 0 or gate.over_epoch != 0 or gate.ahead.launches != 0
+    )
+
+
 cdef void open_door(Gate* gate) noexcept nogil:
     exchange32(&gate.away, 0)
     futex_wake(&gate.away, INT_MAX)
 
 
+cdef bint lock_door(Gate* gate) noexcept nogil:
+    """Nobody begins to touch, nor launches, from here on. 0: somebody does just now. A launch that was decided under
+    the gate's lock is seen at work, or sees the door."""
+    cdef bint at_rest
+    if not lock_soon(&gate.lock):
+        return 0
+    at_rest = not is_at_work(gate)
+    if at_rest:
+        exchange32(&gate.away, 1)
+    lock_release(&gate.lock)
+    return at_rest
+
+
 cdef bint shut_door(Gate* gate) noexcept nogil:
     """0: somebody goes on touching, in the driver for a long time."""
     cdef int64_t until = now_ns() + DRAIN_NS
-    exchange32(&gate.away, 1)
     fence()
     while load32(&gate.touching):
         if now_ns() > until or load32(&state().stopping):
@@ -279,6 +299,14 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
     return outcome
 
 
+cdef bint has_arrived(Mover* mover, const Batch* batch) noexcept nogil:
+    """0: its copies failed, or the process ends; then nothing uses their places any more."""
+    cdef bint well = has_copied(batch)
+    if not well:
+        real_cuStreamSynchronize(mover.stream)
+    return well
+
+
 cdef void settle(Gate* gate, Batch* batch, bint out, bint well) noexcept nogil:
     if out:
         settle_out(gate, batch, well)
@@ -301,7 +329,7 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
         turn = 1 - turn
         batch = &mover.batches[turn]
         if batch.count:
-            well = has_copied(batch)
+            well = has_arrived(&mover, batch)
             settle(gate, batch, out, well)
             gate.move_went_ns = now_ns()
         if not well:
@@ -311,7 +339,7 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
     for turn in range(2):
         batch = &mover.batches[turn]
         if batch.count:
-            well = outcome != FAILED and has_copied(batch)
+            well = outcome != FAILED and has_arrived(&mover, batch)
             settle(gate, batch, out, well)
             gate.move_went_ns = now_ns()
             if not well:
@@ -381,6 +409,8 @@ cdef int leave(Gate* gate) noexcept nogil:
     cdef int outcome
     begin(gate)
     if gate.where == SLOT_RESIDENT:
+        if not lock_door(gate):
+            return WAITS
         if not shut_door(gate):
             open_door(gate)
             return FAILED
@@ -407,14 +437,6 @@ cdef int come_back(Gate* gate) noexcept nogil:
         tell(gate, SLOT_RESIDENT)
         open_door(gate)
     return patient(gate, outcome, CARD_NS)
-
-
-cdef inline bint is_at_work(const Gate* gate) noexcept nogil:
-    """Under a lease, or with work of one that is over."""
-    return (
-        load32(&gate.grants.open_epoch) != 0 or load32(&gate.slot.undrained) != 0 or load32(&gate.submitting) != 0
-        or gate.began_epoch != 0 or gate.over_epoch != 0 or gate.ahead.launches != 0
-    )
 
 
 cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:

@@ -294,8 +294,8 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
         notes.append(f"Each of its processes may allocate {each} of that, contexts and modules apart.")
     if record.spec.oversubscribe is Oversubscribe.SWAP:
         notes += [
-            "Its plain allocations lie in the host's memory while others need the card and it does not, and come back to "
-            "the same addresses. The card keeps nothing for it.",
+            "Its plain allocations lie in the host's memory while others need the card and it does not, and come back "
+            "to the same addresses. The card keeps nothing for it.",
             "Pools, arrays, graphs and cuMemCreate are not moved: the card itself may refuse them before the limit. "
             "Plain memory cannot be shared with other processes (cuIpcGetMemHandle).",
         ]

@@ -193,8 +193,8 @@ class Vgpu:
 
     @property
     def movable_bytes(self) -> int:
-        """Of its memory what can leave the card, wherever it is: not that of programs with several GPUs, which reach into
-        it from the others."""
+        """Of its memory what can leave the card, wherever it is: not that of programs with several GPUs, which reach
+        into it from the others."""
         if not self.swaps:
             return 0
         return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots if slot.index not in self.companies))
