@@ -4,7 +4,8 @@ It is made of chunks of physical memory (cuMemCreate) mapped into address ranges
 arenas of 2 MiB (logic/arenas.pxd). swap.pyx takes the chunks off the card and brings them back. Charged is what the
 chunks take: whole pieces of 2 MiB, as of the driver's own linear memory.
 
-Not in a process that uses several GPUs: those copy from each other's memory, and reach into it, without asking its vGPU.
+Not in a process that uses several GPUs: those copy from each other's memory, and reach into it, without asking its
+vGPU.
 
 To the program it is what cuMemAlloc gives. cuMemFree waits for the work of its context, as the driver's does, because
 cuMemUnmap does not wait (H200: the stream dies). What the driver would tell of a chunk is told of the allocation. Two
