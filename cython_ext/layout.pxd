@@ -206,7 +206,8 @@ cdef struct Slot:
     int64_t moved_ns         # how long the last move took ...
     uint64_t room_bytes      # an allocation waits for so much more of the card; 0: none does
     int64_t pinned_ns        # ... and how much of that to pin host memory
-    uint8_t[56] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t ends            # 1: the process has begun to end, with calls of the driver
+    uint8_t[52] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

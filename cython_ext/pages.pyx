@@ -392,6 +392,16 @@ cdef class ActivityPage(Page):
         return native.load64(&self.get().ledger_epoch)
 
     @property
+    def ends(self):
+        """Whether one of the processes has begun to end."""
+        cdef layout.ActivityPage* page = self.get()
+        cdef int i
+        for i in range(layout.MAX_PROCESSES):
+            if native.load32(&page.slots[i].state) == layout.SLOT_ACTIVE and native.load32(&page.slots[i].ends):
+                return True
+        return False
+
+    @property
     def processes(self):
         """Slots that are not free, counted now."""
         cdef layout.ActivityPage* page = self.get()

@@ -1,7 +1,7 @@
 """The page with a user's host memory for what is away from the card, made and looked after by a GPU Server.
 
 Every process of the user may write all of it, so nothing that stands in it is believed further than that user's own
-vGPUs reach: how many blocks there are tells the size of the file, not the header.
+vGPUs reach: how many blocks there are, and how many have memory, tells the file, not the header.
 """
 
 import os
@@ -23,6 +23,7 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef enum:
     MADV_POPULATE_WRITE = 23     # Linux 5.14
     SMALL_PAGE = 4096
+    FILE_BLOCK = 512             # of stat
 
 STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS = logic.BLOCK_BYTES, logic.SEGMENT_BLOCKS
 MOST_BLOCKS = 1 << 23            # 16 TiB
@@ -31,7 +32,7 @@ MOST_BLOCKS = 1 << 23            # 16 TiB
 cdef class StorePage(Page):
     """``blocks`` of ``STORE_BLOCK_BYTES``, of which ``ready`` have memory behind them."""
 
-    cdef readonly uint64_t blocks
+    cdef readonly uint64_t blocks, ready
     cdef uint64_t offset
 
     cdef layout.StorePage* get(self) except NULL:
@@ -70,16 +71,24 @@ cdef class StorePage(Page):
             descriptor, sizeof(layout.StorePage), layout.STORE_MAGIC, True, found - sizeof(layout.StorePage)
         )
         self.descriptor = os.dup(descriptor)
+        self.set_ready(self.blocks_with_memory())
         return self
 
-    @property
-    def ready(self):
-        return min(native.load32(&self.get().ready), self.blocks)
+    cdef uint64_t blocks_with_memory(self):
+        """By the file system's word, in whole segments: the header is less than one."""
+        segments = os.fstat(self.descriptor).st_blocks * FILE_BLOCK // (STORE_SEGMENT_BLOCKS * STORE_BLOCK_BYTES)
+        return min(self.blocks, segments * STORE_SEGMENT_BLOCKS)
+
+    cdef int set_ready(self, uint64_t ready) except -1:
+        """Tell the processes that use it."""
+        self.ready = ready
+        native.store32(&self.get().ready, <uint32_t>ready)
+        return 0
 
     def grow(self, blocks, threads=1):
         """Have memory behind so many more blocks, and the rest of their segment; how many it were. Without the GIL,
         about 0.3 s a GiB and thread. ``MemoryError``: the host has none."""
-        cdef layout.StorePage* page = self.get()
+        self.check_open()
         cdef uint64_t begin = self.ready
         cdef uint64_t end = min(self.blocks, begin + <uint64_t>(blocks + -blocks % STORE_SEGMENT_BLOCKS))
         if threads == 1:
@@ -89,7 +98,7 @@ cdef class StorePage(Page):
             with ThreadPoolExecutor(threads) as pool:
                 for part in [pool.submit(self.touch, at, min(at + step, end)) for at in range(begin, end, step)]:
                     part.result()
-        native.store32(&page.ready, <uint32_t>end)
+        self.set_ready(end)
         return end - begin
 
     def touch(self, uint64_t begin, uint64_t end):
@@ -115,18 +124,35 @@ cdef class StorePage(Page):
             raise MemoryError(f"the host has no memory for {(end - begin) * logic.BLOCK_BYTES} bytes: "
                               f"{os.strerror(errno)}")
 
-    def owners(self):
-        """How many blocks each process has: (pid, the low bits of its start time) → blocks."""
+    @property
+    def used(self):
+        """How many blocks are somebody's."""
         cdef uint64_t* owners = logic.store_owners(self.get())
-        cdef uint64_t i, name
+        cdef uint64_t i, count = 0
+        with nogil:
+            for i in range(self.blocks):
+                count += native.load64(&owners[i]) != 0
+        return count
+
+    def owners(self, uint64_t begin, size_t most):
+        """Whose the blocks are, as (pid, the low bits of its start time): ``most`` names, from block ``begin`` on, at
+        whose end it goes on with the first. And from which block on to look for others: any process may write as many
+        names as there are blocks."""
+        cdef uint64_t* owners = logic.store_owners(self.get())
+        cdef uint64_t k, i = 0, name, last = 0
         cdef uint64_t low = (<uint64_t>1 << logic.START_BITS) - 1
-        found = {}
-        for i in range(self.blocks):
+        found = set()
+        for k in range(self.blocks):
+            i = (begin + k) % self.blocks
             name = native.load64(&owners[i])
-            if name:
-                key = (name >> logic.START_BITS, name & low)
-                found[key] = found.get(key, 0) + 1
-        return found
+            if name and name != last:
+                if len(found) == most:
+                    break
+                last = name
+                found.add((name >> logic.START_BITS, name & low))
+        else:
+            i = begin
+        return found, i
 
     def give_back(self, pid, start_time):
         """What a process had that is no more; so many blocks it was."""

@@ -300,9 +300,8 @@ cdef void stop() noexcept nogil:
     cdef uint32_t i
     if all == NULL or not all.attached:
         return
-    for i in range(all.gate_count):
-        if stands_still(&all.gates[i]):      # it ends with calls of the driver, which wait
-            vgpu_want(&all.gates[i], now_ns())
+    for i in range(all.gate_count):          # with calls of the driver, which a process that stands still waits in
+        store32(&all.gates[i].slot.ends, 1)
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
         while not lock_soon(&all.gates[i].lock):

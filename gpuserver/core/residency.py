@@ -10,7 +10,8 @@ without end. Room for it is made by those who need theirs least:
 
 Who comes begins as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``). What is
 away is in the store, which is bounded, and what all own fits card and store together: an allocation beyond that is
-hopeless.
+hopeless. Whoever does not take what it is offered, as a program that was stopped, is passed over for a while
+(``patience_ns``), longer each time.
 
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
@@ -33,6 +34,8 @@ PASSING_BYTES: Final = 64 << 20
 
 
 UNBOUNDED: Final = 1 << 62
+AGAIN_LEAST_NS: Final = 1_000_000_000
+AGAIN_MOST_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,23 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``leave`` and ``come``: who is to begin now. ``hopeless``: who wants more than there is room for."""
+    """``leave`` and ``come``: who is to begin now. ``hopeless``: who wants more than there is room for. ``offered``:
+    who waits for room that is there."""
 
     leave: tuple[VgpuKey, ...] = ()
     come: tuple[VgpuKey, ...] = ()
     hopeless: tuple[VgpuKey, ...] = ()
+    offered: tuple[VgpuKey, ...] = ()
+
+
+def patience_ns(failures: int) -> int:
+    """How long nobody is asked to move again who has not done so, so many times in a row."""
+    return min(AGAIN_MOST_NS, AGAIN_LEAST_NS << min(failures - 1, 10))
+
+
+def usable_bytes(room_bytes: int, short_bytes: int, tenants: Iterable[Tenant]) -> int:
+    """The room, less what the driver has lately kept from us: but whoever would have it all to itself is let try."""
+    return max(room_bytes - short_bytes, min(room_bytes, max((t.memory_bytes for t in tenants), default=0)))
 
 
 def spare_bytes(tenant: Tenant, tenants: Iterable[Tenant], room_bytes: int, store_bytes: int) -> int:
@@ -122,7 +137,8 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, store_bytes:
     missing = first.need_bytes - free - going
     come = () if first.resident else (first.key,)  # who is here finds the room by itself
     if missing <= 0:  # it is there, or is being made
-        return Moves(come=come, hopeless=hopeless)
+        offered = (first.key,) if first.resident and first.need_bytes <= free else ()
+        return Moves(come=come, hopeless=hopeless, offered=offered)
     others = [t for t in here if t is not first]
     ready = [t for t in least_needed_first(others, line) if is_free_to_go(t, now_ns)]
     leaving = enough(ready, missing)

@@ -68,7 +68,7 @@ class Dozing:
         return Sleeper(
             patience_ns=vgpu.record.spec.idle_suspend_ns,
             used_ns=watch.used_ns,
-            wants=self._server.tokens.wants(vgpu.record.key),
+            wants=self._wants(vgpu),
             programs=bool(vgpu.programs),
             dozes=bool(vgpu.dozing),
             dozed_ns=watch.dozed_ns,
@@ -77,9 +77,13 @@ class Dozing:
             tried_ns=watch.tried_ns,
         )
 
+    def _wants(self, vgpu: Vgpu) -> bool:
+        """One that ends wants to be let: its last calls of the driver wait for ever where it stands still."""
+        return self._server.tokens.wants(vgpu.record.key) or (vgpu.activity is not None and vgpu.activity.ends)
+
     def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
         tokens, key = self._server.tokens, vgpu.record.key
-        watch.used_ns = max(watch.used_ns, now_ns if tokens.wants(key) else tokens.heard_ns(key))
+        watch.used_ns = max(watch.used_ns, now_ns if self._wants(vgpu) else tokens.heard_ns(key))
         if now_ns >= watch.counted_ns + COUNT_NS:
             self._count(vgpu, watch, now_ns)
 

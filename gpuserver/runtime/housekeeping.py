@@ -15,7 +15,6 @@ from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
-from vgpu.protocol.peer import is_running
 
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
@@ -76,7 +75,7 @@ class Housekeeping:
                 vgpu = server.vgpus[record.vgpu_id]
                 if not vgpu.removed.is_set() and vgpu.passage.leaving is None and not is_being_made(vgpu):
                     server.nursery.start_soon(self._expire, vgpu)
-            server.swapping.stores.sweep(is_running)
+            server.swapping.stores.sweep(server.memory.readings, server.memory.latest.by_pid)
             await server.remember()
             if not server.settings.paths.server_socket(server.facts.index).exists():
                 log.warning("nobody can reach this server any more: its socket is gone")

@@ -99,8 +99,10 @@ class MemoryWatch:
         self._wake.set()
         return True
 
-    def reaped(self, vgpu: Vgpu, slot: int) -> None:
-        self._dead.pop((vgpu.record.vgpu_id, slot), None)
+    def reaped(self, vgpu: Vgpu, slot: int) -> Process | None:
+        """Its broker has given the slot back. Whose it was, if that is news."""
+        dead = self._dead.pop((vgpu.record.vgpu_id, slot), None)
+        return None if dead is None else dead.process
 
     def forget(self, vgpu: Vgpu) -> None:
         """The vGPU was removed."""

@@ -396,7 +396,6 @@ class GpuServer:
             del vgpu.present[message.slot]
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
-        self.swapping.stores.release(Process(message.pid, message.start_time))
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
@@ -404,7 +403,9 @@ class GpuServer:
             self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
-        self.memory.reaped(vgpu, message.slot)
+        process = self.memory.reaped(vgpu, message.slot)
+        if process is not None:
+            self.swapping.stores.release(process)
         text = f"the driver let process {message.pid} go, {message.released_bytes} bytes are free again"
         self.happened("detached", vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
 

@@ -1,14 +1,18 @@
 """Host memory for what is away from the card: a store for each user of swapped vGPUs, made and first touched here.
 
 So the server's own cgroup pays for it, and one limit holds for all of it. Not one for all users: a store is mapped
-whole by every process that uses it. What it has got it keeps until the last such vGPU of its user is removed, since it
-is pinned by then, which takes longer than any copy.
+whole by every process that uses it. What it has got it keeps until the last such vGPU of its user is removed, and the
+last of its programs has ended, since it is pinned by then, which takes longer than any copy.
+
+Whose a block is its owner writes (cython_ext/logic/store.pxd). It is taken from whoever has ended, once the driver has
+let that process go: until then the GPU may still be copying.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +23,7 @@ import trio
 from cython_ext.page import PageError
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from vgpu.identity import Process
+from vgpu.protocol.peer import is_running
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +33,27 @@ TOUCHING_THREADS: Final = max(1, min(8, (os.cpu_count() or 1) // 4))
 """One clears 3.5 GB a second, the card delivers 50."""
 HOST_LEAST_BYTES: Final = 1 << 30
 """So much of the host's memory is left to others."""
+SWEEP_MOST: Final = 64
+"""As many names of owners are looked at in a sweep: a tenant may write any number of them."""
 USED_UP: Final = "the host memory for what is away is used up: vgpuctl serve --host-memory gives more"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A store that nobody is given any more, which ``programs`` may have mapped and pinned."""
+
+    store: StorePage
+    programs: Sequence[Process]
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Of a store. ``begin``: the block to look from the next time. ``ended``: owners that were found to have, and how
+    many readings of the driver there were by then."""
+
+    begin: int = 0
+    ended: dict[Process, int] = field(default_factory=dict)
 
 
 class Stores:
@@ -39,8 +63,9 @@ class Stores:
         self.limit_bytes = limit_bytes
         self._stores: dict[int, list[StorePage]] = {}
         """By uid, the one that is handed out last; others were handed out by servers before this one."""
-        self._dropped: list[StorePage] = []
+        self._dropped: list[Dropped] = []
         self._growing = trio.Lock()
+        self._sweeps: dict[StorePage, Sweep] = {}
 
     def of(self, uid: int) -> StorePage:
         """The store of a user, from now on."""
@@ -54,19 +79,13 @@ class Stores:
         if not any(os.path.sameopenfile(descriptor, store.fileno()) for store in known):
             known.insert(0, StorePage.map(descriptor))
 
-    def drop(self, uid: int) -> None:
-        """The user has no swapped vGPU any more. Processes keep their own mappings until they end."""
-        self._dropped += self._stores.pop(uid, ())
+    def drop(self, uid: int, programs: Sequence[Process]) -> None:
+        """The user has no swapped vGPU any more. What ``programs`` have mapped is in use until they end."""
+        self._dropped += (Dropped(store, programs) for store in self._stores.pop(uid, ()))
         self._close_dropped()
 
     def _close_dropped(self) -> None:
-        still_growing = []
-        for store in self._dropped:
-            try:
-                store.close()
-            except PageError:
-                still_growing.append(store)
-        self._dropped = still_growing
+        self._dropped = [dropped for dropped in self._dropped if not _close(dropped)]
 
     # --- how much there is
 
@@ -77,10 +96,11 @@ class Stores:
 
     @property
     def used_bytes(self) -> int:
-        return sum(sum(store.owners().values()) * STORE_BLOCK_BYTES for store in self._everything())
+        return sum(store.used * STORE_BLOCK_BYTES for store in self._everything())
 
     def _everything(self) -> Iterable[StorePage]:
-        return (store for stores in self._stores.values() for store in stores)
+        yield from (store for stores in self._stores.values() for store in stores)
+        yield from (dropped.store for dropped in self._dropped if not dropped.store.closed)
 
     def lacks(self, uid: int, bytes_: int) -> str:
         """Why a user's store could not have so much, whatever the host has; empty: it could."""
@@ -109,17 +129,34 @@ class Stores:
     # --- who has it
 
     def release(self, process: Process) -> None:
-        """It has ended."""
+        """It has ended, and the driver has let it go."""
         for store in self._everything():
             store.give_back(process.pid, process.start_time)
 
-    def sweep(self, is_running: Callable[[Process], bool]) -> None:
-        """Also of those whose end nobody has told."""
+    def sweep(self, readings: int, shown: Container[int]) -> None:
+        """Also those whose end nobody has told. ``readings``: of the driver so far; ``shown``: pids in the last one."""
         self._close_dropped()
-        for store in self._everything():
-            for pid, start_time in store.owners():
-                if not is_running(Process(pid, start_time)):
-                    store.give_back(pid, start_time)
+        self._sweeps = {store: self._sweeps.get(store, Sweep()) for store in self._everything()}
+        for store, sweep in self._sweeps.items():
+            for process, before in list(sweep.ended.items()):
+                # Of the readings until then the last may have begun before it ended.
+                if readings >= before + 2 and process.pid not in shown:
+                    store.give_back(process.pid, process.start_time)
+                    del sweep.ended[process]
+            names, sweep.begin = store.owners(sweep.begin, SWEEP_MOST - len(sweep.ended))
+            for process in (Process(*name) for name in names):
+                if process not in sweep.ended and not is_running(process):
+                    sweep.ended[process] = readings
+
+
+def _close(dropped: Dropped) -> bool:
+    if any(is_running(program) for program in dropped.programs):
+        return False
+    try:
+        dropped.store.close()
+    except PageError:  # it is growing
+        return False
+    return True
 
 
 def host_room_bytes() -> int:

@@ -2,24 +2,36 @@
 
 A vGPU that leaves has no lease any more, and once its work has drained its hooks move what they have, each its own
 (cython_ext/hook/swap.pyx). It has leases again once all of them are back. Hooks say in their slots where they are and
-what they wait for: tenants' words, which bind nobody else, as what is on the card is read from the driver, too.
+what they wait for: tenants' words, which bind nobody else, as what is on the card is read from the driver, too. Nobody
+leaves for one whose programs do not answer.
 
 A server that begins finds programs wherever the last one left them: until it has seen where, nothing moves, and nobody
-who might be away has a lease.
+who might be away has a lease. What is suspended and not yet away, as the last server died meanwhile, is put away then.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from cython_ext.readings import SlotReading, SlotState, Where
-from gpuserver.core.residency import PASSING_BYTES, Arrival, Tenant, admit, decide, spare_bytes
+from gpuserver.core.residency import (
+    PASSING_BYTES,
+    Arrival,
+    Tenant,
+    admit,
+    decide,
+    patience_ns,
+    spare_bytes,
+    usable_bytes,
+)
 from gpuserver.runtime.stores import Stores
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_stopped
 from vgpu.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -33,17 +45,40 @@ PASS_S: Final = 0.002  # while somebody comes: at 50 GB/s 100 MB later
 CALM_S: Final = 0.1  # where everybody has what he wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
+DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
+ANSWER_S: Final = 1.0  # whoever has not begun to come by then is passed over
+TAKE_NS: Final = 3_000_000_000  # so is who has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
-AGAIN_NS: Final = 5_000_000_000  # whoever could not move is not asked again before
+AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
 SHORT_BYTES: Final = 256 << 20
 """The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
 SHORT_MOST_BYTES: Final = 4 << 30
+SHORT_NS: Final = 60_000_000_000
+"""... and half of it again after so long without."""
+
+
+class Answer:
+    """Of a vGPU that is to come: whether its programs have begun to."""
+
+    def __init__(self) -> None:
+        self._given = trio.Event()
+        self._comes = False
+
+    def give(self, comes: bool) -> None:
+        self._comes = self._comes or comes
+        self._given.set()
+
+    async def comes(self) -> bool:
+        await self._given.wait()
+        return self._comes
 
 
 @dataclass(slots=True)
 class Place:
     """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
-    and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter."""
+    and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter.
+    ``failures``: to move, in a row; ``offered_ns``: since when there is room for its allocation of ``offered_bytes``.
+    """
 
     settled: bool = False
     moving: bool = False
@@ -54,8 +89,35 @@ class Place:
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0
+    failures: int = 0
     not_before_ns: int = 0
+    offered_ns: int = 0
+    offered_bytes: int = 0
+    tidied_ns: int = 0
     hopeless: bool = False
+    answer: Answer = field(default_factory=Answer)
+
+    def defer(self) -> None:
+        """It did not do what it was to."""
+        self.failures += 1
+        self.not_before_ns = time.monotonic_ns() + patience_ns(self.failures)
+
+
+@dataclass(slots=True)
+class Shortage:
+    """What the driver keeps of the card beyond what the books know, as far as moves have run into it."""
+
+    bytes_: int = 0
+    until_ns: int = 0
+
+    def grow(self, now_ns: int) -> None:
+        self.bytes_, self.until_ns = min(self.bytes_ + SHORT_BYTES, SHORT_MOST_BYTES), now_ns + SHORT_NS
+
+    def shrink(self, now_ns: int) -> None:
+        """Time has passed."""
+        if self.bytes_ and now_ns >= self.until_ns:
+            self.bytes_ = self.bytes_ // 2 if self.bytes_ > SHORT_BYTES else 0
+            self.until_ns = now_ns + SHORT_NS
 
 
 class Swapping:
@@ -65,7 +127,7 @@ class Swapping:
         self._server = server
         self.stores = Stores(server.settings.host_memory_bytes)
         self._places: dict[str, Place] = {}
-        self._short_bytes = 0
+        self._short = Shortage()
         self._arrivals = 0
         self._began = math.inf
 
@@ -80,7 +142,7 @@ class Swapping:
         self._places.pop(vgpu.record.vgpu_id, None)
         uid = vgpu.record.owner.uid
         if vgpu.swaps and not any(other.record.owner.uid == uid for other in self._swapped()):
-            self.stores.drop(uid)
+            self.stores.drop(uid, vgpu.programs)
 
     async def make_room(self) -> None:
         """Something was promised: wait until those who are in its way have left."""
@@ -92,7 +154,7 @@ class Swapping:
     def room_bytes(self) -> int:
         """What all of them may have on the card together, of what can be moved."""
         server = self._server
-        taken = server.registry.guaranteed_memory_bytes + self._short_bytes
+        taken = server.registry.guaranteed_memory_bytes
         taken += sum(vgpu.borrowed_bytes for vgpu in server.vgpus.values())
         taken += sum(outsider.memory_bytes for outsider in server.memory.outside)
         return server.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
@@ -107,7 +169,13 @@ class Swapping:
 
     @property
     def _taken_bytes(self) -> int:
-        return sum(vgpu.movable_bytes - vgpu.away_bytes for vgpu in self._swapped())
+        return sum(vgpu.here_bytes for vgpu in self._swapped())
+
+    @property
+    def _stray_bytes(self) -> int:
+        """On the card of those who count as away, as a move of theirs was not completed."""
+        places = ((vgpu, self._place(vgpu)) for vgpu in self._swapped())
+        return sum(v.here_bytes for v, place in places if v.away and not place.leaves and not place.comes)
 
     async def run(self) -> None:
         self._began = trio.current_time()
@@ -132,27 +200,45 @@ class Swapping:
             place = self._place(vgpu)
             if not place.settled:
                 self._settle(vgpu, place)
-            if vgpu.still or not place.settled:
-                continue
-            tenant = self._tenant(vgpu, place, now_ns)
+            elif self._is_astray(vgpu, place, now_ns):
+                self._begin(vgpu, place, on_card=False)
             tenants[vgpu.record.key] = vgpu, place
-            seen.append(tenant)
+            seen.append(self._tenant(vgpu, place, now_ns))
         if not self._knows_the_card():
             return True
-        room = self.room_bytes
+        self._short.shrink(now_ns)
+        room = usable_bytes(self.room_bytes - self._stray_bytes, self._short.bytes_, seen)
         moves = decide(seen, room, now_ns, self.stores.limit_bytes)
+        answer = None
         for key in moves.come:  # known before anybody leaves for them: it takes less of the store
-            self._begin(*tenants[key], on_card=True)
+            answer = self._begin(*tenants[key], on_card=True)
         for key in moves.leave:
-            self._begin(*tenants[key], on_card=False)
+            self._begin(*tenants[key], on_card=False, after=answer)
         for tenant in seen:
             vgpu, place = tenants[tenant.key]
+            self._pass_over(tenant, place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare_bytes(tenant, seen, room, self.stores.limit_bytes))
         self._admit()
         # Nobody tells when one that is away is needed.
         changes = any(t.waits or t.moving or not t.resident for t in seen)
         return changes or any(not place.settled for place in self._places.values())
+
+    def _is_astray(self, vgpu: Vgpu, place: Place, now_ns: int) -> bool:
+        """It is away, and is not: what the last server had begun, or what could not go back."""
+        if not vgpu.away or place.moving or place.comes or vgpu.turn.locked() or not vgpu.here_bytes:
+            return False
+        if now_ns < place.tidied_ns + AGAIN_NS:
+            return False
+        place.tidied_ns = now_ns
+        return True
+
+    def _pass_over(self, tenant: Tenant, place: Place, now_ns: int, *, offered: bool) -> None:
+        """Others have their turn if it does not take what it is offered."""
+        if not offered or tenant.room_bytes != place.offered_bytes:
+            place.offered_ns, place.offered_bytes = now_ns, tenant.room_bytes
+        elif now_ns - place.offered_ns > TAKE_NS:
+            place.defer()
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
@@ -172,9 +258,9 @@ class Swapping:
             memory_bytes=vgpu.movable_bytes,
             wants=wants,
             wants_ns=place.wants_ns,
-            moving=place.moving,
+            moving=place.moving or place.leaves,
             room_bytes=vgpu.room_bytes,
-            barred=place.not_before_ns > now_ns,
+            barred=vgpu.still or not place.settled or place.not_before_ns > now_ns,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
@@ -184,18 +270,18 @@ class Swapping:
     def _settle(self, vgpu: Vgpu, place: Place) -> None:
         """Its page is there: where are its programs? In a page that is new, as the broker died with the last server,
         they have yet to say so."""
-        if vgpu.activity is None or vgpu.still:
+        if vgpu.activity is None:
             return
         here = {(slot.pid, slot.start_time) for slot in present(vgpu.alive)}
         missing = any((process.pid, process.start_time) not in here for process in vgpu.programs)
         if missing and trio.current_time() < self._began + RETURN_S:
             return
         place.settled = True
-        if all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
+        if not vgpu.still and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
             vgpu.away = False
             vgpu.place(on_card=True)
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
-        else:  # some are away, or were about to go: all of them, then
+        else:  # some are away, or were about to go, or it is to stand still: all of them, then
             self._begin(vgpu, place, on_card=False)
 
     def _tell_hopeless(self, vgpu: Vgpu, place: Place, *, hopeless: bool) -> None:
@@ -206,21 +292,27 @@ class Swapping:
 
     # --- moving
 
-    def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool) -> None:
+    def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool, after: Answer | None = None) -> Answer:
+        """``after``: of whoever it leaves for; if that does not come, it stays."""
         place.moving, place.leaves = True, not on_card
+        place.answer = Answer()
         if on_card:
             self._arrives(place)
-        self._server.nursery.start_soon(self._move, vgpu, place, on_card)
+        self._server.nursery.start_soon(self._move, vgpu, place, on_card, after)
+        return place.answer
 
-    async def _move(self, vgpu: Vgpu, place: Place, on_card: bool) -> None:
+    async def _move(self, vgpu: Vgpu, place: Place, on_card: bool, after: Answer | None) -> None:
         try:
+            if after is not None and not await after.comes():
+                return
             async with vgpu.turn:
-                if vgpu.removed.is_set() or vgpu.still:
+                if vgpu.removed.is_set() or (on_card and vgpu.still):
                     return
                 await (self.bring(vgpu) if on_card else self.put_away(vgpu))
         finally:
             place.moving = place.leaves = False
             place.comes = 0
+            place.answer.give(False)
 
     def _arrives(self, place: Place) -> None:
         self._arrivals += 1
@@ -232,11 +324,8 @@ class Swapping:
         coming = sorted((v for v in vgpus.values() if self._place(v).comes), key=lambda v: self._place(v).comes)
         if not coming:
             return
-        arrivals = [
-            Arrival(v.record.key, v.movable_bytes, v.movable_bytes - v.away_bytes, v.grants.present_bytes)
-            for v in coming
-        ]
-        others = sum(v.movable_bytes - v.away_bytes for v in vgpus.values() if v not in coming)
+        arrivals = [Arrival(v.record.key, v.movable_bytes, v.here_bytes, v.grants.present_bytes) for v in coming]
+        others = sum(v.here_bytes for v in vgpus.values() if v not in coming)
         for key, allowed in admit(arrivals, others, self.room_bytes).items():
             vgpus[key].grants.present_bytes = max(1, allowed)
 
@@ -257,31 +346,39 @@ class Swapping:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. The caller
         has its turn."""
         place, began_ns = self._place(vgpu), time.monotonic_ns()
-        bytes_, uid = vgpu.movable_bytes, vgpu.record.owner.uid
+        bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
         place.leaves = True
         lack = self.stores.lacks(uid, self._away_bytes_of(uid))
         if lack and not vgpu.away:
             place.leaves = False
             return self._tell_stuck(vgpu, place, lack)
         self._server.tokens.bench(vgpu.record.key)
-        vgpu.away, place.left_ns = True, began_ns
+        if not vgpu.away:
+            vgpu.away, place.left_ns = True, began_ns
+        lack = await self._leaves(vgpu)
+        place.leaves = False
+        if not lack:
+            place.failures = 0
+            if bytes_:
+                self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
+            return ""
+        self._tell_stuck(vgpu, place, lack)
+        await self._let_back(vgpu, place)
+        return lack
+
+    async def _leaves(self, vgpu: Vgpu) -> str:
+        """Empty, or why not all of it is away."""
         vgpu.place(on_card=False)
         lacks: list[str] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._provide, uid, lacks)
+            nursery.start_soon(self._provide, vgpu.record.owner.uid, lacks)
             away = await self._reached(vgpu, Where.AWAY)
             nursery.cancel_scope.cancel()
-        place.leaves = False
-        if away:
-            self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
-            return ""
-        reason = self._tell_stuck(vgpu, place, *lacks, "work that is queued waits for the host")
-        await self._let_back(vgpu, place)
-        return reason
+        return "" if away else [*lacks, "work that is queued waits for the host, or a program was stopped"][0]
 
-    def _tell_stuck(self, vgpu: Vgpu, place: Place, reason: str, *_: str) -> str:
-        """The first of the reasons."""
-        place.not_before_ns = time.monotonic_ns() + AGAIN_NS
+    def _tell_stuck(self, vgpu: Vgpu, place: Place, reason: str) -> str:
+        place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
+        place.defer()
         self._server.happened("stuck", vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
@@ -291,49 +388,64 @@ class Swapping:
             lacks.append(lack)
 
     async def bring(self, vgpu: Vgpu) -> bool:
-        """Its memory onto the card. False: the card has no room after all, and it is away. The caller has its turn."""
+        """Its memory onto the card. False: the card has no room after all, or a program does not answer, and it is
+        away. The caller has its turn."""
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
             self._tell(vgpu, place, "swapped-in", bytes_, time.monotonic_ns() - began_ns)
             return True
-        self._short_bytes = min(self._short_bytes + SHORT_BYTES, SHORT_MOST_BYTES)
-        place.not_before_ns = time.monotonic_ns() + AGAIN_NS // 5
-        vgpu.place(on_card=False)
-        await self._reached(vgpu, Where.AWAY)
+        if vgpu.removed.is_set():
+            return False
+        place.moving = False  # what it has on the card counts, and no more
+        refused = any(slot.where == Where.KEPT_AWAY for slot in present(vgpu.alive))
+        if refused and not any(self._place(other).leaves for other in self._swapped()):
+            self._short.grow(time.monotonic_ns())
+        place.defer()
+        await self._leaves(vgpu)
         return False
 
     async def _let_back(self, vgpu: Vgpu, place: Place) -> bool:
         if not place.comes:
             self._arrives(place)
-        vgpu.grants.present_bytes = max(1, vgpu.movable_bytes - vgpu.away_bytes)
+        vgpu.grants.present_bytes = max(1, vgpu.here_bytes)
         self._admit()
         vgpu.place(on_card=True)
         try:
-            there = await self._reached(vgpu, Where.RESIDENT)
+            comes = await self._begins_to_come(vgpu)
+            place.answer.give(comes)
+            there = comes and await self._reached(vgpu, Where.RESIDENT)
         finally:
             place.comes = 0
         if not there:
             return False
         vgpu.grants.present_bytes = 0
-        vgpu.away, place.came_ns = False, time.monotonic_ns()
+        vgpu.away, place.came_ns, place.failures = False, time.monotonic_ns(), 0
         if not vgpu.removed.is_set() and not vgpu.still:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         return True
+
+    async def _begins_to_come(self, vgpu: Vgpu) -> bool:
+        with trio.move_on_after(ANSWER_S):
+            while any(slot.where == Where.AWAY for slot in present(vgpu.alive)):  # noqa: ASYNC110
+                await trio.sleep(PASS_S / 4)  # a page tells nobody that it has changed
+            return True
+        return False
 
     async def _reached(self, vgpu: Vgpu, where: Where) -> bool:
         """Whether all its programs get there, those that are attaching included once they are there."""
         stuck = Where.STUCK if where is Where.AWAY else Where.KEPT_AWAY
         at, since = vgpu.away_bytes, trio.current_time()
         while not vgpu.removed.is_set():
-            found = list(present(vgpu.alive))
-            if all(slot.where == where for slot in found):
+            missing = [slot for slot in present(vgpu.alive) if slot.where != where]
+            if not missing:
                 return True
-            if any(slot.where == stuck for slot in found):
+            if any(slot.where == stuck or is_stopped(Process(slot.pid, slot.start_time)) for slot in missing):
                 return False
             if vgpu.away_bytes != at:
                 at, since = vgpu.away_bytes, trio.current_time()
-            if trio.current_time() - since > STALL_S:
+            drains = where is Where.AWAY and any(slot.undrained for slot in missing)
+            if trio.current_time() - since > (DRAIN_S if drains else STALL_S):
                 return False
             await trio.sleep(LOOK_S / 2)
         return False

@@ -202,12 +202,17 @@ class Vgpu:
     @property
     def kept_bytes(self) -> int:
         """Of what it has on the card and was not promised, what cannot give way."""
-        return max(0, self.borrowed_bytes - (self.movable_bytes - self.away_bytes))
+        return max(0, self.borrowed_bytes - self.here_bytes)
 
     @property
     def away_bytes(self) -> int:
         """Of that what is in the host's memory."""
         return bounded(sum(away_of(slot) for slot in self.slots)) if self.swaps else 0
+
+    @property
+    def here_bytes(self) -> int:
+        """Of that what is on the card."""
+        return self.movable_bytes - self.away_bytes
 
     @property
     def room_bytes(self) -> int:
@@ -263,12 +268,14 @@ class Vgpu:
         """Its programs are to, or may go on."""
         self.still = still
         flags = self.grants.flags
-        self.grants.flags = flags | GrantsFlag.STILL if still else flags & ~GrantsFlag.STILL
+        stays = still or GrantsFlag.AWAY in flags
+        self.grants.flags = flags | GrantsFlag.STILL if stays else flags & ~GrantsFlag.STILL
 
     def place(self, *, on_card: bool) -> None:
         """What can be moved is to be there; nothing is queued ahead of leases meanwhile."""
         flags = self.grants.flags & ~(GrantsFlag.AWAY | GrantsFlag.PRESENT | GrantsFlag.STILL)
-        self.grants.flags = flags | (GrantsFlag.PRESENT if on_card else GrantsFlag.AWAY | GrantsFlag.STILL)
+        still = GrantsFlag.STILL if self.still or not on_card else GrantsFlag(0)
+        self.grants.flags = flags | still | (GrantsFlag.PRESENT if on_card else GrantsFlag.AWAY)
         self.grants.wake()
 
     def take_away(self) -> None:

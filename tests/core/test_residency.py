@@ -5,11 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuserver.core.leases import Priority, VgpuKey
-from gpuserver.core.residency import PASSING_BYTES, STAY_LEAST_NS, Arrival, Moves, Tenant, admit, decide
+from gpuserver.core.residency import (
+    AGAIN_LEAST_NS,
+    AGAIN_MOST_NS,
+    PASSING_BYTES,
+    STAY_LEAST_NS,
+    Arrival,
+    Moves,
+    Tenant,
+    admit,
+    decide,
+    patience_ns,
+    usable_bytes,
+)
 
 GIB = 1 << 30
 SECOND = 1_000_000_000
@@ -81,13 +94,14 @@ def test_what_is_on_its_way_is_counted() -> None:
 def test_an_allocation_that_waits_for_room_is_in_line() -> None:
     asks, idle = tenant(1, 60, room=50), tenant(2, 60, wants=False)
     assert decide([asks, idle], 140 * GIB, 0) == Moves(leave=(VgpuKey(2),))
-    assert decide([asks], 140 * GIB, 0) == Moves()
+    assert decide([asks], 140 * GIB, 0) == Moves(offered=(VgpuKey(1),))
+    assert decide([asks, replace(idle, moving=True)], 140 * GIB, 0) == Moves()  # not yet
     assert decide([replace(asks, room_bytes=90 * GIB), idle], 140 * GIB, 0) == Moves(hopeless=(VgpuKey(1),))
 
 
 def test_what_fits_neither_card_nor_store_is_hopeless() -> None:
     asks, away = tenant(1, 60, room=20), tenant(2, 60, resident=False, wants=False)
-    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB + PASSING_BYTES) == Moves()
+    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB + PASSING_BYTES) == Moves(offered=(VgpuKey(1),))
     assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB) == Moves(hopeless=(VgpuKey(1),))
     # what is owned already is another matter
     assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, store_bytes=0) == Moves(come=(VgpuKey(3),))
@@ -99,6 +113,35 @@ def test_who_cannot_be_moved_stays_and_is_counted() -> None:
     assert decide([stuck, idle, tenant(3, 60, resident=False)], 140 * GIB, 10) == moves
     assert decide([stuck, tenant(3, 60, resident=False)], 100 * GIB, 10) == Moves()
     assert decide([tenant(3, 60, resident=False, barred=1)], 100 * GIB, 10) == Moves()
+
+
+def test_who_does_not_do_what_it_is_to_is_asked_less_and_less_often() -> None:
+    asked = [patience_ns(failures) for failures in range(1, 40)]
+    assert asked[:3] == [AGAIN_LEAST_NS, 2 * AGAIN_LEAST_NS, 4 * AGAIN_LEAST_NS]
+    assert asked[-1] == AGAIN_MOST_NS
+    assert asked == sorted(asked)
+
+
+def test_what_the_driver_keeps_is_not_given_out_unless_somebody_needs_all_there_is() -> None:
+    small = [tenant(1, 60), tenant(2, 60, resident=False)]
+    assert usable_bytes(140 * GIB, 4 * GIB, small) == 136 * GIB
+    assert usable_bytes(140 * GIB, 4 * GIB, [*small, tenant(3, 139, resident=False)]) == 139 * GIB
+    assert usable_bytes(140 * GIB, 4 * GIB, [*small, tenant(3, 150, resident=False)]) == 140 * GIB
+    assert usable_bytes(1 * GIB, 4 * GIB, []) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 8),
+)
+def test_who_fits_the_card_is_never_hopeless_for_what_the_driver_keeps(
+    guests: list[tuple[int, bool, bool]], short: int
+) -> None:
+    tenants = [
+        tenant(key, memory, resident=resident, wants=wants, wants_ns=key)
+        for key, (memory, resident, wants) in enumerate(guests, 1)
+    ]
+    assert not decide(tenants, usable_bytes(60 * GIB, short * GIB, tenants), 0).hopeless
 
 
 def test_who_comes_gets_what_has_been_given_up() -> None:

@@ -52,7 +52,7 @@ def test_a_thread_in_the_driver_wants_while_its_program_stands_still(stage: Stag
     stage.tell(process)
 
 
-def test_a_program_that_ends_wants_and_one_that_is_swapped_does_not(stage: Stage) -> None:
+def test_a_program_that_ends_says_so_and_one_that_is_swapped_does_not_want(stage: Stage) -> None:
     """What the driver does at its exit waits, too. Of a vGPU that is swapped it answers."""
     vgpu = stage.vgpu()
     process = stage.start(WAITER, stage.environment(vgpu))
@@ -61,6 +61,7 @@ def test_a_program_that_ends_wants_and_one_that_is_swapped_does_not(stage: Stage
     stage.tell(process)
     assert stage.heard(process) == "over"
     assert not vgpu.slot().want
+    assert not vgpu.activity.ends
     set_flags(vgpu, GrantsFlag.STILL)
     stage.tell(process)
-    eventually(lambda: vgpu.slot().want, "it is about to end")
+    eventually(lambda: vgpu.activity.ends, "it is about to end")

@@ -397,3 +397,24 @@ def test_where_it_is_not_possible(node: SimulatedNode) -> None:
         vgpu = sleeper(spatial, idle_suspend_ns="off")
         with spatial.link() as link, pytest.raises(VgpuError, match="under MPS cannot be suspended"):
             link.set(vgpu.vgpu_id, VgpuChanges.parse(idle_suspend_ns="10m"))
+
+
+ENDS = """
+# Ends as programs do, by the driver's own handler, which runs after the hook's; but only after some time.
+from ctypes import CDLL, c_size_t, c_void_p, cast
+from tests.hook.app import App
+libc, driver = CDLL(None), CDLL("libcuda.so.1")
+libc.__cxa_atexit(cast(driver.cuCtxSynchronize, c_void_p), None, None)
+libc.__cxa_atexit(cast(libc.sleep, c_void_p), c_void_p(4), None)
+app = App()
+app.allocate(1 << 30)
+print("started", flush=True)
+"""
+
+
+def test_one_that_is_about_to_end_does_not_doze_off(node: SimulatedNode, programs: list[Spoken]) -> None:
+    """It would never end: its last calls wait, and nobody is left in it to say so."""
+    vgpu = sleeper(node)
+    programs.append(Spoken(node, vgpu, ENDS))
+    assert programs[0].popen.wait(30) == 0
+    eventually(lambda: state(node, vgpu) == "idle", "nobody is left in it")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -76,6 +78,11 @@ class Program(Spoken):
         self.say("count")
         return int(self.heard())
 
+    def says(self, line: str) -> None:
+        """As ``say``, and waits until it has done it."""
+        self.say(line)
+        self.heard()
+
     def works(self) -> None:
         before = self.did()
         eventually(lambda: self.did() > before, "it goes on")
@@ -106,6 +113,11 @@ class Swapped:
         found = self.node.reading(vgpu.vgpu_id)
         assert found is not None
         return found
+
+    def suspended(self, vgpu: VgpuReading) -> None:
+        """Asked for; whoever is asked may die meanwhile."""
+        with suppress(VgpuError), self.node.link() as link:
+            link.suspend(vgpu.vgpu_id)
 
     def swaps_out(self, vgpu: VgpuReading) -> None:
         eventually(lambda: state(self.node, vgpu) == "swapped", f"{vgpu.name} leaves the card")
@@ -182,16 +194,14 @@ def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
 def test_who_cannot_leave_goes_on_and_leaves_once_it_can(swapped: Swapped) -> None:
     stuck, other = swapped.vgpus("stuck", "other")
     worker = swapped.program(stuck, 1)
-    worker.say("block")
-    worker.heard()
+    worker.says("block")
     waits = swapped.node.program(other, PROGRAM, str(OWNED), "2", "busy")
     try:
         with swapped.node.link() as link:
             kinds = (n.event.kind for n in link.watch(snapshots=False, events=True) if n.event is not None)
             assert next(kind for kind in kinds if kind in {"stuck", "swapped-out"}) == "stuck"
         worker.works()
-        worker.say("let go")
-        worker.heard()
+        worker.says("let go")
         assert waits.stdout is not None
         assert waits.stdout.readline() == "started\n"
     finally:
@@ -237,6 +247,64 @@ def test_suspended_it_leaves_at_once_and_resumed_it_comes_when_it_is_needed(swap
         with swapped.node.link() as link:
             link.resume(vgpu.vgpu_id)
     program.works()
+
+
+def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the_card(swapped: Swapped) -> None:
+    """Its programs leave for whoever serves then, and it is away until it is resumed."""
+    vgpu, other = swapped.vgpus("a", "b")
+    program = swapped.program(vgpu, 1)
+    program.says("block")  # it cannot leave before the server dies
+    asking = threading.Thread(target=lambda: swapped.suspended(vgpu))
+    asking.start()
+    eventually(lambda: state(swapped.node, vgpu) == "suspended", "it is being suspended")
+    os.kill(swapped.node.server_pid(), signal.SIGKILL)
+    asking.join()
+    program.says("let go")
+    eventually(lambda: swapped.reading(vgpu).memory_away_bytes == OWNED, "it leaves")
+    assert state(swapped.node, vgpu) == "suspended"
+    swapped.program(other, 2).works()
+    with swapped.node.link() as link:
+        link.resume(vgpu.vgpu_id)
+    for program in swapped.programs:
+        program.works()
+
+
+def test_nobody_leaves_for_a_program_that_was_stopped(swapped: Swapped) -> None:
+    """It wants the card, and would be the next, for ever."""
+    first, second = swapped.vgpus("a", "b")
+    stopped, other = swapped.program(first, 1), swapped.program(second, 2)
+    stopped.works()
+    eventually(lambda: swapped.reading(first).memory_away_bytes == OWNED, "it has left")
+    stopped.popen.send_signal(signal.SIGSTOP)
+    try:
+        other.works()
+        for _ in range(6):
+            time.sleep(0.5)  # longer than a stay together: it would have to make room
+            assert state(swapped.node, second) in {"running", "waiting", "idle"}
+            other.works()
+    finally:
+        stopped.popen.send_signal(signal.SIGCONT)
+    stopped.works()
+    other.works()
+
+
+def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swapped) -> None:
+    """There is room for it, which it does not take, and others wait."""
+    first, second = swapped.vgpus("a", "b")
+    worker = swapped.program(first, 1)
+    asks = swapped.program(second, 2, busy=False, owned=40 * MIB)
+    swapped.idles(second)
+    worker.says("block")
+    asks.say("more")
+    eventually(lambda: state(swapped.node, second) != "idle", "it asks")
+    time.sleep(0.1)  # it goes on asking
+    asks.popen.send_signal(signal.SIGSTOP)
+    worker.says("let go")
+    eventually(lambda: swapped.reading(first).memory_away_bytes == OWNED, "it has left")
+    worker.works()
+    asks.popen.send_signal(signal.SIGCONT)
+    assert asks.heard() == "0"
+    worker.works()
 
 
 @pytest.mark.parametrize("who", ["server", "broker", "both"])
@@ -291,6 +359,8 @@ def test_those_that_come_and_those_that_leave_pass_each_other() -> None:
     with swapping("--host-memory", str(128 * MIB)) as swapped:
         vgpus = swapped.vgpus("a", "b")
         programs = [swapped.program(vgpu, byte, owned=owned) for byte, vgpu in enumerate(vgpus, 1)]
+        # Until the driver shows a program's context, both have room.
+        eventually(lambda: swapped.host_memory()[0], "they take turns")
         for _ in range(3):
             for program in programs:
                 program.works()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections import Counter
 from mmap import mmap
 
 import pytest
@@ -149,9 +148,42 @@ def test_another_server_finds_who_has_what() -> None:
         blocks.take(6, 77, 0, 9)
         with StorePage.map(store.fileno()) as found:
             assert (found.blocks, found.ready) == (store.blocks, store.ready)
-            assert Counter(found.owners()) == {(5, 77): 3, (6, 77): 1}
+            assert found.owners(0, 9) == ({(5, 77), (6, 77)}, 0)
             assert found.give_back(5, 77) == 3
-            assert found.owners() == store.owners() == {(6, 77): 1}
+            assert (found.used, store.used) == (1, 1)
+            assert found.owners(7, 9) == store.owners(7, 9) == ({(6, 77)}, 7)
+
+
+def test_a_server_believes_what_memory_there_is_and_not_what_stands_in_the_page() -> None:
+    """Else a program of the user could have it that others' memory is not given, or that there is no limit."""
+    with StorePage.create(3 * STORE_SEGMENT_BLOCKS) as store:
+        store.grow(1)
+        page = mmap(store.fileno(), STORE_HEADER_BYTES)
+        told = memoryview(page).cast("I")
+        at = 1 + list(told).index(store.blocks)
+        told[at] = 3 * STORE_SEGMENT_BLOCKS
+        assert store.ready == STORE_SEGMENT_BLOCKS
+        with StorePage.map(store.fileno()) as found:
+            assert found.ready == told[at] == STORE_SEGMENT_BLOCKS
+        told[at] = 0
+        assert store.grow(1) == STORE_SEGMENT_BLOCKS
+        assert store.ready == told[at] == 2 * STORE_SEGMENT_BLOCKS
+
+
+def test_names_without_end_are_looked_at_a_few_at_a_time() -> None:
+    with StorePage.create(STORE_SEGMENT_BLOCKS) as store:
+        blocks = Blocks(mmap(store.fileno(), STORE_HEADER_BYTES + 8 * store.blocks))
+        for pid in range(store.blocks):
+            blocks.take(pid + 1, 7, 0, store.blocks)
+        assert store.used == store.blocks
+        seen, begin = set(), 5
+        for _ in range(4):
+            names, begin = store.owners(begin, 16)
+            assert len(names) == 16
+            assert not seen & names
+            seen |= names
+        assert seen == {(pid + 1, 7) for pid in range(store.blocks)}
+        assert begin == 5
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 1 << 40])
@@ -175,4 +207,4 @@ def test_what_a_user_writes_into_the_header_does_not_lead_the_server_astray() ->
         assert store.ready <= store.blocks
         with StorePage.map(store.fileno()) as found:
             assert found.blocks == store.blocks
-            assert found.owners() == {}
+            assert found.owners(0, 9) == (set(), 0)

@@ -20,6 +20,8 @@ _CREDENTIALS: Final = struct.Struct("iII")
 _SO_PEERGROUPS: Final = 59
 _SO_PEERPIDFD: Final = 77  # Linux 6.5
 _MOST_GROUPS_BYTES: Final = 65536 * 4
+_ENDED: Final = (b"Z", b"X")
+_STOPPED: Final = (b"T", b"t")
 
 
 def peer_of(sock: trio.socket.SocketType | socket.socket) -> Peer:
@@ -87,9 +89,22 @@ def is_alive(process: Process) -> bool:
 
 
 def is_running(process: Process) -> bool:
-    """Whether this very process exists, and is more than a zombie."""
+    """Whether this very process exists, and is more than a zombie. One whose first thread has ended shows as such, and
+    runs for as long as it has others."""
+    fields = _fields_of(process)
+    return fields is not None and (fields[0] not in _ENDED or int(fields[17]) > 1)
+
+
+def is_stopped(process: Process) -> bool:
+    """Whether this very process was stopped by a signal, or by a debugger."""
+    fields = _fields_of(process)
+    return fields is not None and fields[0] in _STOPPED
+
+
+def _fields_of(process: Process) -> list[bytes] | None:
+    """As ``_fields``; None if it is no more."""
     try:
         fields = _fields(Path(f"/proc/{process.pid}/stat").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return int(fields[19]) == process.start_time and fields[0] not in (b"Z", b"X")
+        return None
+    return fields if int(fields[19]) == process.start_time else None

@@ -1,0 +1,103 @@
+"""Whose host memory is taken back, and when; and that no store's memory is forgotten while programs have it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from mmap import mmap
+
+import pytest
+
+from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
+from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
+from gpuserver.runtime.stores import SWEEP_MOST, Stores
+from vgpu.identity import Process
+from vgpu.protocol.peer import start_time
+
+UID = 4711
+SEGMENT_BYTES = STORE_SEGMENT_BLOCKS * STORE_BLOCK_BYTES
+
+
+class Program:
+    def __init__(self) -> None:
+        self.popen = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self.process = Process(self.popen.pid, start_time(self.popen.pid))
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    started = Program()
+    yield started
+    started.end()
+
+
+def blocks_of(stores: Stores) -> Blocks:
+    store = stores.of(UID)
+    return Blocks(mmap(store.fileno(), STORE_HEADER_BYTES + 8 * store.blocks))
+
+
+def takes(stores: Stores, process: Process, count: int = 3) -> None:
+    blocks = blocks_of(stores)
+    for _ in range(count):
+        assert blocks.take(process.pid, process.start_time, 0, stores.of(UID).blocks) >= 0
+
+
+def test_blocks_of_one_that_was_killed_are_its_own_until_the_driver_has_let_it_go(program: Program) -> None:
+    stores = Stores(SEGMENT_BYTES)
+    takes(stores, program.process)
+    pid = program.process.pid
+    stores.sweep(1, {pid})
+    stores.sweep(9, {pid})
+    assert stores.used_bytes == 3 * STORE_BLOCK_BYTES
+    program.end()
+    # the last reading may have begun before it ended, whether it shows the program or not
+    for readings, shown in ((9, set()), (10, set()), (11, {pid}), (12, {pid})):
+        stores.sweep(readings, shown)
+        assert stores.used_bytes == 3 * STORE_BLOCK_BYTES
+    stores.sweep(13, set())
+    assert stores.used_bytes == 0
+
+
+def test_what_is_told_of_is_free_at_once(program: Program) -> None:
+    stores = Stores(SEGMENT_BYTES)
+    takes(stores, program.process)
+    program.end()
+    stores.release(program.process)
+    assert stores.used_bytes == 0
+
+
+def test_names_that_nobody_has_go_a_few_at_a_time_and_hide_nobody(program: Program) -> None:
+    """A tenant may write whatever it likes."""
+    stores = Stores(4 * SEGMENT_BYTES)
+    for number in range(3 * SWEEP_MOST):
+        takes(stores, Process(1 << 21, number + 1), 1)
+    takes(stores, program.process)
+    for round_ in range(4):
+        before = stores.used_bytes
+        stores.sweep(2 * round_, set())
+        assert before - stores.used_bytes <= SWEEP_MOST * STORE_BLOCK_BYTES
+    for round_ in range(4, 12):
+        stores.sweep(2 * round_, set())
+    assert stores.used_bytes == 3 * STORE_BLOCK_BYTES
+    program.end()
+    for round_ in range(12, 15):
+        stores.sweep(2 * round_, set())
+    assert stores.used_bytes == 0
+
+
+def test_a_store_that_nobody_is_given_any_more_counts_until_its_programs_have_ended(program: Program) -> None:
+    stores = Stores(2 * SEGMENT_BYTES)
+    stores.of(UID).grow(1)
+    stores.drop(UID, [program.process])
+    stores.sweep(1, set())
+    assert stores.ready_bytes == SEGMENT_BYTES
+    assert stores.lacks(UID + 1, 2 * SEGMENT_BYTES)
+    program.end()
+    stores.sweep(2, set())
+    assert stores.ready_bytes == 0
+    assert not stores.lacks(UID + 1, 2 * SEGMENT_BYTES)
