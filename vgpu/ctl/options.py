@@ -63,7 +63,7 @@ ShareGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Unix grou
 Group = Annotated[
     str | None, typer.Option(metavar="NAME", help="Holds at the same time as your others of this group, one per GPU.")
 ]
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name to use instead of the id.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name to use instead of the id.")]
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
 IdleSuspend = Annotated[
     str | None,
@@ -107,7 +107,7 @@ def _wanted(
     quota_limit: QuotaLimit = None,
     burst: Annotated[bool, typer.Option("--burst", help=BURST)] = False,
     priority: PriorityOption = None,
-    gpu: Annotated[str, typer.Option(metavar="GPU", help="auto, an index or a UUID.")] = "auto",
+    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="auto, an index or a UUID.")] = "auto",
     name: Name = None,
     ttl: Ttl = None,
     idle_suspend: IdleSuspend = None,

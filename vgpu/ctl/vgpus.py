@@ -215,7 +215,7 @@ def resume(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 def migrate(
     vgpu: VgpuArgument,
-    gpu: Annotated[str, typer.Option(metavar="GPU", help="An index or a UUID.")],
+    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="An index or a UUID.")],
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Move it, with its running programs, to another GPU of the node. Temporal mode."""
