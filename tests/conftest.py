@@ -42,6 +42,7 @@ TESTS = Path(__file__).parent
 PARALLEL = [
     *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
+    "server/test_swapping.py",
     *(
         f"native/test_{name}.py"
         for name in (

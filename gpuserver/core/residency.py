@@ -45,7 +45,8 @@ class Tenant:
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
     it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
     ``room_bytes``: an allocation waits for so much more. ``barred``: it cannot be moved just now. ``came_ns``,
-    ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its moves takes.
+    ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its moves takes. ``stray_bytes``: of
+    one that is away, what is on the card all the same, as a move of it was not completed.
     """
 
     key: VgpuKey
@@ -59,12 +60,18 @@ class Tenant:
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0
+    stray_bytes: int = 0
     priority: Priority = Priority.NORMAL
 
     @property
     def need_bytes(self) -> int:
         """Room to be made for it."""
-        return self.room_bytes if self.resident else self.memory_bytes + self.room_bytes
+        return self.room_bytes if self.resident else self.memory_bytes - self.stray_bytes + self.room_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of the card: what it has there, or will have as soon as it begins to come."""
+        return self.memory_bytes if self.resident or self.moving else self.stray_bytes
 
     @property
     def waits(self) -> bool:
@@ -121,7 +128,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, store_bytes:
 
     What a leaving one still has counts as taken until it is gone, and what a coming one will have as soon as it begins.
     """
-    taken = sum(t.memory_bytes for t in tenants if t.resident or t.moving)
+    taken = sum(t.taken_bytes for t in tenants)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
     free = room_bytes - taken
     here = [t for t in tenants if t.resident and not t.moving and not t.barred]

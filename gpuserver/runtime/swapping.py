@@ -31,7 +31,7 @@ from gpuserver.core.residency import (
 )
 from gpuserver.runtime.stores import Stores
 from vgpu.identity import Process
-from vgpu.protocol.peer import is_stopped
+from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ CALM_S: Final = 0.1  # where everybody has what he wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
+STOPPED_S: Final = 0.5  # ... and where a program was stopped at every look
 ANSWER_S: Final = 1.0  # whoever has not begun to come by then is passed over
 TAKE_NS: Final = 3_000_000_000  # so is who has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
@@ -171,12 +172,6 @@ class Swapping:
     def _taken_bytes(self) -> int:
         return sum(vgpu.here_bytes for vgpu in self._swapped())
 
-    @property
-    def _stray_bytes(self) -> int:
-        """On the card of those who count as away, as a move of theirs was not completed."""
-        places = ((vgpu, self._place(vgpu)) for vgpu in self._swapped())
-        return sum(v.here_bytes for v, place in places if v.away and not place.leaves and not place.comes)
-
     async def run(self) -> None:
         self._began = trio.current_time()
         while True:
@@ -207,7 +202,7 @@ class Swapping:
         if not self._knows_the_card():
             return True
         self._short.shrink(now_ns)
-        room = usable_bytes(self.room_bytes - self._stray_bytes, self._short.bytes_, seen)
+        room = usable_bytes(self.room_bytes, self._short.bytes_, seen)
         moves = decide(seen, room, now_ns, self.stores.limit_bytes)
         answer = None
         for key in moves.come:  # known before anybody leaves for them: it takes less of the store
@@ -243,7 +238,9 @@ class Swapping:
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
         return self._server.memory.readings > 0 and all(
-            vgpu.activity is not None for vgpu in self._server.vgpus.values() if not vgpu.removed.is_set()
+            vgpu.activity is not None
+            for vgpu in self._server.vgpus.values()
+            if not vgpu.removed.is_set() and vgpu.passage.leaving is None  # its page comes once the other GPU answers
         )
 
     def _tenant(self, vgpu: Vgpu, place: Place, now_ns: int) -> Tenant:
@@ -252,18 +249,20 @@ class Swapping:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
             place.wants_ns = self._server.tokens.heard_ns(vgpu.record.key) or place.wants_ns
+        resident, moving = place.leaves or not vgpu.away, place.moving or place.leaves
         return Tenant(
             key=vgpu.record.key,
-            resident=place.leaves or not vgpu.away,
+            resident=resident,
             memory_bytes=vgpu.movable_bytes,
             wants=wants,
             wants_ns=place.wants_ns,
-            moving=place.moving or place.leaves,
+            moving=moving,
             room_bytes=vgpu.room_bytes,
-            barred=vgpu.still or not place.settled or place.not_before_ns > now_ns,
+            barred=vgpu.still or vgpu.turn.locked() or not place.settled or place.not_before_ns > now_ns,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
+            stray_bytes=0 if resident or moving else vgpu.here_bytes,
             priority=vgpu.record.share.priority,
         )
 
@@ -302,6 +301,7 @@ class Swapping:
         return place.answer
 
     async def _move(self, vgpu: Vgpu, place: Place, on_card: bool, after: Answer | None) -> None:
+        """One at a time: who is on the move, or has the turn, is barred."""
         try:
             if after is not None and not await after.comes():
                 return
@@ -343,27 +343,28 @@ class Swapping:
         return total
 
     async def put_away(self, vgpu: Vgpu) -> str:
-        """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. The caller
-        has its turn."""
-        place, began_ns = self._place(vgpu), time.monotonic_ns()
+        """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
+        away in part stays so, and its programs go on trying. The caller has its turn."""
+        place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.away
         bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
         place.leaves = True
         lack = self.stores.lacks(uid, self._away_bytes_of(uid))
-        if lack and not vgpu.away:
+        if lack and not was_away:
             place.leaves = False
             return self._tell_stuck(vgpu, place, lack)
         self._server.tokens.bench(vgpu.record.key)
-        if not vgpu.away:
+        if not was_away:
             vgpu.away, place.left_ns = True, began_ns
         lack = await self._leaves(vgpu)
         place.leaves = False
         if not lack:
-            place.failures = 0
+            place.failures = place.not_before_ns = 0
             if bytes_:
                 self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
             return ""
-        self._tell_stuck(vgpu, place, lack)
-        await self._let_back(vgpu, place)
+        if not was_away:
+            self._tell_stuck(vgpu, place, lack)
+            await self._let_back(vgpu, place)
         return lack
 
     async def _leaves(self, vgpu: Vgpu) -> str:
@@ -427,7 +428,7 @@ class Swapping:
 
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:
         with trio.move_on_after(ANSWER_S):
-            while any(slot.where == Where.AWAY for slot in present(vgpu.alive)):  # noqa: ASYNC110
+            while any(slot.where == Where.AWAY or stands(slot) for slot in astray(vgpu, Where.RESIDENT)):  # noqa: ASYNC110
                 await trio.sleep(PASS_S / 4)  # a page tells nobody that it has changed
             return True
         return False
@@ -436,16 +437,20 @@ class Swapping:
         """Whether all its programs get there, those that are attaching included once they are there."""
         stuck = Where.STUCK if where is Where.AWAY else Where.KEPT_AWAY
         at, since = vgpu.away_bytes, trio.current_time()
+        moved = since  # or nobody was stopped
         while not vgpu.removed.is_set():
-            missing = [slot for slot in present(vgpu.alive) if slot.where != where]
+            missing = astray(vgpu, where)
             if not missing:
                 return True
-            if any(slot.where == stuck or is_stopped(Process(slot.pid, slot.start_time)) for slot in missing):
+            if any(slot.where == stuck for slot in missing):
                 return False
+            now = trio.current_time()
             if vgpu.away_bytes != at:
-                at, since = vgpu.away_bytes, trio.current_time()
+                at, since, moved = vgpu.away_bytes, now, now
+            if not any(stands(slot) for slot in missing):
+                moved = now
             drains = where is Where.AWAY and any(slot.undrained for slot in missing)
-            if trio.current_time() - since > (DRAIN_S if drains else STALL_S):
+            if now - moved > STOPPED_S or now - since > (DRAIN_S if drains else STALL_S):
                 return False
             await trio.sleep(LOOK_S / 2)
         return False
@@ -464,3 +469,18 @@ class Swapping:
 def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:
     """Of processes those that have mapped their page."""
     return (slot for slot in slots if slot.state is SlotState.ACTIVE)
+
+
+def astray(vgpu: Vgpu, where: Where) -> list[SlotReading]:
+    """Its programs that are not there yet. One that is no more will not get anywhere, even if its broker has yet to
+    notice."""
+    return [slot for slot in present(vgpu.alive) if slot.where != where and is_running(process_of(slot))]
+
+
+def stands(slot: SlotReading) -> bool:
+    """Stopped, or looked at just as whoever traces it had stopped it for a moment."""
+    return is_stopped(process_of(slot))
+
+
+def process_of(slot: SlotReading) -> Process:
+    return Process(slot.pid, slot.start_time)

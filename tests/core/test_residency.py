@@ -41,6 +41,7 @@ def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, 
         came_ns=more.get("came_ns", 0),
         left_ns=more.get("left_ns", 0),
         move_ns=more.get("move_ns", 0),
+        stray_bytes=more.get("stray", 0) * GIB,
         priority=Priority(more.get("priority", Priority.NORMAL)),
     )
 
@@ -105,6 +106,16 @@ def test_what_fits_neither_card_nor_store_is_hopeless() -> None:
     assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB) == Moves(hopeless=(VgpuKey(1),))
     # what is owned already is another matter
     assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, store_bytes=0) == Moves(come=(VgpuKey(3),))
+
+
+def test_what_a_move_has_left_on_the_card_is_taken_and_no_more_needed_by_its_owner() -> None:
+    astray, other = tenant(1, 60, resident=False, stray=40), tenant(2, 60, wants=False)
+    come = (VgpuKey(1),)
+    assert decide([astray, replace(other, memory_bytes=40 * GIB)], 100 * GIB, 0) == Moves(come=come)
+    assert decide([astray, other], 100 * GIB, 0) == Moves((VgpuKey(2),), come)
+    small = tenant(3, 50, resident=False, wants_ns=-1)
+    assert decide([replace(astray, barred=True), small], 100 * GIB, 0) == Moves(come=(VgpuKey(3),))
+    assert decide([replace(astray, barred=True), replace(small, memory_bytes=70 * GIB)], 100 * GIB, 0) == Moves()
 
 
 def test_who_cannot_be_moved_stays_and_is_counted() -> None:

@@ -1,0 +1,269 @@
+"""How moves are carried out, with programs that are played and a clock that runs when everybody waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from cython_ext.readings import SlotState, Where
+from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.passage import AT_REST
+from gpuserver.runtime import swapping
+from gpuserver.runtime.swapping import Swapping
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.identity import Process
+
+GIB = 1 << 30
+STEP_S = 0.004
+CARD = 100 * GIB
+OWNED = 80 * GIB
+"""Of such, one is on the card at a time."""
+
+
+class Played:
+    """A vGPU with one program, whose hook moves ``out`` and ``into`` the card so many bytes a second.
+
+    ``refuses``: so often the driver has no room when half of it has come. ``stuck_s``: until then it cannot leave.
+    ``is_stopped``, ``is_running``: what the kernel says of it. ``told``: what its page said, in order.
+    """
+
+    swaps, lends, room_bytes, programs = True, False, 0, ()
+    activity: Any = object()
+
+    def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
+        owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
+        self.record = SimpleNamespace(vgpu_id=name, key=VgpuKey(key), owner=owner, share=share)
+        self.share = None
+        self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
+        self.removed, self.turn, self.passage = trio.Event(), trio.Lock(), AT_REST
+        self.away = self.still = False
+        self.where = where
+        self.away_bytes = OWNED if where is Where.AWAY else 0
+        self.out = self.into = 80 * GIB
+        self.refuses, self.stuck_s = 0, 0.0
+        self.is_stopped: Callable[[], bool] = lambda: False
+        self.is_running = True
+        self.told: list[bool] = []
+
+    @property
+    def alive(self) -> list[SimpleNamespace]:
+        where = {"where": self.where, "undrained": 0, "moved_ns": 0, "pinned_ns": 0}
+        return [SimpleNamespace(state=SlotState.ACTIVE, pid=self.record.key, start_time=1, **where)]
+
+    movable_bytes = OWNED
+
+    @property
+    def here_bytes(self) -> int:
+        return self.movable_bytes - self.away_bytes
+
+    borrowed_bytes = here_bytes
+
+    def place(self, *, on_card: bool) -> None:
+        self.told.append(on_card)
+
+    @property
+    def left(self) -> int:
+        """How often it was told to."""
+        return sum(not on_card and before for before, on_card in zip([True, *self.told], self.told, strict=False))
+
+    def step(self) -> None:
+        if not self.told or not self.is_running or self.is_stopped():
+            return
+        if self.told[-1]:
+            self._comes()
+        elif trio.current_time() < self.stuck_s:
+            self.where = Where.STUCK
+        elif self.where is not Where.AWAY:
+            self.away_bytes = min(OWNED, self.away_bytes + int(self.out * STEP_S))
+            self.where = Where.AWAY if self.away_bytes == OWNED else Where.MOVING
+
+    def _comes(self) -> None:
+        if self.where in {Where.RESIDENT, Where.KEPT_AWAY}:
+            return
+        self.where = Where.MOVING
+        if self.refuses and self.here_bytes >= OWNED // 2:
+            self.refuses -= 1
+            self.where = Where.KEPT_AWAY
+            return
+        allowed = self.grants.present_bytes or OWNED
+        self.away_bytes -= max(0, min(int(self.into * STEP_S), allowed - self.here_bytes))
+        if self.away_bytes == 0:
+            self.where = Where.RESIDENT
+
+
+class Stage:
+    """A server with these vGPUs, all of which always want the GPU. ``begun``: whose moves began; ``events``: kinds."""
+
+    def __init__(self, *played: Played) -> None:
+        self.played = played
+        self.begun: list[str] = []
+        self.events: list[str] = []
+
+        async def have(*_: object) -> str:
+            return ""
+
+        vgpus = {vgpu.record.vgpu_id: vgpu for vgpu in played}
+        tokens = SimpleNamespace(
+            bench=lambda key: None,
+            unbench=lambda key, share: None,
+            wants=lambda key: True,
+            heard_ns=lambda key: 0,
+        )
+        self.server = SimpleNamespace(
+            settings=SimpleNamespace(host_memory_bytes=1 << 40),
+            registry=SimpleNamespace(guaranteed_memory_bytes=0),
+            facts=SimpleNamespace(total_memory_bytes=CARD),
+            memory=SimpleNamespace(outside=(), readings=1),
+            happened=lambda kind, vgpu, text, **more: self.events.append(kind),
+            vgpus=vgpus,
+            tokens=tokens,
+        )
+        self.swapping = Swapping(cast(Any, self.server))
+        self.swapping.stores = cast(
+            Any, SimpleNamespace(lacks=lambda *_: "", have=have, limit_bytes=1 << 40, spare_bytes=lambda uid: 1 << 40)
+        )
+
+    async def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Until that is so, and for that long at most."""
+        begin = self.swapping._begin
+
+        def begins(vgpu: Vgpu, *rest: Any, **more: Any) -> Any:
+            assert not vgpu.turn.locked(), "another move of it is under way"
+            self.begun.append(vgpu.record.vgpu_id)
+            return begin(vgpu, *rest, **more)
+
+        self.swapping._begin = begins  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            self.server.nursery = nursery
+            for vgpu in self.played:
+                self.swapping.enlist(cast(Vgpu, vgpu))
+            nursery.start_soon(self.swapping.run)
+            with trio.move_on_after(seconds):
+                while not until():
+                    for vgpu in self.played:
+                        vgpu.step()
+                    await trio.sleep(STEP_S)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
+    """Makes one; what the kernel says of processes is what is played."""
+
+    def make(*played: Played) -> Stage:
+        def program(process: Process) -> Played:
+            return next(vgpu for vgpu in played if vgpu.record.key == process.pid)
+
+        clock = SimpleNamespace(monotonic_ns=lambda: int(trio.current_time() * 1e9))
+        monkeypatch.setattr(swapping, "time", clock)
+        monkeypatch.setattr(swapping, "is_stopped", lambda process: program(process).is_stopped())
+        monkeypatch.setattr(swapping, "is_running", lambda process: program(process).is_running)
+        return Stage(*played)
+
+    return make
+
+
+def play(scene: Callable[[], Any]) -> None:
+    trio.run(scene, clock=MockClock(autojump_threshold=0))
+
+
+def test_they_take_turns(stage: Callable[..., Stage]) -> None:
+    async def scene() -> None:
+        a, b = Played("a", 1), Played("b", 2, Where.AWAY)
+        found = stage(a, b)
+        await found.run(60)
+        assert min(a.left, b.left) >= 2
+        assert set(found.events) == {"swapped-in", "swapped-out"}
+
+    play(scene)
+
+
+def test_who_leaves_again_after_a_return_that_failed_does_nothing_else_meanwhile(stage: Callable[..., Stage]) -> None:
+    """For longer than nobody asks it again: what it has on the card is its own, and no reason to call it hopeless."""
+
+    async def scene() -> None:
+        a, b = Played("a", 1, Where.AWAY), Played("b", 2)
+        a.refuses, a.out = 1, 8 * GIB
+        found = stage(a, b)
+        await found.run(60, until=lambda: a.where is Where.RESIDENT)
+        assert a.where is Where.RESIDENT
+        assert "no-room" not in found.events
+
+    play(scene)
+
+
+def test_nobody_leaves_for_a_program_that_was_stopped_half_way(stage: Callable[..., Stage]) -> None:
+    async def scene() -> None:
+        a, b = Played("a", 1, Where.AWAY), Played("b", 2)
+        a.is_stopped = lambda: a.here_bytes > 0 and trio.current_time() < began + 60
+        began = trio.current_time()
+        found = stage(a, b)
+        await found.run(60)
+        assert b.left <= 1  # it came, and was stopped then
+        assert found.events.count("stuck") <= 2
+
+    play(scene)
+
+
+def test_a_program_that_is_traced_is_moved_as_any_other(stage: Callable[..., Stage]) -> None:
+    """At any moment it may be seen stopped, for microseconds."""
+
+    async def scene() -> None:
+        a, b = Played("a", 1), Played("b", 2, Where.AWAY)
+        chance = random.Random(1)
+        a.is_stopped = lambda: chance.random() < 0.3
+        found = stage(a, b)
+        await found.run(60)
+        assert min(a.left, b.left) >= 2
+        assert "stuck" not in found.events
+
+    play(scene)
+
+
+def test_a_program_that_is_no_more_is_not_waited_for(stage: Callable[..., Stage]) -> None:
+    """Its broker, which would say so, may have been stopped."""
+
+    async def scene() -> None:
+        a, b = Played("a", 1), Played("b", 2, Where.AWAY)
+        a.is_running = False
+        found = stage(a, b)
+        await found.run(10, until=lambda: b.here_bytes > 0)
+        assert b.here_bytes > 0
+        assert "stuck" not in found.events
+
+    play(scene)
+
+
+def test_what_is_suspended_leaves_once_it_can_and_stays_away(stage: Callable[..., Stage]) -> None:
+    """The server that had begun to suspend it is no more."""
+
+    async def scene() -> None:
+        a, b = Played("a", 1), Played("b", 2, Where.AWAY)
+        a.still, a.stuck_s = True, trio.current_time() + 20
+        found = stage(a, b)
+        await found.run(60, until=lambda: b.where is Where.RESIDENT and a.where is Where.AWAY)
+        assert (a.where, b.where) == (Where.AWAY, Where.RESIDENT)
+        assert not any(a.told)
+        assert found.events.count("stuck") <= 1
+
+    play(scene)
+
+
+def test_a_migration_that_cannot_end_stops_nobody_else(stage: Callable[..., Stage]) -> None:
+    async def scene() -> None:
+        leaver = Played("leaver", 3, Where.AWAY)
+        leaver.swaps, leaver.activity = False, None
+        leaver.passage = cast(Any, SimpleNamespace(leaving=1))
+        a, b = Played("a", 1), Played("b", 2, Where.AWAY)
+        found = stage(a, b)
+        found.server.vgpus["leaver"] = leaver
+        await found.run(30, until=lambda: b.where is Where.RESIDENT)
+        assert (b.where, a.left) == (Where.RESIDENT, 1)
+
+    play(scene)
