@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any, Final
 
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuReading
+
+PART_S: Final = 1.0
+"""A host that is fast for a while and slow for another wants more than its share in the one and less in the other."""
 
 
 class Books:
@@ -15,35 +19,53 @@ class Books:
     def __init__(self, name: str, link: ControlLink) -> None:
         self.name = name
         self._link = link
-        self._looks = self._waits = 0
+        self._parts: list[dict[str, float]] = []
 
     def _read(self) -> tuple[float, VgpuReading]:
         reading = self._link.inspect(self.name).vgpu
         return time.monotonic(), reading
 
     def begin(self) -> None:
-        self._first = self._read()
+        self._first = self._part = self._read()
+        self._looks = self._waits = 0
 
     def look(self) -> None:
-        _, reading = self._read()
+        at, reading = self._read()
         self._looks += 1
         self._waits += reading.wants and not reading.holds
+        if at - self._part[0] >= PART_S:
+            self._close((at, reading))
+
+    def _close(self, now: tuple[float, VgpuReading]) -> None:
+        part = ratios(self._part, now)
+        self._parts.append(part | {"seconds": now[0] - self._part[0], "waiting_ratio": self._waits / self._looks})
+        self._part, self._looks, self._waits = now, 0, 0
 
     def end(self) -> None:
         self._last = self._read()
-
-    def figures(self) -> dict[str, float]:
-        """``charged_ratio``: held, less observed idle gaps. ``waiting_ratio`` only where somebody looked."""
-        (began, before), (ended, after) = self._first, self._last
-        per_second = 1 / (ended - began)
-        found = {
-            "charged_ratio": (after.busy_ns - before.busy_ns) / 1e9 * per_second,
-            "held_ratio": (after.held_ns - before.held_ns) / 1e9 * per_second,
-            "tokens_per_second": (after.tokens - before.tokens) * per_second,
-        }
         if self._looks:
-            found["waiting_ratio"] = self._waits / self._looks
+            self._close(self._last)
+
+    def figures(self) -> dict[str, Any]:
+        """``charged_ratio``: held, less observed idle gaps. Where somebody looked: ``waiting_ratio``, and ``parts``,
+        the same of each second or so, and how long it was."""
+        found: dict[str, Any] = dict(ratios(self._first, self._last))
+        tokens = self._last[1].tokens - self._first[1].tokens
+        found["tokens_per_second"] = tokens / (self._last[0] - self._first[0])
+        if self._parts:
+            seconds = sum(part["seconds"] for part in self._parts)
+            waited = sum(part["waiting_ratio"] * part["seconds"] for part in self._parts)
+            found |= {"waiting_ratio": waited / seconds, "parts": self._parts}
         return found
+
+
+def ratios(first: tuple[float, VgpuReading], last: tuple[float, VgpuReading]) -> dict[str, float]:
+    """Of the time between the two."""
+    (began, before), (ended, after) = first, last
+    return {
+        "charged_ratio": (after.busy_ns - before.busy_ns) / 1e9 / (ended - began),
+        "held_ratio": (after.held_ns - before.held_ns) / 1e9 / (ended - began),
+    }
 
 
 def watch(books: Sequence[Books], start: float, stop: float, every_s: float = 0.0) -> None:

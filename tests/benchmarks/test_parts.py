@@ -76,6 +76,16 @@ def test_a_host_bound_work_is_short_of_its_share_only_while_work_waited(
     assert shares.token_error(company, 30.0, in_company=True) == pytest.approx(points if token < 0.3 else 0.0)
 
 
+def test_it_is_not_short_in_seconds_in_which_it_has_its_share_or_wants_no_more() -> None:
+    held_up = {"seconds": 1.0, "charged_ratio": 0.3, "waiting_ratio": 0.2}
+    slow = {"seconds": 1.0, "charged_ratio": 0.2, "waiting_ratio": 0.0}
+    result = {"charged_ratio": 0.25, "waiting_ratio": 0.1}
+    assert shares.token_error(result, 30.0, in_company=False) == pytest.approx(5.0)
+    assert shares.token_error(result | {"parts": [held_up, slow]}, 30.0, in_company=False) == pytest.approx(0.0)
+    starved = slow | {"waiting_ratio": 0.5}
+    assert shares.token_error(result | {"parts": [held_up, starved]}, 30.0, in_company=False) == pytest.approx(5.0)
+
+
 def test_no_company_lets_a_host_bound_work_compute_for_longer_than_its_share() -> None:
     result = {"charged_ratio": 0.33, "held_ratio": 0.4, "waiting_ratio": 0.0}
     assert shares.token_error(result, 30.0, in_company=True) == pytest.approx(3.0)

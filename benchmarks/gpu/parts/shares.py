@@ -8,15 +8,17 @@ fit the card together take turns, and their quotas are shares of the time: the s
 
 A host-bound work computes only while its host feeds the GPU. For those the vGPU's books count. What it is charged, the
 time held less the idle gaps that were observed, is never above the share: a limit is about that. Its token time is
-below the share at most for as long as work waited for a lease (looked at fifty times a second): alone what it is
-charged, in company all the time held, for nobody else could use those gaps: a switch takes longer.
+below the share at most for as long as work waited for a lease (looked at fifty times a second, and judged second by
+second, for such a host is now fast, now slow): alone what it is charged, in company all the time held, for nobody else
+could use those gaps: a switch takes longer.
 
 Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.gpu.catalogue import SHARED, WORKS
 from benchmarks.gpu.parts.part import (
@@ -115,15 +117,25 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     return rows
 
 
-def given(result: dict[str, float], in_company: bool) -> float:
+def given(result: Mapping[str, Any], in_company: bool) -> float:
     """Its token time over the wall time."""
-    return result["held_ratio" if in_company else "charged_ratio"]
+    ratio: float = result["held_ratio" if in_company else "charged_ratio"]
+    return ratio
 
 
-def token_error(result: dict[str, float], share: float, in_company: bool) -> float:
-    """Points of GPU time above ``share``; or below it, as far as work waited."""
-    missing = share - 100 * given(result, in_company)
-    return max(100 * result["charged_ratio"] - share, min(missing, 100 * result["waiting_ratio"]), 0.0)
+def token_error(result: Mapping[str, Any], share: float, in_company: bool) -> float:
+    """Points of GPU time above ``share``; or below it, as far as work waited in the same second. (Of runs that have no
+    such parts: as far as it waited at all.)"""
+    parts = result.get("parts") or [{**result, "seconds": 1.0}]
+    below = sum(missing(part, share, in_company) * part["seconds"] for part in parts)
+    above: float = 100 * result["charged_ratio"] - share
+    return max(above, below / sum(part["seconds"] for part in parts))
+
+
+def missing(part: Mapping[str, Any], share: float, in_company: bool) -> float:
+    """Points of GPU time that it did not have although it waited."""
+    waited: float = 100 * part["waiting_ratio"]
+    return max(0.0, min(share - 100 * given(part, in_company), waited))
 
 
 def estimate(options: Options) -> float:
