@@ -127,9 +127,10 @@ def token_error(result: Mapping[str, Any], share: float, in_company: bool) -> fl
     """Points of GPU time above ``share``; or below it, as far as work waited in the same second. (Of runs that have no
     such parts: as far as it waited at all.)"""
     parts = result.get("parts") or [{**result, "seconds": 1.0}]
-    below = sum(missing(part, share, in_company) * part["seconds"] for part in parts)
+    seconds: float = sum(part["seconds"] for part in parts)
+    below: float = sum(missing(part, share, in_company) * part["seconds"] for part in parts) / seconds
     above: float = 100 * result["charged_ratio"] - share
-    return max(above, below / sum(part["seconds"] for part in parts))
+    return max(above, below)
 
 
 def missing(part: Mapping[str, Any], share: float, in_company: bool) -> float:
