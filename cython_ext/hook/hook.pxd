@@ -248,6 +248,7 @@ cdef struct Gate:
     Stream[512] streams
     Event[256] events
     Sample[32] samples
+    uint32_t sampling        # how many of them are used
 
 
 cdef struct Capture:

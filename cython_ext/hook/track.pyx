@@ -189,6 +189,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
         sample.host_ns = 0
         sample.cold = cold
         sample.used = 1
+        gate.sampling += 1
         return i
     return -1
 
@@ -204,6 +205,7 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     if sample.end < 0:
         give_event(gate, sample.start)
         sample.used = 0
+        gate.sampling -= 1
 
 
 cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
@@ -242,13 +244,17 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
         give_event(gate, sample.start)
         give_event(gate, sample.end)
         sample.used = 0
+        gate.sampling -= 1
 
 
 cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
     """Look at the markers, oldest first, and bring prediction and durations up to date."""
     cdef uint64_t event
     cdef int64_t since_ns = gate.backlog.since_ns
-    cdef int mode = relax()
+    cdef int mode
+    if gate.backlog.count == 0 and gate.sampling == 0:
+        return
+    mode = relax()
     while backlog_oldest(&gate.backlog, &event):
         if not done(gate, <int>event):
             backlog_seen_busy(&gate.backlog, now)
