@@ -2,13 +2,15 @@
 
 Both run kernels of 0.5 ms that note %globaltimer when their first block starts and their last warp ends; that clock is
 one for all processes of a GPU, and its tick is told (the greatest common divisor of all stamps' differences). Under
-hardware time slicing kernels of both overlap: the negative gaps are told as overlaps.
+hardware time slicing kernels of both overlap: the negative gaps are told as overlaps. Beside the figures of ours stands
+what the host did meanwhile to a thread that never sleeps (``stalls.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from benchmarks.gpu.catalogue import STAMPED
@@ -27,9 +29,11 @@ from benchmarks.gpu.parts.part import (
 from benchmarks.gpu.parts.shares import label
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Outcome, Stage
+from benchmarks.gpu.stalls import looking
 from benchmarks.gpu.stats import bootstrap, handovers_ns, percentile, tick_ns
 from benchmarks.gpu.tables import Bar, Column, Row
 
+NONE: Final[Mapping[str, float]] = MappingProxyType({})
 WIDE_PERCENT: Final = 60.0
 """Two of them do not fit the card, so in spatial mode they take rounds; MPS has one context for both."""
 
@@ -50,24 +54,26 @@ def measure(bench: Bench) -> None:
         stage.ready()
         for repeat in range(bench.options.repeat):
             for split in _splits(bench.options):
-                outcome = stage.window(fit(stage, STAMPED, vgpus, split), seconds, kernels=True)
-                bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome), split)
+                with looking(seconds) as stalls:
+                    outcome = stage.window(fit(stage, STAMPED, vgpus, split), seconds, kernels=True)
+                bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome, stalls), split)
             outcome = stage.window(plain, min(seconds, 5.0), kernels=True)
             bench.keep(repeat, STAMPED, "2 of them", HARDWARE, with_gaps(outcome))
             if bench.options.shared(SPATIAL):
                 with Stage(bench.ground) as inner:
                     wide = [inner.vgpu(SPATIAL, STAMPED, WIDE_PERCENT, "--overcommit") for _ in range(2)]
                     inner.ready()
-                    outcome = inner.window(wide, seconds, kernels=True)
-                bench.keep(repeat, STAMPED, f"{WIDE_PERCENT:g} % of the SMs each", SPATIAL, with_gaps(outcome))
+                    with looking(seconds) as stalls:
+                        outcome = inner.window(wide, seconds, kernels=True)
+                bench.keep(repeat, STAMPED, f"{WIDE_PERCENT:g} % of the SMs each", SPATIAL, with_gaps(outcome, stalls))
 
 
-def with_gaps(outcome: Outcome) -> Outcome:
-    """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many."""
+def with_gaps(outcome: Outcome, stalls: Mapping[str, float] = NONE) -> Outcome:
+    """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many; and ``stalls``."""
     kernels = [[(start, end) for start, end in result["kernels_ns"]] for result in outcome.results]
     found = handovers_ns(kernels)
     gaps_us = [gap / 1e3 for gap in found if gap >= 0]
-    figures = outcome.figures | {
+    figures = {**outcome.figures, **stalls} | {
         "handovers": float(len(found)),
         "overlaps": float(sum(gap < 0 for gap in found)),
         "tick_ns": float(tick_ns(stamp for each in kernels for interval in each for stamp in interval)),
@@ -103,6 +109,8 @@ PART = Part(
         Column("handovers", "hand-overs", "high", 0, (Bar(1000.0, _ours),)),
         Column("overlaps", "overlaps", "low", 0),
         Column("tick_ns", "tick of the clock, ns", digits=0),
+        Column("stalls_per_second", "host stalls a second, > 100 µs"),
+        Column("stall_worst_us", "worst, µs", digits=0),
     ),
     measure,
     derive,
