@@ -2,8 +2,9 @@
  * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
  * that wants to bypass a cooperative hook needs no help, and NVML shows it).
  *
- *   cc -O2 -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate]
+ *   cc -O2 -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate|paced]
  *
+ * paced: the host does something else before each launch, which finds the GPU idle.
  * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences.
  */
 #define _GNU_SOURCE
@@ -18,6 +19,7 @@ typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned
 typedef int (*allocate_t)(unsigned long long *, size_t);
 typedef int (*free_t)(unsigned long long);
 #define SIZE (2 << 20) /* the driver's own granule: it has to ask the card */
+#define PACE_NS 20e3
 #define BATCH 500 /* stays below the driver's queue of 1024, so that no launch waits for the GPU */
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
@@ -69,6 +71,7 @@ static void *direct(const char *name) {
 
 int main(int argc, char **argv) {
     int allocates = argc > 2 && !strcmp(argv[2], "allocate"), in_default_stream = argc > 2 && !strcmp(argv[2], "default");
+    int paced = argc > 2 && !strcmp(argv[2], "paced");
     int rounds = argc > 1 ? atoi(argv[1]) : 200;
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
@@ -93,8 +96,14 @@ int main(int argc, char **argv) {
         for (int turn = 0; turn < 2; turn++) {
             int through = (turn + round) & 1; /* alternate who goes first */
             unsigned long long address;
-            double start = now_ns();
+            double start = now_ns(), elsewhere = 0;
             for (int i = 0; i < BATCH; i++) {
+                if (paced) {
+                    double began = now_ns();
+                    while (now_ns() < began + PACE_NS) {
+                    }
+                    elsewhere += now_ns() - began;
+                }
                 if (allocates) {
                     check(allocations[through](&address, SIZE), "cuMemAlloc");
                     check(frees[through](address), "cuMemFree");
@@ -102,7 +111,7 @@ int main(int argc, char **argv) {
                     check(launches[through](function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
                 }
             }
-            took[through] = (now_ns() - start) / BATCH;
+            took[through] = (now_ns() - start - elsewhere) / BATCH;
             CALL(cuStreamSynchronize, stream);
         }
         if (round < 0) continue; /* warm-up */

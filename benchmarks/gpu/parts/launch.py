@@ -1,5 +1,6 @@
-"""What the hook adds to one launch in a vGPU of 100 %, and to cuMemAlloc with cuMemFree of 2 MiB: the hook's calls and
-the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences)."""
+"""What the hook adds to one launch in a vGPU of 100 %, to one under a limit, and to cuMemAlloc with cuMemFree of 2 MiB:
+the hook's calls and the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences).
+"""
 
 from __future__ import annotations
 
@@ -23,15 +24,26 @@ def measure(bench: Bench) -> None:
         program = launch.compile_launch(Path(scratch))
         for repeat in range(bench.options.repeat):
             node = bench.ground.node(TEMPORAL)
-            for block, answer in (
-                (KERNEL, launch.in_turns(node, program)),
-                (ALLOCATION, launch.in_turns(node, program, launch.ALLOCATION_ROUNDS, "allocate")),
+            limit = launch.LIMIT_PERCENT
+            for block, percent, added, answer in (
+                (KERNEL, 100, "added_ns", launch.in_turns(node, program)),
+                (
+                    KERNEL,
+                    limit,
+                    "added_under_limit_ns",
+                    launch.in_turns(node, program, launch.LIMITED_ROUNDS, "paced", percent=limit),
+                ),
+                (
+                    ALLOCATION,
+                    100,
+                    "added_to_allocation_ns",
+                    launch.in_turns(node, program, launch.ALLOCATION_ROUNDS, "allocate"),
+                ),
             ):
                 if not answer.pop("hooked"):
                     raise RuntimeError("the program went past the hook both times")
-                if block == ALLOCATION:
-                    answer["added_to_allocation_ns"] = answer.pop("added_ns")
-                bench.keep(repeat, block, "100", TEMPORAL, Outcome((), answer), [100.0])
+                answer[added] = answer.pop("added_ns")
+                bench.keep(repeat, block, f"{percent}", TEMPORAL, Outcome((), answer), [float(percent)])
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -48,6 +60,7 @@ PART = Part(
     0.0,
     (
         Column("added_ns", "added by the hook", "low", 1, (Bar(30.0),)),
+        Column("added_under_limit_ns", "under a limit", "low", 0),
         Column("added_to_allocation_ns", "to an allocation", "low", 0, (Bar(1000.0),)),
         Column("gated_ns", "through the hook"),
         Column("direct_ns", "direct"),
