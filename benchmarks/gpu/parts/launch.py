@@ -1,5 +1,6 @@
-"""What the hook adds to one launch in a vGPU of 100 %, to one under a limit, and to cuMemAlloc with cuMemFree of 2 MiB:
-the hook's calls and the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences).
+"""What the hook adds to one launch in a vGPU of 100 %, to one under a limit, and to cuMemAlloc with cuMemFree of 2 MiB.
+
+Its calls and the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences).
 """
 
 from __future__ import annotations
