@@ -358,7 +358,8 @@ cdef class Blocks:
         store.store_give(self.page(), block)
 
     def give_all(self, uint32_t pid, uint64_t start_time):
-        return store.store_give_all(self.page(), self.count, store.store_name(pid, start_time))
+        cdef uint64_t name = store.store_name(pid, start_time)
+        return store.store_give_all(self.page(), self.count, &name, 1)
 
     def __len__(self):
         return self.count

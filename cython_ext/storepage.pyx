@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from libc.errno cimport EINVAL, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 
 from cython_ext cimport layout, native
 from cython_ext.logic cimport store as logic
@@ -18,7 +19,7 @@ from cython_ext.page import PageError
 
 cdef extern from "<sys/mman.h>" nogil:
     int madvise(void* address, size_t size, int advice)
-    const int MADV_HUGEPAGE
+    const int MADV_HUGEPAGE, MADV_REMOVE
 
 cdef enum:
     MADV_POPULATE_WRITE = 23     # Linux 5.14
@@ -154,6 +155,43 @@ cdef class StorePage(Page):
             i = begin
         return found, i
 
-    def give_back(self, pid, start_time):
-        """What a process had that is no more; so many blocks it was."""
-        return logic.store_give_all(self.get(), self.blocks, logic.store_name(pid, start_time))
+    def give_back(self, processes):
+        """What they had that are no more, each as (pid, start time); so many blocks it was. Without the GIL."""
+        cdef layout.StorePage* page = self.get()
+        cdef size_t count = len(processes), i
+        cdef uint64_t given
+        cdef uint64_t* names = <uint64_t*>malloc(max(1, count) * sizeof(uint64_t))
+        if names == NULL:
+            raise MemoryError(f"no memory for {count} names")
+        try:
+            for i, (pid, start_time) in enumerate(processes):
+                names[i] = logic.store_name(pid, start_time)
+            self.pin()
+            with nogil:
+                given = logic.store_give_all(page, self.blocks, names, count)
+            self.unpin()
+        finally:
+            free(names)
+        return given
+
+    def clear(self, pid, start_time):
+        """Give all memory back to the host, if no block is anybody's; whether that was so. Meanwhile every block is that
+        process's, which calls this. Without the GIL. ``OSError``: it was not possible, and all is as it was."""
+        cdef layout.StorePage* page = self.get()
+        cdef uint64_t name = logic.store_name(pid, start_time)
+        cdef bint empty
+        cdef int failed = 0
+        self.pin()
+        with nogil:
+            empty = logic.store_take_all(page, self.blocks, name)
+            if empty:
+                native.store32(&page.ready, 0)
+                failed = madvise(<uint8_t*>self.base + self.offset, self.blocks * logic.BLOCK_BYTES, MADV_REMOVE)
+                failed = errno if failed else 0
+                logic.store_give_all(page, self.blocks, &name, 1)
+        self.unpin()
+        if empty:
+            self.set_ready(self.ready if failed else 0)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return bool(empty)

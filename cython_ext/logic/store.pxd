@@ -46,10 +46,34 @@ cdef inline void store_give(StorePage* store, uint64_t block) noexcept nogil:
     store64(&store_owners(store)[block], 0)
 
 
-cdef inline uint64_t store_give_all(StorePage* store, uint64_t blocks, uint64_t name) noexcept nogil:
-    """All that stands under that name; so many it was."""
+cdef inline uint64_t store_give_all(
+    StorePage* store, uint64_t blocks, const uint64_t* names, uint64_t count
+) noexcept nogil:
+    """All that stands under any of ``count`` names; so many it was. Read before anything is written: most of it is not
+    theirs, and others are at work there."""
     cdef uint64_t* owners = store_owners(store)
-    cdef uint64_t i, given = 0
+    cdef uint64_t i, k, name, last = 0, given = 0
+    cdef bint theirs = 0
     for i in range(blocks):
-        given += cas64(&owners[i], name, 0)
+        name = load64(&owners[i])
+        if name == 0:
+            continue
+        if name != last:
+            last, k = name, 0
+            while k < count and names[k] != name:
+                k += 1
+            theirs = k < count
+        if theirs:
+            given += cas64(&owners[i], name, 0)
     return given
+
+
+cdef inline bint store_take_all(StorePage* store, uint64_t blocks, uint64_t name) noexcept nogil:
+    """Every block, if none is anybody's; else none."""
+    cdef uint64_t* owners = store_owners(store)
+    cdef uint64_t i
+    for i in range(blocks):
+        if not cas64(&owners[i], 0, name):
+            store_give_all(store, i, &name, 1)
+            return 0
+    return 1

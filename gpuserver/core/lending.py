@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+UNBOUNDED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Borrower:
     """``promised_bytes`` of the card are kept for it, and it has ``borrowed_bytes`` beyond them. ``limit_bytes``: what
     it was last told that it may have in all; 0: nothing yet. ``grows``: not while it stands still or is away.
-    ``asks_bytes``: an allocation waits for so much more."""
+    ``asks_bytes``: an allocation waits for so much more. ``more_bytes``: what it may own besides, wherever that is."""
 
     vgpu_id: str
     promised_bytes: int
@@ -23,6 +26,7 @@ class Borrower:
     limit_bytes: int
     grows: bool = True
     asks_bytes: int = 0
+    more_bytes: int = UNBOUNDED
 
     @property
     def own_bytes(self) -> int:
@@ -45,7 +49,8 @@ def divide(borrowers: Sequence[Borrower], spare_bytes: int) -> dict[str, int]:
     budget = spare_bytes - sum(max(0, max(b.known_bytes, b.own_bytes) - b.promised_bytes) for b in borrowers)
     limits: dict[str, int] = {}
     for b in borrowers:
-        wanted = max(1, b.own_bytes + (part + asked[b.vgpu_id] if b.grows else 0))
+        more = min(part + asked[b.vgpu_id], b.more_bytes) if b.grows else 0
+        wanted = max(1, b.own_bytes + more)
         grown = min(max(0, wanted - b.known_bytes), max(0, budget))
         budget -= grown
         limits[b.vgpu_id] = min(wanted, b.known_bytes + grown)

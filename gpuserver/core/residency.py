@@ -9,9 +9,9 @@ without end. Room for it is made by those who need theirs least:
     2. then whoever has had its stay: it came before the others, at least ``stay_ns`` ago.
 
 Who comes begins as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``). What is
-away is in the store, which is bounded, and what all own fits card and store together: an allocation beyond that is
-hopeless. Whoever does not take what it is offered, as a program that was stopped, is passed over for a while
-(``patience_ns``), longer each time.
+away is in a store of its user's. All stores together are bounded, and what all own fits card and stores: an allocation
+beyond that is hopeless (``spare_bytes``). Whoever does not take what it is offered, as a program that was stopped, is
+passed over for a while (``patience_ns``), longer each time.
 
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
@@ -20,8 +20,8 @@ have to go at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpuserver.core.leases import Priority, VgpuKey
@@ -31,6 +31,8 @@ STAY_FACTOR: Final = 8
 STAY_LEAST_NS: Final = 1_000_000_000
 PASSING_BYTES: Final = 64 << 20
 """Of card and store, so much stays empty for those that pass each other: two chunks."""
+STORE_SLACK_BYTES: Final = PASSING_BYTES + (128 << 20)
+"""A store has that much more than is away at the most: room to pass, and the rest of a segment."""
 
 
 UNBOUNDED: Final = 1 << 62
@@ -44,9 +46,10 @@ class Tenant:
 
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
     it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
-    ``room_bytes``: an allocation waits for so much more. ``barred``: it cannot be moved just now. ``came_ns``,
-    ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its moves takes. ``stray_bytes``: of
-    one that is away, what is on the card all the same, as a move of it was not completed.
+    ``room_bytes``: an allocation waits for so much more. ``user``: whose store it leaves for. ``barred``: it cannot be
+    moved just now. ``came_ns``, ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its
+    moves takes. ``stray_bytes``: of one that is away, what is on the card all the same, as a move of it was not
+    completed.
     """
 
     key: VgpuKey
@@ -56,6 +59,7 @@ class Tenant:
     wants_ns: int
     moving: bool = False
     room_bytes: int = 0
+    user: int = 0
     barred: bool = False
     came_ns: int = 0
     left_ns: int = 0
@@ -100,6 +104,17 @@ class Moves:
     offered: tuple[VgpuKey, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What may be away, of all together. ``kept_bytes``: by user, what his store has got, and nobody else can have."""
+
+    limit_bytes: int = UNBOUNDED
+    kept_bytes: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_BOUNDS: Final = HostMemory()
+
+
 def patience_ns(failures: int) -> int:
     """How long nobody is asked to move again who has not done so, so many times in a row."""
     return min(AGAIN_MOST_NS, AGAIN_LEAST_NS << min(failures - 1, 10))
@@ -110,21 +125,38 @@ def usable_bytes(room_bytes: int, short_bytes: int, tenants: Iterable[Tenant]) -
     return max(room_bytes - short_bytes, min(room_bytes, max((t.memory_bytes for t in tenants), default=0)))
 
 
-def spare_bytes(tenant: Tenant, tenants: Iterable[Tenant], room_bytes: int, store_bytes: int) -> int:
-    """How much more it can own at the very most, as things stand; below 0 where it does not fit as it is."""
-    everybody = sum(t.memory_bytes for t in tenants)
-    return min(room_bytes - tenant.memory_bytes, room_bytes + store_bytes - PASSING_BYTES - everybody)
+def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) -> dict[VgpuKey, int]:
+    """How much more each can own at the very most, as things stand; below 0 where it does not fit as it is.
+
+    What one leaves behind in the store as it comes, the next of the same user takes as it goes: card and store count
+    together. Other users cannot take it, as a store gives nothing back while its user has programs. Where several own
+    something, there has to be room for all that each owns in his store, unless the card has it for everybody's: else
+    one that is away could wait for ever for one that is there and cannot leave.
+    """
+    owned: dict[int, int] = {}
+    for t in tenants:
+        owned[t.user] = owned.get(t.user, 0) + t.memory_bytes
+    needs = {user: bytes_ + STORE_SLACK_BYTES if bytes_ else 0 for user, bytes_ in owned.items()}
+    needs |= {user: max(bytes_, needs.get(user, 0)) for user, bytes_ in host.kept_bytes.items()}
+    everybody, needed = sum(owned.values()), sum(needs.values())
+    spare: dict[VgpuKey, int] = {}
+    for t in tenants:
+        store = host.limit_bytes - (needed - needs[t.user])
+        if owned[t.user] == everybody:
+            left = room_bytes + max(0, store - PASSING_BYTES) - everybody
+        else:
+            left = max(room_bytes - everybody, store - STORE_SLACK_BYTES - owned[t.user])
+        spare[t.key] = min(room_bytes - t.memory_bytes, left)
+    return spare
 
 
-def is_hopeless(tenant: Tenant, tenants: Iterable[Tenant], room_bytes: int, store_bytes: int) -> bool:
+def is_hopeless(tenant: Tenant, spare_bytes: int, room_bytes: int) -> bool:
     """It waits in vain. What is owned already finds its place in turns."""
-    if tenant.room_bytes:
-        return tenant.room_bytes > spare_bytes(tenant, tenants, room_bytes, store_bytes)
-    return tenant.memory_bytes > room_bytes
+    return tenant.room_bytes > spare_bytes if tenant.room_bytes else tenant.memory_bytes > room_bytes
 
 
-def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, store_bytes: int = UNBOUNDED) -> Moves:
-    """``room_bytes``: what all of them may have on the card together; ``store_bytes``: what may be away.
+def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS) -> Moves:
+    """``room_bytes``: what all of them may have on the card together; ``host``: where the others are.
 
     What a leaving one still has counts as taken until it is gone, and what a coming one will have as soon as it begins.
     """
@@ -133,7 +165,8 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, store_bytes:
     free = room_bytes - taken
     here = [t for t in tenants if t.resident and not t.moving and not t.barred]
     line = in_line(tenants)
-    hopeless = tuple(t.key for t in line if is_hopeless(t, tenants, room_bytes, store_bytes))
+    spare = spare_bytes(tenants, room_bytes, host)
+    hopeless = tuple(t.key for t in line if is_hopeless(t, spare[t.key], room_bytes))
     if free + going < 0:
         leaving = enough(least_needed_first(here, ()), -(free + going))
         return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)

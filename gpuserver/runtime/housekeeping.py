@@ -76,6 +76,7 @@ class Housekeeping:
                 if not vgpu.removed.is_set() and vgpu.passage.leaving is None and not is_being_made(vgpu):
                     server.nursery.start_soon(self._expire, vgpu)
             server.swapping.stores.sweep(server.memory.readings, server.memory.latest.by_pid)
+            await server.swapping.stores.give_back(server.swapping.busy)
             await server.remember()
             if not server.settings.paths.server_socket(server.facts.index).exists():
                 log.warning("nobody can reach this server any more: its socket is gone")

@@ -23,7 +23,7 @@ import trio
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
-from gpuserver.core.lending import Borrower, divide
+from gpuserver.core.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
@@ -258,6 +258,7 @@ class GpuServer:
                 limit_bytes=vgpu.grants.card_limit_bytes,
                 grows=not vgpu.still and not vgpu.away,
                 asks_bytes=vgpu.room_bytes,
+                more_bytes=vgpu.grants.spare_bytes or UNBOUNDED,
             )
             for vgpu in self.vgpus.values()
             if vgpu.record.borrows

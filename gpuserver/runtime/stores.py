@@ -1,8 +1,9 @@
 """Host memory for what is away from the card: a store for each user of swapped vGPUs, made and first touched here.
 
 So the server's own cgroup pays for it, and one limit holds for all of it. Not one for all users: a store is mapped
-whole by every process that uses it. What it has got it keeps until the last such vGPU of its user is removed, and the
-last of its programs has ended, since it is pinned by then, which takes longer than any copy.
+whole by every process that uses it. What it has got it keeps for as long as its user has programs, since they have it
+pinned, which takes longer than any copy; so nobody owns what only another user's store could have room for
+(``gpuserver/core/residency.py::spare_bytes``).
 
 Whose a block is its owner writes (cython_ext/logic/store.pxd). It is taken from whoever has ended, once the driver has
 let that process go: until then the GPU may still be copying.
@@ -22,8 +23,9 @@ import trio
 
 from cython_ext.page import PageError
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from gpuserver.core.residency import HostMemory
 from vgpu.identity import Process
-from vgpu.protocol.peer import is_running
+from vgpu.protocol.peer import is_running, start_time
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +68,7 @@ class Stores:
         self._dropped: list[Dropped] = []
         self._growing = trio.Lock()
         self._sweeps: dict[StorePage, Sweep] = {}
+        self._myself = Process(os.getpid(), start_time(os.getpid()))
 
     def of(self, uid: int) -> StorePage:
         """The store of a user, from now on."""
@@ -95,6 +98,15 @@ class Stores:
         return sum(store.ready * STORE_BLOCK_BYTES for store in self._everything())
 
     @property
+    def host(self) -> HostMemory:
+        """For whoever decides what may be away."""
+        dropped = sum(d.store.ready * STORE_BLOCK_BYTES for d in self._dropped if not d.store.closed)
+        return HostMemory(self.limit_bytes - dropped, {uid: self._ready_bytes_of(uid) for uid in self._stores})
+
+    def _ready_bytes_of(self, uid: int) -> int:
+        return sum(store.ready * STORE_BLOCK_BYTES for store in self._stores.get(uid, ()))
+
+    @property
     def used_bytes(self) -> int:
         return sum(store.used * STORE_BLOCK_BYTES for store in self._everything())
 
@@ -104,7 +116,7 @@ class Stores:
 
     def lacks(self, uid: int, bytes_: int) -> str:
         """Why a user's store could not have so much, whatever the host has; empty: it could."""
-        others = self.ready_bytes - sum(store.ready * STORE_BLOCK_BYTES for store in self._stores.get(uid, ()))
+        others = self.ready_bytes - self._ready_bytes_of(uid)
         return USED_UP if bytes_ > self.limit_bytes - others else ""
 
     async def have(self, uid: int, bytes_: int) -> str:
@@ -114,10 +126,12 @@ class Stores:
             while store.ready * STORE_BLOCK_BYTES < bytes_:
                 if store.closed:
                     return "it is not needed any more"
-                blocks = min(GROW_BYTES, self.limit_bytes - self.ready_bytes) // STORE_BLOCK_BYTES
-                blocks -= blocks % STORE_SEGMENT_BLOCKS
-                if store.ready == store.blocks or blocks <= 0:
+                left = max(0, self.limit_bytes - self.ready_bytes) // STORE_BLOCK_BYTES
+                left -= left % STORE_SEGMENT_BLOCKS
+                if store.ready == store.blocks or not left:
                     return USED_UP
+                missing = -(-bytes_ // STORE_BLOCK_BYTES) - store.ready
+                blocks = min(GROW_BYTES // STORE_BLOCK_BYTES, missing, left)
                 if host_room_bytes() < HOST_LEAST_BYTES + GROW_BYTES:
                     return "the host has no memory left for what is away"
                 try:
@@ -126,23 +140,40 @@ class Stores:
                     return str(error)
         return ""
 
+    async def give_back(self, busy: Container[int]) -> None:
+        """To the host, what users have got of it who have no programs. ``busy``: those who may have some."""
+        for uid, stores in list(self._stores.items()):
+            for store in list(stores):
+                if uid not in busy and store.ready and not store.used:
+                    await self._clear(store)
+
+    async def _clear(self, store: StorePage) -> None:
+        async with self._growing:
+            if store.closed:
+                return
+            try:
+                await trio.to_thread.run_sync(store.clear, self._myself.pid, self._myself.start_time)
+            except OSError as error:
+                log.warning("host memory is not given back", reason=str(error))
+
     # --- who has it
 
     def release(self, process: Process) -> None:
         """It has ended, and the driver has let it go."""
         for store in self._everything():
-            store.give_back(process.pid, process.start_time)
+            store.give_back([(process.pid, process.start_time)])
 
     def sweep(self, readings: int, shown: Container[int]) -> None:
         """Also those whose end nobody has told. ``readings``: of the driver so far; ``shown``: pids in the last one."""
         self._close_dropped()
         self._sweeps = {store: self._sweeps.get(store, Sweep()) for store in self._everything()}
         for store, sweep in self._sweeps.items():
-            for process, before in list(sweep.ended.items()):
-                # Of the readings until then the last may have begun before it ended.
-                if readings >= before + 2 and process.pid not in shown:
-                    store.give_back(process.pid, process.start_time)
-                    del sweep.ended[process]
+            # Of the readings until then the last may have begun before it ended.
+            gone = [p for p, before in sweep.ended.items() if readings >= before + 2 and p.pid not in shown]
+            if gone:
+                store.give_back([(process.pid, process.start_time) for process in gone])
+            for process in gone:
+                del sweep.ended[process]
             names, sweep.begin = store.owners(sweep.begin, SWEEP_MOST - len(sweep.ended))
             for process in (Process(*name) for name in names):
                 if process not in sweep.ended and not is_running(process):

@@ -145,6 +145,13 @@ class Swapping:
         if vgpu.swaps and not any(other.record.owner.uid == uid for other in self._swapped()):
             self.stores.drop(uid, vgpu.programs)
 
+    @property
+    def busy(self) -> set[int]:
+        """Users who may have programs, which have their store pinned."""
+        known = {vgpu_id for vgpu_id, place in self._places.items() if place.settled}
+        swapped = (vgpu for vgpu in self._server.vgpus.values() if vgpu.swaps)
+        return {v.record.owner.uid for v in swapped if v.programs or v.record.vgpu_id not in known}
+
     async def make_room(self) -> None:
         """Something was promised: wait until those who are in its way have left."""
         with trio.move_on_after(ROOM_S):
@@ -203,7 +210,8 @@ class Swapping:
             return True
         self._short.shrink(now_ns)
         room = usable_bytes(self.room_bytes, self._short.bytes_, seen)
-        moves = decide(seen, room, now_ns, self.stores.limit_bytes)
+        host = self.stores.host
+        moves, spare = decide(seen, room, now_ns, host), spare_bytes(seen, room, host)
         answer = None
         for key in moves.come:  # known before anybody leaves for them: it takes less of the store
             answer = self._begin(*tenants[key], on_card=True)
@@ -213,7 +221,7 @@ class Swapping:
             vgpu, place = tenants[tenant.key]
             self._pass_over(tenant, place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
-            vgpu.grants.spare_bytes = max(1, spare_bytes(tenant, seen, room, self.stores.limit_bytes))
+            vgpu.grants.spare_bytes = max(1, spare[tenant.key])
         self._admit()
         # Nobody tells when one that is away is needed.
         changes = any(t.waits or t.moving or not t.resident for t in seen)
@@ -259,6 +267,7 @@ class Swapping:
             moving=moving,
             room_bytes=vgpu.room_bytes,
             barred=vgpu.still or vgpu.turn.locked() or not place.settled or place.not_before_ns > now_ns,
+            user=vgpu.record.owner.uid,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
@@ -286,6 +295,7 @@ class Swapping:
     def _tell_hopeless(self, vgpu: Vgpu, place: Place, *, hopeless: bool) -> None:
         if hopeless and not place.hopeless:
             text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
+            text += ": vgpuctl serve --host-memory gives more of the latter"
             self._server.happened("no-room", vgpu, text)
         place.hopeless = hopeless
 

@@ -30,6 +30,11 @@ def test_an_allocation_that_waits_goes_first() -> None:
     assert divide([replace(asks, asks_bytes=90), borrower("b")], 60) == {"a": 59, "b": 1}
 
 
+def test_nobody_is_lent_more_than_he_may_own_besides() -> None:
+    assert divide([replace(borrower("a", 0, 20), more_bytes=10), borrower("b")], 100) == {"a": 30, "b": 40}
+    assert divide([replace(borrower("a", 0, 20), more_bytes=10, asks_bytes=90)], 100) == {"a": 30}
+
+
 def test_nobody_grows_by_what_another_may_still_take() -> None:
     """It was told 60, and gives 50 back: what it is allocating just now is within those 60."""
     assert divide([borrower("a", 0, 10, 60), borrower("b", 0, 0, 1)], 60) == {"a": 35, "b": 1}

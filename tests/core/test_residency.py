@@ -15,12 +15,15 @@ from gpuserver.core.residency import (
     AGAIN_MOST_NS,
     PASSING_BYTES,
     STAY_LEAST_NS,
+    STORE_SLACK_BYTES,
     Arrival,
+    HostMemory,
     Moves,
     Tenant,
     admit,
     decide,
     patience_ns,
+    spare_bytes,
     usable_bytes,
 )
 
@@ -38,6 +41,7 @@ def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, 
         moving=bool(more.get("moving", 0)),
         barred=bool(more.get("barred", 0)),
         room_bytes=more.get("room", 0) * GIB,
+        user=more.get("user", 0),
         came_ns=more.get("came_ns", 0),
         left_ns=more.get("left_ns", 0),
         move_ns=more.get("move_ns", 0),
@@ -102,10 +106,10 @@ def test_an_allocation_that_waits_for_room_is_in_line() -> None:
 
 def test_what_fits_neither_card_nor_store_is_hopeless() -> None:
     asks, away = tenant(1, 60, room=20), tenant(2, 60, resident=False, wants=False)
-    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB + PASSING_BYTES) == Moves(offered=(VgpuKey(1),))
-    assert decide([asks, away], 100 * GIB, 0, store_bytes=40 * GIB) == Moves(hopeless=(VgpuKey(1),))
+    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB + PASSING_BYTES)) == Moves(offered=(VgpuKey(1),))
+    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB)) == Moves(hopeless=(VgpuKey(1),))
     # what is owned already is another matter
-    assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, store_bytes=0) == Moves(come=(VgpuKey(3),))
+    assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, HostMemory(0)) == Moves(come=(VgpuKey(3),))
 
 
 def test_what_a_move_has_left_on_the_card_is_taken_and_no_more_needed_by_its_owner() -> None:
@@ -116,6 +120,43 @@ def test_what_a_move_has_left_on_the_card_is_taken_and_no_more_needed_by_its_own
     small = tenant(3, 50, resident=False, wants_ns=-1)
     assert decide([replace(astray, barred=True), small], 100 * GIB, 0) == Moves(come=(VgpuKey(3),))
     assert decide([replace(astray, barred=True), replace(small, memory_bytes=70 * GIB)], 100 * GIB, 0) == Moves()
+
+
+def test_what_another_user_could_never_put_away_is_hopeless() -> None:
+    """His store keeps what it has got: whoever is away in the other one would wait for the card for ever."""
+    away, asks = tenant(1, 80, resident=False, wants=False, user=1), tenant(2, 10, room=70, user=2)
+    assert decide([away, replace(asks, user=1)], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(offered=(VgpuKey(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(hopeless=(VgpuKey(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB)) == Moves(offered=(VgpuKey(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB, {3: 5 * GIB})) == Moves(hopeless=(VgpuKey(2),))
+    assert decide([tenant(1, 20), asks], 100 * GIB, 0, HostMemory(0)) == Moves(offered=(VgpuKey(2),))
+
+
+users = st.lists(st.tuples(st.integers(0, 80), st.integers(0, 2)), min_size=1, max_size=5)
+
+
+@given(users, st.integers(0, 300), st.dictionaries(st.integers(0, 3), st.integers(0, 60)), st.integers(0, 4))
+def test_whoever_takes_all_that_is_spare_can_still_leave_for_the_others(
+    guests: list[tuple[int, int]], limit: int, kept: dict[int, int], choice: int
+) -> None:
+    room, stores = 100 * GIB, {user: bytes_ * GIB for user, bytes_ in kept.items()}
+    tenants = [tenant(key, memory, user=user) for key, (memory, user) in enumerate(guests)]
+    taker = tenants[choice % len(tenants)]
+    spare = spare_bytes(tenants, room, HostMemory(limit * GIB, stores))[taker.key]
+    if spare <= 0:
+        return
+    assert taker.memory_bytes + spare <= room
+    after = [replace(t, memory_bytes=t.memory_bytes + spare) if t is taker else t for t in tenants]
+    owned = {t.user: sum(other.memory_bytes for other in after if other.user == t.user) for t in after}
+    everybody = sum(owned.values())
+    owners = [user for user, bytes_ in owned.items() if bytes_]
+    if everybody > room and len(owners) > 1:  # all of each user's may be away, one after the other
+        for user in owners:
+            stores[user] = max(stores.get(user, 0), owned[user] + STORE_SLACK_BYTES)
+        assert sum(stores.values()) <= limit * GIB
+    elif everybody > room:
+        others = sum(bytes_ for user, bytes_ in stores.items() if user not in owners)
+        assert everybody + PASSING_BYTES <= room + limit * GIB - others
 
 
 def test_who_cannot_be_moved_stays_and_is_counted() -> None:

@@ -133,7 +133,7 @@ def test_who_is_killed_half_way_leaves_its_name_on_its_blocks(stage: Stage) -> N
     program.process.wait()
     assert vgpu.store is not None
     assert vgpu.store.owners(0, 9)[0] == {(slot.pid, slot.start_time)}
-    assert vgpu.store.give_back(slot.pid, slot.start_time) > 0
+    assert vgpu.store.give_back([(slot.pid, slot.start_time)]) > 0
     assert used(vgpu) == 0
     assert program.on_card() == 0
 

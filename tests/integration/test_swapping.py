@@ -340,6 +340,10 @@ def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
     eventually(lambda: swapped.host_memory()[1] == 0, "so is the host's")
     assert swapped.program(away, 3, busy=False).did() == 0
     worker.works()
+    assert swapped.host_memory()[0]
+    for program in swapped.programs:
+        program.end()
+    eventually(lambda: swapped.host_memory()[0] == 0, "where nobody has it pinned, others can have it")
 
 
 def test_removed_while_it_is_away_its_program_is_not_left_waiting(swapped: Swapped) -> None:

@@ -149,7 +149,7 @@ def test_another_server_finds_who_has_what() -> None:
         with StorePage.map(store.fileno()) as found:
             assert (found.blocks, found.ready) == (store.blocks, store.ready)
             assert found.owners(0, 9) == ({(5, 77), (6, 77)}, 0)
-            assert found.give_back(5, 77) == 3
+            assert found.give_back([(5, 77), (7, 77)]) == 3
             assert (found.used, store.used) == (1, 1)
             assert found.owners(7, 9) == store.owners(7, 9) == ({(6, 77)}, 7)
 
@@ -184,6 +184,32 @@ def test_names_without_end_are_looked_at_a_few_at_a_time() -> None:
             seen |= names
         assert seen == {(pid + 1, 7) for pid in range(store.blocks)}
         assert begin == 5
+
+
+def test_those_that_are_no_more_give_back_what_is_theirs_and_nothing_else() -> None:
+    with StorePage.create(STORE_SEGMENT_BLOCKS) as store:
+        blocks = Blocks(mmap(store.fileno(), STORE_HEADER_BYTES + 8 * store.blocks))
+        for k in range(40):
+            blocks.take(1 + k % 8, 7, 0, store.blocks)
+        assert store.give_back([(pid, 7) for pid in range(2, 9)]) == 35
+        assert store.owners(0, 99)[0] == {(1, 7)}
+        assert store.give_back([]) == 0
+        assert store.used == 5
+
+
+def test_a_store_in_which_nothing_is_gives_its_memory_back() -> None:
+    with StorePage.create(2 * STORE_SEGMENT_BLOCKS) as store:
+        store.grow(store.blocks)
+        blocks = Blocks(mmap(store.fileno(), STORE_HEADER_BYTES + 8 * store.blocks))
+        last = store.blocks - 1
+        assert blocks.take(5, 77, last, store.blocks) == last
+        assert not store.clear(9, 9)
+        assert (store.ready, store.owners(0, 9)[0]) == (store.blocks, {(5, 77)})
+        blocks.give(last)
+        assert store.clear(9, 9)
+        assert (store.ready, store.used) == (0, 0)
+        assert os.fstat(store.fileno()).st_blocks * 512 < STORE_BLOCK_BYTES
+        assert store.grow(1) == store.ready == STORE_SEGMENT_BLOCKS
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 1 << 40])

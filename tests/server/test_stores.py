@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from mmap import mmap
 
 import pytest
+import trio
 
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
-from gpuserver.runtime.stores import SWEEP_MOST, Stores
+from gpuserver.core.residency import HostMemory
+from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 
@@ -88,6 +90,25 @@ def test_names_that_nobody_has_go_a_few_at_a_time_and_hide_nobody(program: Progr
     for round_ in range(12, 15):
         stores.sweep(2 * round_, set())
     assert stores.used_bytes == 0
+
+
+def test_what_a_user_without_programs_had_another_can_have(program: Program) -> None:
+    stores = Stores(2 * SEGMENT_BYTES)
+    assert not trio.run(stores.have, UID, 2 * SEGMENT_BYTES)
+    takes(stores, program.process)
+    assert trio.run(stores.have, UID + 1, 1) == stores.lacks(UID + 1, 1) == USED_UP
+    trio.run(stores.give_back, set())  # something is in it
+    trio.run(stores.give_back, {UID})
+    assert stores.ready_bytes == 2 * SEGMENT_BYTES
+    assert stores.host == HostMemory(2 * SEGMENT_BYTES, {UID: 2 * SEGMENT_BYTES, UID + 1: 0})
+    program.end()
+    stores.release(program.process)
+    trio.run(stores.give_back, {UID})  # nothing is in it, but somebody may have it pinned
+    assert trio.run(stores.have, UID + 1, 1) == USED_UP
+    trio.run(stores.give_back, set())
+    assert (stores.ready_bytes, stores.used_bytes) == (0, 0)
+    assert not trio.run(stores.have, UID + 1, 1)
+    assert stores.ready_bytes == SEGMENT_BYTES  # as much as is needed, in segments
 
 
 def test_a_store_that_nobody_is_given_any_more_counts_until_its_programs_have_ended(program: Program) -> None:

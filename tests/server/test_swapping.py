@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from cython_ext.readings import SlotState, Where
 from gpuserver.core.leases import Priority, VgpuKey
 from gpuserver.core.passage import AT_REST
+from gpuserver.core.residency import HostMemory
 from gpuserver.runtime import swapping
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
@@ -125,9 +126,7 @@ class Stage:
             tokens=tokens,
         )
         self.swapping = Swapping(cast(Any, self.server))
-        self.swapping.stores = cast(
-            Any, SimpleNamespace(lacks=lambda *_: "", have=have, limit_bytes=1 << 40, spare_bytes=lambda uid: 1 << 40)
-        )
+        self.swapping.stores = cast(Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory()))
 
     async def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Until that is so, and for that long at most."""
