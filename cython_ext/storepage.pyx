@@ -175,8 +175,8 @@ cdef class StorePage(Page):
         return given
 
     def clear(self, pid, start_time):
-        """Give all memory back to the host, if no block is anybody's; whether that was so. Meanwhile every block is that
-        process's, which calls this. Without the GIL. ``OSError``: it was not possible, and all is as it was."""
+        """Give all memory back to the host, if no block is anybody's; whether that was so. Meanwhile every block is
+        that process's, which calls this. Without the GIL. ``OSError``: it was not possible, and all is as it was."""
         cdef layout.StorePage* page = self.get()
         cdef uint64_t name = logic.store_name(pid, start_time)
         cdef bint empty

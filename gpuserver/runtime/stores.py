@@ -65,6 +65,7 @@ class Stores:
         self.limit_bytes = limit_bytes
         self._stores: dict[int, list[StorePage]] = {}
         """By uid, the one that is handed out last; others were handed out by servers before this one."""
+        self._left: dict[int, tuple[Process, ...]] = {}
         self._dropped: list[Dropped] = []
         self._growing = trio.Lock()
         self._sweeps: dict[StorePage, Sweep] = {}
@@ -82,9 +83,15 @@ class Stores:
         if not any(os.path.sameopenfile(descriptor, store.fileno()) for store in known):
             known.insert(0, StorePage.map(descriptor))
 
-    def drop(self, uid: int, programs: Sequence[Process]) -> None:
-        """The user has no swapped vGPU any more. What ``programs`` have mapped is in use until they end."""
-        self._dropped += (Dropped(store, programs) for store in self._stores.pop(uid, ()))
+    def leave(self, uid: int, programs: Iterable[Process]) -> None:
+        """The vGPU of a user's ``programs`` was removed: they have his store mapped until they end."""
+        left = dict.fromkeys((*self._left.get(uid, ()), *programs))
+        self._left[uid] = tuple(process for process in left if is_running(process))
+
+    def drop(self, uid: int) -> None:
+        """The user has no swapped vGPU any more. What the programs of those have mapped is in use until they end."""
+        left = self._left.pop(uid, ())
+        self._dropped += (Dropped(store, left) for store in self._stores.pop(uid, ()))
         self._close_dropped()
 
     def _close_dropped(self) -> None:
@@ -141,10 +148,12 @@ class Stores:
         return ""
 
     async def give_back(self, busy: Container[int]) -> None:
-        """To the host, what users have got of it who have no programs. ``busy``: those who may have some."""
+        """To the host, what users have got of it who have no programs. ``busy``: those who may have some in a vGPU."""
         for uid, stores in list(self._stores.items()):
+            if uid in busy or any(is_running(program) for program in self._left.get(uid, ())):
+                continue
             for store in list(stores):
-                if uid not in busy and store.ready and not store.used:
+                if store.ready and not store.used:
                     await self._clear(store)
 
     async def _clear(self, store: StorePage) -> None:

@@ -141,9 +141,12 @@ class Swapping:
 
     def forget(self, vgpu: Vgpu) -> None:
         self._places.pop(vgpu.record.vgpu_id, None)
+        if not vgpu.swaps:
+            return
         uid = vgpu.record.owner.uid
-        if vgpu.swaps and not any(other.record.owner.uid == uid for other in self._swapped()):
-            self.stores.drop(uid, vgpu.programs)
+        self.stores.leave(uid, vgpu.programs)
+        if not any(other.record.owner.uid == uid for other in self._swapped() if other is not vgpu):
+            self.stores.drop(uid)
 
     @property
     def busy(self) -> set[int]:

@@ -111,10 +111,23 @@ def test_what_a_user_without_programs_had_another_can_have(program: Program) -> 
     assert stores.ready_bytes == SEGMENT_BYTES  # as much as is needed, in segments
 
 
+def test_programs_whose_vgpu_was_removed_have_the_store_pinned(program: Program) -> None:
+    stores = Stores(SEGMENT_BYTES)
+    stores.of(UID).grow(1)
+    stores.leave(UID, [program.process])
+    trio.run(stores.give_back, set())
+    assert stores.ready_bytes == SEGMENT_BYTES
+    program.end()
+    trio.run(stores.give_back, set())
+    assert stores.ready_bytes == 0
+
+
 def test_a_store_that_nobody_is_given_any_more_counts_until_its_programs_have_ended(program: Program) -> None:
     stores = Stores(2 * SEGMENT_BYTES)
     stores.of(UID).grow(1)
-    stores.drop(UID, [program.process])
+    stores.leave(UID, [program.process])
+    stores.leave(UID, [])  # the last of his vGPUs; the programs of an earlier one live on
+    stores.drop(UID)
     stores.sweep(1, set())
     assert stores.ready_bytes == SEGMENT_BYTES
     assert stores.lacks(UID + 1, 2 * SEGMENT_BYTES)

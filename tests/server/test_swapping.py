@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,16 +13,20 @@ import trio
 from trio.testing import MockClock
 
 from cython_ext.readings import SlotState, Where
+from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from gpuserver.core.leases import Priority, VgpuKey
 from gpuserver.core.passage import AT_REST
 from gpuserver.core.residency import HostMemory
 from gpuserver.runtime import swapping
+from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.identity import Process
+from vgpu.protocol.peer import start_time
 
 GIB = 1 << 30
 STEP_S = 0.004
+SEGMENT_BYTES = STORE_SEGMENT_BLOCKS * STORE_BLOCK_BYTES
 CARD = 100 * GIB
 OWNED = 80 * GIB
 """Of such, one is on the card at a time."""
@@ -34,7 +39,8 @@ class Played:
     ``is_stopped``, ``is_running``: what the kernel says of it. ``told``: what its page said, in order.
     """
 
-    swaps, lends, room_bytes, programs = True, False, 0, ()
+    swaps, lends, room_bytes = True, False, 0
+    programs: tuple[Process, ...] = ()
     activity: Any = object()
 
     def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
@@ -170,6 +176,19 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
 
 def play(scene: Callable[[], Any]) -> None:
     trio.run(scene, clock=MockClock(autojump_threshold=0))
+
+
+def test_host_memory_of_programs_counts_in_whichever_order_their_vgpus_are_removed(stage: Callable[..., Stage]) -> None:
+    a, b = Played("a", 1), Played("b", 2)
+    found, myself = stage(a, b), Process(os.getpid(), start_time(os.getpid()))
+    a.programs = (myself,)
+    found.swapping.stores = stores = Stores(SEGMENT_BYTES)
+    stores.of(1).grow(1)
+    for vgpu in (a, b):
+        vgpu.removed.set()
+        found.swapping.forget(cast(Vgpu, vgpu))
+    stores.sweep(1, set())
+    assert stores.ready_bytes == SEGMENT_BYTES
 
 
 def test_they_take_turns(stage: Callable[..., Stage]) -> None:
