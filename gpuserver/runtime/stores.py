@@ -148,11 +148,12 @@ class Stores:
         return ""
 
     async def give_back(self, busy: Container[int]) -> None:
-        """To the host, what users have got of it who have no programs. ``busy``: those who may have some in a vGPU."""
+        """To the host, what users have got of it who have no programs, and what stores have that are not handed out any
+        more, as soon as nothing is in them. ``busy``: who may have programs in a vGPU. A program that was not away
+        since its server and broker died has such a store of before pinned until it leaves."""
         for uid, stores in list(self._stores.items()):
-            if uid in busy or any(is_running(program) for program in self._left.get(uid, ())):
-                continue
-            for store in list(stores):
+            pinned = uid in busy or any(is_running(program) for program in self._left.get(uid, ()))
+            for store in stores[:-1] if pinned else list(stores):
                 if store.ready and not store.used:
                     await self._clear(store)
 

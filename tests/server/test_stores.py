@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
-from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
+from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from gpuserver.core.residency import HostMemory
 from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
 from vgpu.identity import Process
@@ -120,6 +120,26 @@ def test_programs_whose_vgpu_was_removed_have_the_store_pinned(program: Program)
     program.end()
     trio.run(stores.give_back, set())
     assert stores.ready_bytes == 0
+
+
+def test_a_store_of_before_that_came_late_is_emptied_once_nothing_is_in_it(program: Program) -> None:
+    """Server and one broker had died: the other broker brings it, when there is another one already."""
+    with StorePage.create(2 * STORE_SEGMENT_BLOCKS) as before:
+        before.grow(2 * STORE_SEGMENT_BLOCKS)
+        blocks = Blocks(mmap(before.fileno(), STORE_HEADER_BYTES + 8 * before.blocks))
+        block = blocks.take(program.process.pid, program.process.start_time, 0, before.blocks)
+        stores = Stores(2 * SEGMENT_BYTES)
+        handed_out = stores.of(UID)
+        stores.take(UID, before.fileno())
+        assert stores.of(UID) is handed_out
+        trio.run(stores.give_back, {UID})
+        assert trio.run(stores.have, UID, 1) == USED_UP
+        blocks.give(block)  # it has come back to the card
+        trio.run(stores.give_back, {UID})
+        assert not trio.run(stores.have, UID, 1)
+        assert stores.ready_bytes == SEGMENT_BYTES
+        trio.run(stores.give_back, {UID})  # not what is handed out
+        assert stores.ready_bytes == SEGMENT_BYTES
 
 
 def test_a_store_that_nobody_is_given_any_more_counts_until_its_programs_have_ended(program: Program) -> None:
