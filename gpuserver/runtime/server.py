@@ -405,7 +405,9 @@ class GpuServer:
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
         process = self.memory.reaped(vgpu, message.slot)
-        if process is not None:
+        # A program that was replaced by another (exec) keeps its name: what stands under it may be the other's by now,
+        # and is given back with that.
+        if process is not None and not any(process in other.programs for other in self.vgpus.values()):
             self.swapping.stores.release(process)
         text = f"the driver let process {message.pid} go, {message.released_bytes} bytes are free again"
         self.happened("detached", vgpu, text, pid=message.pid, released_bytes=message.released_bytes)

@@ -169,7 +169,7 @@ class Stores:
     # --- who has it
 
     def release(self, process: Process) -> None:
-        """It has ended, and the driver has let it go."""
+        """It has ended, or its program was replaced, and the driver has let it go."""
         for store in self._everything():
             store.give_back([(process.pid, process.start_time)])
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from mmap import mmap
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -13,8 +15,11 @@ import trio
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from gpuserver.core.residency import HostMemory
+from gpuserver.runtime.server import GpuServer
 from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
+from gpuserver.runtime.vgpus import Vgpu
 from vgpu.identity import Process
+from vgpu.protocol.broker import Reaped
 from vgpu.protocol.peer import start_time
 
 UID = 4711
@@ -70,6 +75,28 @@ def test_what_is_told_of_is_free_at_once(program: Program) -> None:
     takes(stores, program.process)
     program.end()
     stores.release(program.process)
+    assert stores.used_bytes == 0
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_who_was_replaced_under_the_same_name_loses_nothing_of_what_it_has_now(
+    program: Program, *, attached: bool
+) -> None:
+    stores, process = Stores(SEGMENT_BYTES), program.process
+    takes(stores, process)
+    others = {"other": SimpleNamespace(programs=(process,) if attached else ())}
+    server = SimpleNamespace(
+        memory=SimpleNamespace(reaped=lambda vgpu, slot: process),
+        swapping=SimpleNamespace(stores=stores),
+        vgpus=others,
+        happened=lambda *_, **__: None,
+    )
+    message = Reaped(slot=0, pid=process.pid, released_bytes=0)
+    GpuServer.reaped(cast(GpuServer, server), cast(Vgpu, None), message)
+    assert stores.used_bytes == (3 * STORE_BLOCK_BYTES if attached else 0)
+    program.end()
+    for readings in range(3):
+        stores.sweep(readings, set())
     assert stores.used_bytes == 0
 
 
