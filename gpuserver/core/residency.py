@@ -145,7 +145,9 @@ def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) ->
         if owned[t.user] == everybody:
             left = room_bytes + max(0, store - PASSING_BYTES) - everybody
         else:
-            left = max(room_bytes - everybody, store - STORE_SLACK_BYTES - owned[t.user])
+            left = room_bytes - everybody
+            if host.kept_bytes.get(t.user, 0) <= store:
+                left = max(left, store - STORE_SLACK_BYTES - owned[t.user])
         spare[t.key] = min(room_bytes - t.memory_bytes, left)
     return spare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -135,6 +135,7 @@ def test_what_another_user_could_never_put_away_is_hopeless() -> None:
 users = st.lists(st.tuples(st.integers(0, 80), st.integers(0, 2)), min_size=1, max_size=5)
 
 
+@example([(73, 0), (0, 1)], 101, {1: 28}, 1)
 @given(users, st.integers(0, 300), st.dictionaries(st.integers(0, 3), st.integers(0, 60)), st.integers(0, 4))
 def test_whoever_takes_all_that_is_spare_can_still_leave_for_the_others(
     guests: list[tuple[int, int]], limit: int, kept: dict[int, int], choice: int
