@@ -22,17 +22,21 @@ class Books:
         self._parts: list[dict[str, float]] = []
 
     def _read(self) -> tuple[float, VgpuReading]:
-        reading = self._link.inspect(self.name).vgpu
-        return time.monotonic(), reading
+        found = self._link.inspect(self.name)
+        self._gate_wait_ns = sum(process.gate_wait_ns for process in found.processes)
+        return time.monotonic(), found.vgpu
 
     def begin(self) -> None:
         self._first = self._part = self._read()
-        self._looks = self._waits = 0
+        self._gate_waited_ns = self._gate_wait_ns
+        self._looks = self._waits = self._throttled = self._all_looks = 0
 
     def look(self) -> None:
         at, reading = self._read()
         self._looks += 1
         self._waits += reading.wants and not reading.holds
+        self._all_looks += 1
+        self._throttled += reading.throttled
         if at - self._part[0] >= PART_S:
             self._close((at, reading))
 
@@ -47,15 +51,18 @@ class Books:
             self._close(self._last)
 
     def figures(self) -> dict[str, Any]:
-        """``charged_ratio``: held, less observed idle gaps. Where somebody looked: ``waiting_ratio``, and ``parts``,
-        the same of each second or so, and how long it was."""
+        """``charged_ratio``: held, less observed idle gaps. ``gate_wait_ratio``: of the time, launches waited for a
+        lease. Where somebody looked: ``waiting_ratio``, ``throttled_ratio``, at the limit, and ``parts``, the same of
+        each second or so, and how long it was."""
         found: dict[str, Any] = dict(ratios(self._first, self._last))
-        tokens = self._last[1].tokens - self._first[1].tokens
-        found["tokens_per_second"] = tokens / (self._last[0] - self._first[0])
+        seconds = self._last[0] - self._first[0]
+        found["tokens_per_second"] = (self._last[1].tokens - self._first[1].tokens) / seconds
+        found["gate_wait_ratio"] = (self._gate_wait_ns - self._gate_waited_ns) / 1e9 / seconds
         if self._parts:
             seconds = sum(part["seconds"] for part in self._parts)
             waited = sum(part["waiting_ratio"] * part["seconds"] for part in self._parts)
             found |= {"waiting_ratio": waited / seconds, "parts": self._parts}
+            found["throttled_ratio"] = self._throttled / self._all_looks
         return found
 
 

@@ -6,8 +6,7 @@ Each round is a process of its own, which dies before or after one of the calls 
 such moment, together with its broker or GPU Server. Then the books, what the card has given and the programs beside it
 must be as they were before (scene.py). Without --rounds: every moment there is, once.
 
-``missed``: the moment did not come; calls that only look for something are not always made as often. Exit code 1: some
-round failed.
+``missed``: the moment did not come; not all calls are made as often each time. Exit code 1: some round failed.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def recorded(scene: Scene, deed: Deed) -> list[Moment]:
 
 
 def dies(scene: Scene, deed: Deed, moment: Moment) -> bool:
-    """Whether the moment came: calls that only look for something are not always made as often."""
+    """Whether the moment came: not all calls are made as often each time."""
     with done(scene, deed, **scene.fatal.environment) as doing, scene.fatal.armed(moment):
         doing.begin()
         survived = doing.finish()
