@@ -38,11 +38,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 TESTS = Path(__file__).parent
-# No clock of this machine in them: the decision cores, and native code that is called and not waited for.
+# No clock of this machine in them: the decision cores, native code that is called and not waited for, and the suite's
+# rehearsal, of which no figure counts.
 PARALLEL = [
     *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
-    "server/test_swapping.py",
+    *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),
     *(
         f"native/test_{name}.py"
         for name in (

@@ -155,14 +155,13 @@ cdef struct Batch:
 
 cdef struct Mover:
     # one go of the hook thread, in a context that is current
-    void* stream
+    void* stream             # NULL: nothing had room yet
     uint64_t at              # index of the next chunk
     Batch[2] batches         # one is filled while the other is copied
 
 
 cdef bint open_mover(Mover* mover) noexcept nogil:
-    memset(mover, 0, sizeof(Mover))
-    return (
+    return mover.stream != NULL or (
         real_cuStreamCreate(&mover.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS
         and real_cuEventCreate(&mover.batches[0].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
         and real_cuEventCreate(&mover.batches[1].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
@@ -291,7 +290,7 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         batch.indexes[batch.count] = mover.at
         batch.count += 1
         mover.at += 1
-        if copy_chunk(gate, chunk, out, mover.stream) != CUDA_SUCCESS:
+        if not open_mover(mover) or copy_chunk(gate, chunk, out, mover.stream) != CUDA_SUCCESS:
             outcome = FAILED
             break
     if batch.count and real_cuEventRecord(batch.event, mover.stream) != CUDA_SUCCESS:
@@ -319,8 +318,9 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
     cdef Mover mover
     cdef Batch* batch
     cdef uint32_t turn = 0
-    cdef bint well = open_mover(&mover)
-    cdef int outcome = DONE if well else FAILED
+    cdef bint well = 1
+    cdef int outcome = DONE
+    memset(&mover, 0, sizeof(Mover))
     while outcome == DONE:
         batch = &mover.batches[turn]
         outcome = fill(gate, &mover, batch, out)

@@ -18,6 +18,8 @@ HEADER_WORDS: Final = 4  # of its page, before the counts
 LOOKS: Final = frozenset(
     {
         "cuCtxGetCurrent",
+        "cuCtxPopCurrent_v2",
+        "cuCtxPushCurrent_v2",
         "cuCtxSetCurrent",
         "cuEventElapsedTime",
         "cuEventElapsedTime_v2",
