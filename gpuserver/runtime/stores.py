@@ -154,7 +154,7 @@ class Stores:
         for uid, stores in list(self._stores.items()):
             pinned = uid in busy or any(is_running(program) for program in self._left.get(uid, ()))
             for store in stores[:-1] if pinned else list(stores):
-                if store.ready and not store.used:
+                if store.ready and not store.used and not self._growing.locked():  # else soon: it may take seconds
                     await self._clear(store)
 
     async def _clear(self, store: StorePage) -> None:
