@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.lending import UNBOUNDED
 
 STAY_FACTOR: Final = 8
 """Of a stay and the two moves around it, a fifth of the time goes into moving."""
@@ -33,9 +34,6 @@ PASSING_BYTES: Final = 64 << 20
 """Of card and store, so much stays empty for those that pass each other: two chunks."""
 STORE_SLACK_BYTES: Final = PASSING_BYTES + (128 << 20)
 """A store has that much more than is away at the most: room to pass, and the rest of a segment."""
-
-
-UNBOUNDED: Final = 1 << 62
 AGAIN_LEAST_NS: Final = 1_000_000_000
 AGAIN_MOST_NS: Final = 60_000_000_000
 

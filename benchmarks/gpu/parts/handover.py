@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from benchmarks.gpu.catalogue import STAMPED
@@ -33,7 +32,6 @@ from benchmarks.gpu.stalls import looking
 from benchmarks.gpu.stats import bootstrap, handovers_ns, percentile, tick_ns
 from benchmarks.gpu.tables import Bar, Column, Row
 
-NONE: Final[Mapping[str, float]] = MappingProxyType({})
 WIDE_PERCENT: Final = 60.0
 """Two of them do not fit the card, so in spatial mode they take rounds; MPS has one context for both."""
 
@@ -58,7 +56,7 @@ def measure(bench: Bench) -> None:
                     outcome = stage.window(fit(stage, STAMPED, vgpus, split), seconds, kernels=True)
                 bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome, stalls), split)
             outcome = stage.window(plain, min(seconds, 5.0), kernels=True)
-            bench.keep(repeat, STAMPED, "2 of them", HARDWARE, with_gaps(outcome))
+            bench.keep(repeat, STAMPED, "2 of them", HARDWARE, with_gaps(outcome, {}))
             if bench.options.shared(SPATIAL):
                 with Stage(bench.ground) as inner:
                     wide = [inner.vgpu(SPATIAL, STAMPED, WIDE_PERCENT, "--overcommit") for _ in range(2)]
@@ -68,7 +66,7 @@ def measure(bench: Bench) -> None:
                 bench.keep(repeat, STAMPED, f"{WIDE_PERCENT:g} % of the SMs each", SPATIAL, with_gaps(outcome, stalls))
 
 
-def with_gaps(outcome: Outcome, stalls: Mapping[str, float] = NONE) -> Outcome:
+def with_gaps(outcome: Outcome, stalls: Mapping[str, float]) -> Outcome:
     """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many; and ``stalls``."""
     kernels = [[(start, end) for start, end in result["kernels_ns"]] for result in outcome.results]
     found = handovers_ns(kernels)
