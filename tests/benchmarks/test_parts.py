@@ -135,7 +135,7 @@ def test_the_bars_of_pairs_are_for_the_works_that_they_name() -> None:
 
 def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:
     a, b = [(0, 1024), (2048, 3072)], [(1056, 2016), (3136, 4096)]
-    outcome = with_gaps(Outcome(({"pid": 1, "kernels_ns": a}, {"pid": 2, "kernels_ns": b})))
+    outcome = with_gaps(Outcome(({"pid": 1, "kernels_ns": a}, {"pid": 2, "kernels_ns": b})), {})
     assert outcome.results == ({"pid": 1}, {"pid": 2})
     assert outcome.figures["handovers"] == 3
     assert outcome.figures["gap_p50_us"] == pytest.approx(0.032)
@@ -144,7 +144,7 @@ def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:
 
 
 def test_gaps_of_kernels_that_all_overlap_are_no_gaps() -> None:
-    outcome = with_gaps(Outcome(({"kernels_ns": [(0, 100)]}, {"kernels_ns": [(50, 150)]})))
+    outcome = with_gaps(Outcome(({"kernels_ns": [(0, 100)]}, {"kernels_ns": [(50, 150)]})), {})
     assert (outcome.figures["handovers"], outcome.figures["overlaps"]) == (1, 1)
     assert "gap_p99_us" not in outcome.figures
 
