@@ -47,7 +47,7 @@ suite mix 170 --part mix --seconds 6
 suite percents 320 --part percents
 suite handover 80 --part handover --seconds 20
 suite native 120 --part native
-suite gate 200 --part gate --seconds 120
+suite gate 400 --part gate --seconds 120
 LINES_SHOWN=12
 part stopped 60 python3 -m pytest -q tests/gpu -k "gives_way and SIGSTOP"
 LINES_SHOWN=4

@@ -74,6 +74,6 @@ def test_a_training_loop_learns_the_same_on_two_gpus_as_on_one(node: Node, gib: 
         assert moves.returncode == 0
     finally:
         moves.kill()
-        moves.communicate()
+        moves.wait()
         node.run("rm", "-f", vgpu_id)
     assert (*told, *rest.splitlines(keepends=True)) == tuple(still.splitlines(keepends=True))
