@@ -402,6 +402,19 @@ cdef class ActivityPage(Page):
         return False
 
     @property
+    def refusals(self):
+        """Allocations refused at the limit, of all processes that are not known to be dead: a tenant's word."""
+        cdef layout.ActivityPage* page = self.get()
+        cdef uint32_t state
+        cdef int i
+        total = 0
+        for i in range(layout.MAX_PROCESSES):
+            state = native.load32(&page.slots[i].state)
+            if state != layout.SLOT_FREE and state != layout.SLOT_DEAD:
+                total += bounded(page.slots[i].refusals)
+        return total
+
+    @property
     def processes(self):
         """Slots that are not free, counted now."""
         cdef layout.ActivityPage* page = self.get()

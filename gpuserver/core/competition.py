@@ -157,15 +157,7 @@ class Competition(Membership):
             lag = self._lag(account, clock, now_ns)
             if not account.wants and not account.holds:
                 lag = min(lag, self._idle_credit(account))
-            book = account.book(lag)
-            held = sum(h.held(now_ns) for h in account.holds.values())
-            busy = sum(h.busy(now_ns) for h in account.holds.values())
-            books[key] = replace(
-                book,
-                bucket_ns=account.bucket_at(now_ns) // PPM,
-                held_ns=book.held_ns + held,
-                busy_ns=book.busy_ns + busy,
-            )
+            books[key] = account.book(lag, now_ns)
         return books
 
     def snapshot(self, now_ns: int) -> list[Statement]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpuserver.runtime.vgpus import Vgpu
 
 LOOK_S: Final = 0.05
+NEWS_S: Final = 0.5
+"""Where nobody is to be suspended when idle: so long until the first one that shall be is noticed."""
 COUNT_NS: Final = 1_000_000_000
 Counts = dict[Process, tuple[int, int, int]]
 
@@ -50,7 +52,7 @@ class Dozing:
             for vgpu in list(self._server.vgpus.values()):
                 self._look(vgpu)
             self._watches = {v: w for v, w in self._watches.items() if self._server.vgpus.get(v.record.vgpu_id) is v}
-            await trio.sleep(LOOK_S)
+            await trio.sleep(LOOK_S if self._watches else NEWS_S)
 
     def _look(self, vgpu: Vgpu) -> None:
         if vgpu.removed.is_set() or not (vgpu.dozing or vgpu.record.spec.idle_suspend_ns):

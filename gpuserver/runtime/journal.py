@@ -6,13 +6,14 @@ before they are told; books are written once a second, so a crash forgets at mos
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+from pydantic import TypeAdapter
 
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
@@ -51,6 +52,9 @@ _COLUMNS: Final = (
 )
 """By name: those of an older schema come last."""
 _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
+_BOOK: Final = TypeAdapter(Book)
+_PASSAGE: Final = TypeAdapter(Passage)
+_PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +163,10 @@ class Journal:
                     owner=Owner(uid, gid),
                     created_unix_ns=created,
                     expires_unix_ns=expires,
-                    book=None if book is None else Book(**json.loads(book)),
+                    book=None if book is None else _BOOK.validate_json(book),
                     suspended=bool(suspended),
-                    passage=_read_passage(passage),
-                    dozing=() if dozing is None else _processes(json.loads(dozing)),
+                    passage=AT_REST if passage is None else _PASSAGE.validate_json(passage),
+                    dozing=() if dozing is None else _PROCESSES.validate_json(dozing),
                 )
                 for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
             ]
@@ -184,10 +188,10 @@ class Journal:
                 row.owner.share_gid,
                 row.created_unix_ns,
                 row.expires_unix_ns,
-                None if row.book is None else json.dumps(asdict(row.book)),
+                None if row.book is None else _BOOK.dump_json(row.book).decode(),
                 row.suspended,
-                None if row.passage == AT_REST else json.dumps(asdict(row.passage)),
-                json.dumps([asdict(process) for process in row.dozing]) if row.dozing else None,
+                None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
+                _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
             )
             for row in vgpus
         ]
@@ -200,14 +204,3 @@ class Journal:
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
-
-
-def _read_passage(text: str | None) -> Passage:
-    if text is None:
-        return AT_REST
-    fields = json.loads(text)
-    return Passage(**fields | {"programs": _processes(fields["programs"])})
-
-
-def _processes(found: Iterable[dict[str, int]]) -> tuple[Process, ...]:
-    return tuple(Process(**process) for process in found)

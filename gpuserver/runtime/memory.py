@@ -7,7 +7,7 @@ no more: read every 10 ms for as long as somebody waits for that, else once a se
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -131,18 +131,19 @@ class MemoryWatch:
     def _compare(self, before: Mapping[str, Ledger]) -> None:
         """The driver's figures with the ledgers of a moment ago and of now."""
         past, self.implicit = self.implicit, {}
+        after = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
         self._less, self._lessens = self._lessens, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
-            earlier, later = before.get(vgpu_id, NO_LEDGER), vgpu.ledger
+            earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]
             self._charge_implicit(vgpu, earlier, later, past)
             if earlier.rests_until(later):
                 found = drift_by_pid(earlier.slots, later.slots, self.latest.by_pid)
                 doubted |= {(vgpu_id, pid): amount for pid, amount in found.items()}
         self._tell_drift(doubted)
-        self._find_outsiders(before)
+        self._find_outsiders([*before.values(), *after.values()])
 
     def _tell_drift(self, doubted: Mapping[tuple[str, int], int]) -> None:
         """Of who was doubted before, too."""
@@ -154,9 +155,8 @@ class MemoryWatch:
                     text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
                     self._notice("drift", vgpu, text, pid)
 
-    def _find_outsiders(self, before: Mapping[str, Ledger]) -> None:
+    def _find_outsiders(self, ledgers: Sequence[Ledger]) -> None:
         """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""
-        ledgers = [*before.values(), *(vgpu.ledger for vgpu in self._vgpus())]
         if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}

@@ -158,7 +158,7 @@ class Vgpu:
     @property
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
-        return bounded(self.past.refusals + sum(slot.refusals for slot in self.alive))
+        return bounded(self.past.refusals + (0 if self.activity is None else self.activity.refusals))
 
     @property
     def used_bytes(self) -> int:

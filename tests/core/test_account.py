@@ -150,8 +150,8 @@ def test_leases_add_up_in_the_books() -> None:
     account.close(first, 150)
     assert (account.served_ns, account.last_epoch, account.holds) == (150, 5, {})
     book = Book(lag_ns=-5, bucket_ns=1000 - 140 - 130, held_ns=290, busy_ns=270, overuse_ns=90, tokens=2)
-    assert account.book(-5) == book
-    assert isinstance(account.book(0).bucket_ns, int)
+    assert account.book(-5, 0) == book
+    assert isinstance(account.book(0, 0).bucket_ns, int)
 
 
 def test_the_part_of_leases_given_back_early_is_remembered_for_about_sixteen() -> None:

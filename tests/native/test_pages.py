@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cython_ext import nativememory as native
 from cython_ext.page import PageError
 from cython_ext.pages import ActivityPage, GrantsPage, RelayPage, SlotsFull
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
@@ -193,6 +194,24 @@ def test_whatever_a_tenant_writes_slots_stay_within_their_ranges() -> None:
             for name in ("busy_ns", "launches", "peak_bytes", "refused_bytes", "drained_ns", "longest_kernel_ns"):
                 assert 0 <= getattr(reading, name) < 2**63
             assert all(0 <= amount < 2**63 for amount in reading.committed_bytes)
+
+
+def test_refusals_are_those_of_every_process_that_is_not_known_to_be_dead() -> None:
+    with ActivityPage.create() as activity, mmap.mmap(activity.fileno(), 0) as raw:
+        words = native.Activity(raw)
+        for slot in range(4):
+            activity.reserve_slot(slot + 1, 1)
+            for _ in range(slot + 1):
+                words.reserve(slot, 0, 1, 0, 2**64 - 1)
+        assert activity.refusals == 1 + 2 + 3 + 4
+        words.set_state(1, SlotState.DEAD)
+        words.set_state(2, SlotState.ACTIVE)
+        words.set_state(3, SlotState.FREE)
+        assert activity.refusals == 1 + 3
+        assert activity.refusals == sum(slot.refusals for slot in activity.slots() if slot.state is not SlotState.DEAD)
+        words.set_state(2, 77)  # a word that means nothing does not make a process disappear
+        assert activity.refusals == 1 + 3
+        del words
 
 
 def test_commands_cannot_write_to_an_operators_terminal() -> None:
