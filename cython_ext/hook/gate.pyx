@@ -51,7 +51,9 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
-    LONG_NS = 4_000_000      # who has such kernels may launch nothing but firsts of leases, which are timed then, too
+    # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
+    # the GPU as they begin is no large part of them.
+    LONG_NS = 4_000_000
 
 
 # --- what the relay is told
@@ -218,6 +220,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = learned_ns < 0
+    cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
     if first and gate.backlog.unmarked.launches == 0:
@@ -243,10 +246,10 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if sample and (not first or takes or learned_ns >= LONG_NS) and not gate.backlog.discard and (unknown or (
+    if sample and (unknown or not least_ns) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
-        launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes)
+        launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
     backlog_submit(&gate.backlog, now, learned_ns, assumed_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)

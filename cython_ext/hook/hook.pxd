@@ -135,6 +135,7 @@ cdef struct Sample:
     int32_t end              # -1: not recorded yet
     int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
     int64_t host_ns          # ... and so long before: not the kernel's
+    int64_t least_ns         # a shorter one tells nothing
     bint cold                # the host may have loaded code in that time, and the kernel have run in part of it
     bint used
 
@@ -418,7 +419,9 @@ cdef extern:
     void vgpu_mark_ahead(Gate* gate) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
-    int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold) noexcept nogil
+    int vgpu_sample_begin(
+        Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
+    ) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil

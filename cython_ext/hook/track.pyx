@@ -167,9 +167,11 @@ cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
         give_event(gate, event)
 
 
-cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold) noexcept nogil:
+cdef public int vgpu_sample_begin(
+    Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
+) noexcept nogil:
     """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it; ``cold``: it may
-    be the first ever, for which the host loads code."""
+    be the first ever, for which the host loads code; ``least_ns``: what takes less is not learned."""
     cdef Sample* sample
     cdef int i, mode
     for i in range(SAMPLES):
@@ -188,6 +190,7 @@ cdef public int vgpu_sample_begin(Gate* gate, const LaunchKey* key, int stream, 
         sample.began_ns = now_ns() if empty else 0
         sample.host_ns = 0
         sample.cold = cold
+        sample.least_ns = least_ns
         sample.used = 1
         gate.sampling += 1
         return i
@@ -226,7 +229,8 @@ cdef void learn_one(Gate* gate, const Sample* sample, int64_t lasted_ns, int64_t
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
-    cdef int64_t elapsed_ns
+    cdef int64_t elapsed_ns, lasted_ns
+    cdef bint cold
     cdef float ms
     cdef int i
     for i in range(SAMPLES):
@@ -239,8 +243,10 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
                 elapsed_ns = <int64_t>(ms * 1e6)
-                if not sample.cold or sample.host_ns < max(<int64_t>LOADS_NS, elapsed_ns / 2):
-                    learn_one(gate, sample, max(elapsed_ns - sample.host_ns, elapsed_ns / 4), now)
+                lasted_ns = max(elapsed_ns - sample.host_ns, elapsed_ns / 4)
+                cold = sample.cold and sample.host_ns >= max(<int64_t>LOADS_NS, elapsed_ns / 2)
+                if not cold and lasted_ns >= sample.least_ns:
+                    learn_one(gate, sample, lasted_ns, now)
         give_event(gate, sample.start)
         give_event(gate, sample.end)
         sample.used = 0

@@ -35,3 +35,13 @@ def test_one_in_each_lease_is_seen_to_have_become_shorter(stage: Stage) -> None:
         used_lease(stage, vgpu, 14 * MS)
         in_each.append(vgpu.slot().launches - before)
         assert len(in_each) < 300, f"launches in each lease: {in_each}"
+
+
+def test_one_that_outlasts_every_lease_is_known_though_it_is_always_the_first(stage: Stage) -> None:
+    """No lease has a second one, which would be timed whatever it takes."""
+    vgpu = stage.vgpu()
+    never_ends = f"kernel = app.kernel({LEARNED_MS})\nwhile True:\n    kernel.launch()\n"
+    stage.start(textwrap.dedent(PROLOGUE) + never_ends, stage.environment(vgpu))
+    for _ in range(5):
+        used_lease(stage, vgpu, LEARNED_MS * MS // 2)
+    assert vgpu.slot().longest_kernel_ns > LEARNED_MS * MS // 2
