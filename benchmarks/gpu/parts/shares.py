@@ -59,7 +59,6 @@ def measure(bench: Bench) -> None:
     small = [split for split in _splits(options) if len(split) < 3]
     larger = [split for split in _splits(options) if len(split) > 2]
     for work in options.some(SHARED):
-        waits = WORKS[work].host_bound
         with bench.block(work) as stage:
             plain = stage.plain(work)
             unlimited = {HARDWARE: [plain, stage.plain(work)]} if options.shared(HARDWARE) else {}
@@ -77,7 +76,7 @@ def measure(bench: Bench) -> None:
                     for split in splits:
                         # The other one sleeps with what is left.
                         fit(stage, work, sharers, split if len(split) > 1 else (*split, 100 - split[0]), stamps=True)
-                        outcome = stage.window(sharers[: len(split)], options.seconds, stamps=True, watch_waits=waits)
+                        outcome = stage.window(sharers[: len(split)], options.seconds, stamps=True, watch_waits=True)
                         bench.keep(repeat, work, label(split), TEMPORAL, outcome, split)
             if work == TURNS and options.shared(SPATIAL) and small:
                 _turns(bench, work)
@@ -108,11 +107,12 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
                     each = zip(m.results, m.asked, strict=True)
                     figures["token_error_points"] = max(token_error(r, share, company) for r, share in each)
                     figures |= {f"token{i}_percent": 100 * given(r, company) for i, r in enumerate(m.results, 1)}
-                    figures |= {f"charged{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
-                    figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
                 else:
                     owed = [min(share, 100 * demand) for share in m.asked]
                     figures["error_points"] = max(abs(a - b) for a, b in zip(taken, owed, strict=True))
+                if all("waiting_ratio" in r for r in m.results):  # else of an earlier suite
+                    figures |= {f"charged{i}_percent": 100 * r["charged_ratio"] for i, r in enumerate(m.results, 1)}
+                    figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
             rows.append(Row(m.block, m.row, m.way, figures))
     return rows
 
