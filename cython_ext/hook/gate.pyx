@@ -33,7 +33,7 @@ from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEF
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
+    backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
@@ -220,6 +220,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = learned_ns < 0
+    cdef bint disproved = backlog_disproved(&gate.backlog)
     cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
@@ -246,7 +247,7 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if sample and (unknown or not least_ns) and not gate.backlog.discard and (unknown or (
+    if (sample or disproved) and (unknown or disproved or not least_ns) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)

@@ -50,8 +50,10 @@ cdef enum:
 cdef extern from *:
     """
     #define PREDICTION_MAX_NS (INT64_C(1) << 58)    /* 9 years: no sum comes near an overflow */
+    #define DISPROVED 1.5                           /* a scale beyond it, or below its inverse */
     """
     const int64_t PREDICTION_MAX_NS
+    const double DISPROVED
 
 
 cdef struct Stretch:
@@ -123,6 +125,11 @@ cdef inline int64_t backlog_scaled_ns(const Backlog* backlog, int64_t predicted_
     if predicted_ns < 0:
         return predicted_ns
     return <int64_t>(<double>min(predicted_ns, PREDICTION_MAX_NS) * backlog.scale)
+
+
+cdef inline bint backlog_disproved(const Backlog* backlog) noexcept nogil:
+    """What was learned is half as long again as what is observed, or the other way round: to be timed anew."""
+    return backlog.scale > DISPROVED or backlog.scale * DISPROVED < 1
 
 
 cdef inline int64_t backlog_end_ns(const Backlog* backlog) noexcept nogil:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 from tests.hook.stage import MS, Stage
 from tests.hook.test_gate import PROLOGUE, used_lease
 
@@ -45,3 +47,31 @@ def test_one_that_outlasts_every_lease_is_known_though_it_is_always_the_first(st
     for _ in range(5):
         used_lease(stage, vgpu, LEARNED_MS * MS // 2)
     assert vgpu.slot().longest_kernel_ns > LEARNED_MS * MS // 2
+
+
+GROWS = f"""
+from tests.hook.app import NS_PER_ITERATION
+kernel = app.kernel(3)
+for _ in range(20):
+    kernel.launch()
+    app.synchronize()
+print("learned", flush=True)
+sys.stdin.readline()
+kernel.parameters[1].value = int({LEARNED_MS}e6 / NS_PER_ITERATION)
+while True:
+    kernel.launch()
+"""
+
+
+def test_one_that_has_become_ten_times_as_long_is_timed_anew(stage: Stage) -> None:
+    """As the first of each lease. What predictions are multiplied by does not go so far."""
+    vgpu = stage.vgpu()
+    process = stage.start(textwrap.dedent(PROLOGUE) + GROWS, stage.environment(vgpu))
+    with vgpu.granting(60_000 * MS):
+        assert stage.heard(process) == "learned"
+    stage.tell(process)
+    for _ in range(40):
+        used_lease(stage, vgpu, LEARNED_MS * MS // 2)
+        if vgpu.slot().longest_kernel_ns > 0.8 * LEARNED_MS * MS:
+            return
+    pytest.fail(f"taken for {vgpu.slot().longest_kernel_ns / MS:.1f} ms")
