@@ -54,6 +54,7 @@ cdef enum:
     # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
     # the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
+    ANEW_NS = 1_000_000      # of launches as long as this each is timed while predictions are far off
 
 
 # --- what the relay is told
@@ -220,7 +221,9 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = learned_ns < 0
-    cdef bint disproved = backlog_disproved(&gate.backlog)
+    cdef bint disproved = (
+        backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
+    )
     cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
