@@ -249,13 +249,20 @@ class Account:
         self.served_ns = at_ns
         self.last_epoch = max(self.last_epoch, hold.lease.epoch)
 
+    def held_at(self, now_ns: int) -> int:
+        """Of all its leases, those under way up to now."""
+        return self.held_ns + sum(h.held(now_ns) for h in self.holds.values())
+
+    def busy_at(self, now_ns: int) -> int:
+        return self.busy_ns + sum(h.busy(now_ns) for h in self.holds.values())
+
     def book(self, lag_ns: int, now_ns: int) -> Book:
         """With what it holds charged up to now."""
         return Book(
             lag_ns=lag_ns,
             bucket_ns=self.bucket_at(now_ns) // PPM,
-            held_ns=self.held_ns + sum(h.held(now_ns) for h in self.holds.values()),
-            busy_ns=self.busy_ns + sum(h.busy(now_ns) for h in self.holds.values()),
+            held_ns=self.held_at(now_ns),
+            busy_ns=self.busy_at(now_ns),
             overuse_ns=self.overuse_ns,
             tokens=self.tokens,
         )

@@ -176,8 +176,8 @@ class Competition(Membership):
                 waiting_since_ns=a.waiting_since_ns,
                 lag_ns=self._lag(a, clock, now_ns),
                 bucket_ns=a.bucket_at(now_ns) // PPM,
-                held_ns=a.held_ns + sum(h.held(now_ns) for h in a.holds.values()),
-                busy_ns=a.busy_ns + sum(h.busy(now_ns) for h in a.holds.values()),
+                held_ns=a.held_at(now_ns),
+                busy_ns=a.busy_at(now_ns),
                 overuse_ns=a.overuse_ns,
                 tokens=a.tokens,
             )

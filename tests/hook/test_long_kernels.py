@@ -6,31 +6,37 @@ import textwrap
 
 import pytest
 
-from tests.hook.stage import MS, Stage
+from tests.hook.stage import MS, Stage, StagedVgpu
 from tests.hook.test_gate import PROLOGUE, used_lease
 
-LEARNED_MS, IN_TRUTH_MS = 30, 6
-PROGRAM = f"""
+LONG_MS = 30
+
+
+def changed(stage: Stage, learned_ms: int, in_truth_ms: int) -> StagedVgpu:
+    """A vGPU whose program launches a kernel that was learned to take ``learned_ms``, and takes another time since."""
+    program = f"""
 from tests.hook.app import NS_PER_ITERATION
-kernel = app.kernel({LEARNED_MS})
+kernel = app.kernel({learned_ms})
 for _ in range(3):
     kernel.launch()
     app.synchronize()
 print("learned", flush=True)
 sys.stdin.readline()
-kernel.parameters[1].value = int({IN_TRUTH_MS}e6 / NS_PER_ITERATION)
+kernel.parameters[1].value = int({in_truth_ms}e6 / NS_PER_ITERATION)
 while True:
     kernel.launch()
 """
+    vgpu = stage.vgpu()
+    process = stage.start(textwrap.dedent(PROLOGUE) + program, stage.environment(vgpu))
+    with vgpu.granting(60_000 * MS):
+        assert stage.heard(process) == "learned"
+    stage.tell(process)
+    return vgpu
 
 
 def test_one_in_each_lease_is_seen_to_have_become_shorter(stage: Stage) -> None:
     """Nothing else tells: what is taken for longer than half of a lease is the first in it, and the last."""
-    vgpu = stage.vgpu()
-    process = stage.start(textwrap.dedent(PROLOGUE) + PROGRAM, stage.environment(vgpu))
-    with vgpu.granting(60_000 * MS):
-        assert stage.heard(process) == "learned"
-    stage.tell(process)
+    vgpu = changed(stage, LONG_MS, 6)
     in_each: list[int] = []
     while in_each.count(2) < 3:
         before = vgpu.slot().launches
@@ -42,36 +48,18 @@ def test_one_in_each_lease_is_seen_to_have_become_shorter(stage: Stage) -> None:
 def test_one_that_outlasts_every_lease_is_known_though_it_is_always_the_first(stage: Stage) -> None:
     """No lease has a second one, which would be timed whatever it takes."""
     vgpu = stage.vgpu()
-    never_ends = f"kernel = app.kernel({LEARNED_MS})\nwhile True:\n    kernel.launch()\n"
+    never_ends = f"kernel = app.kernel({LONG_MS})\nwhile True:\n    kernel.launch()\n"
     stage.start(textwrap.dedent(PROLOGUE) + never_ends, stage.environment(vgpu))
     for _ in range(5):
-        used_lease(stage, vgpu, LEARNED_MS * MS // 2)
-    assert vgpu.slot().longest_kernel_ns > LEARNED_MS * MS // 2
-
-
-GROWS = f"""
-from tests.hook.app import NS_PER_ITERATION
-kernel = app.kernel(3)
-for _ in range(20):
-    kernel.launch()
-    app.synchronize()
-print("learned", flush=True)
-sys.stdin.readline()
-kernel.parameters[1].value = int({LEARNED_MS}e6 / NS_PER_ITERATION)
-while True:
-    kernel.launch()
-"""
+        used_lease(stage, vgpu, LONG_MS * MS // 2)
+    assert vgpu.slot().longest_kernel_ns > LONG_MS * MS // 2
 
 
 def test_one_that_has_become_ten_times_as_long_is_timed_anew(stage: Stage) -> None:
     """As the first of each lease. What predictions are multiplied by does not go so far."""
-    vgpu = stage.vgpu()
-    process = stage.start(textwrap.dedent(PROLOGUE) + GROWS, stage.environment(vgpu))
-    with vgpu.granting(60_000 * MS):
-        assert stage.heard(process) == "learned"
-    stage.tell(process)
+    vgpu = changed(stage, 3, LONG_MS)
     for _ in range(40):
-        used_lease(stage, vgpu, LEARNED_MS * MS // 2)
-        if vgpu.slot().longest_kernel_ns > 0.8 * LEARNED_MS * MS:
+        used_lease(stage, vgpu, LONG_MS * MS // 2)
+        if vgpu.slot().longest_kernel_ns > 0.8 * LONG_MS * MS:
             return
     pytest.fail(f"taken for {vgpu.slot().longest_kernel_ns / MS:.1f} ms")
