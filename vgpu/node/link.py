@@ -17,11 +17,17 @@ from vgpu.protocol.codec import Decoder, Message, encode
 from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import (
     Create,
+    EventList,
+    EventReading,
+    Events,
     GpuList,
     GpuReading,
     Gpus,
     Inspect,
     List,
+    Look,
+    Meter,
+    Metering,
     Migrate,
     ModeChoice,
     NodeStatus,
@@ -32,6 +38,7 @@ from vgpu.protocol.messages import (
     Resume,
     Set,
     SetGpu,
+    Snapshot,
     Status,
     Suspend,
     Trace,
@@ -138,6 +145,16 @@ class ControlLink:
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)
 
+    def look(self) -> Snapshot:
+        return self._ask(Look(), Snapshot)
+
+    def meter(self) -> Metering:
+        return self._ask(Meter(), Metering)
+
+    def events(self, vgpu: str = "", *, since_unix_s: float = 0.0, most: int = 1000) -> tuple[EventReading, ...]:
+        """What has happened, oldest first."""
+        return self._ask(Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most), EventList).events
+
     def watch(
         self,
         *,
@@ -158,9 +175,10 @@ class ControlLink:
                 continue
             yield _valid(Notice, message)
 
-    def trace(self, gpu: str, duration_ns: int) -> Iterator[TraceChunk]:
-        """What happens on a GPU from now on, in chunks; the last one is ``done``. The link serves nothing else then."""
-        request = Trace(id=self._fresh_id(), gpu=gpu, duration_ns=duration_ns)
+    def trace(self, gpu: str, duration_ns: int, *, work: bool = True) -> Iterator[TraceChunk]:
+        """What happens on a GPU from now on, in chunks; the last one is ``done``. The link serves nothing else then.
+        ``work`` False: leases and waits alone."""
+        request = Trace(id=self._fresh_id(), gpu=gpu, duration_ns=duration_ns, work=work)
         self._send(request)
         while True:
             message = self._receive()

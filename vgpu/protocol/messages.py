@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
+from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
@@ -162,17 +163,35 @@ class Watch(Request):
 
 class Trace(Request):
     """Record what happens on one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a
-    ``TraceChunk`` each, the last one ``done``; then the link ends."""
+    ``TraceChunk`` each, the last one ``done``; then the link ends. ``work`` False: leases and waits alone, of which no
+    hook has to be told."""
 
     op: Literal["trace"] = "trace"
     gpu: str
     duration_ns: TraceNs
+    work: bool = True
 
 
 class Look(Request):
     """Everything that moves, once → ``Snapshot``."""
 
     op: Literal["look"] = "look"
+
+
+class Meter(Request):
+    """Everything that is counted, once → ``Metering``."""
+
+    op: Literal["meter"] = "meter"
+
+
+class Events(Request):
+    """What has happened → ``EventList``, oldest first: the last ``most`` since ``since_unix_s`` of the vGPU (id, prefix
+    or name; also of one that is gone, by its id), or of all ("")."""
+
+    op: Literal["events"] = "events"
+    vgpu: str = ""
+    since_unix_s: float = 0.0
+    most: int = Field(default=1000, ge=1, le=2000)
 
 
 AnyRequest = Annotated[
@@ -189,6 +208,8 @@ AnyRequest = Annotated[
     | SetGpu
     | Status
     | Look
+    | Meter
+    | Events
     | Watch
     | Trace,
     Field(discriminator="op"),
@@ -273,6 +294,10 @@ class VgpuReading(Reading):
     leaving_to: int | None = None  # the GPU that it is about to belong to, or does already
     environment: dict[str, str]  # for processes, besides the hook: VGPU_ID, and where this node is
     warnings: tuple[str, ...] = ()  # what is not as one would expect just now, in sentences
+    window_ns: int = 0  # the most predicted GPU time that one of its processes may have in flight while others want
+    waiting_ns: int = 0  # for how long it has wanted a token without having one; 0: it does not
+    swaps_out: int = 0  # moves of its memory to the host, since its server started
+    swaps_in: int = 0  # and back
 
 
 class ProcessReading(Reading):
@@ -332,6 +357,7 @@ class VgpuDetail(Reading):
     processes: tuple[ProcessReading, ...]
     gpu: GpuReading
     notes: tuple[str, ...]
+    advice: Advice | None = None
 
 
 class OutsideProcess(Reading):
@@ -377,6 +403,12 @@ class GpuReading(Reading):
     host_memory_limit_bytes: int = 0  # the most that what is swapped out may have of the host's
     host_memory_bytes: int = 0  # what has been set aside of that, and touched
     host_memory_used_bytes: int = 0  # by what is away just now
+    # Of the whole card, as NVML samples it once a second for all who ask here; None: the driver does not tell.
+    utilization_ratio: float | None = None  # part of the time with a kernel running, over NVML's own last sample
+    memory_utilization_ratio: float | None = None  # part of the time with its memory being read or written
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
 
 
 class GpuList(Reading):
@@ -405,6 +437,15 @@ class Snapshot(Reading):
     vgpus: tuple[VgpuReading, ...]
 
 
+class Metering(Reading):
+    """Everything that is counted, at one instant, as an exporter of metrics wants it."""
+
+    snapshot: Snapshot
+    processes: tuple[ProcessReading, ...]
+    gpus: tuple[GpuMeters, ...]
+    vgpus: tuple[VgpuMeters, ...]
+
+
 class EventReading(Reading):
     """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
     refused (memory), suspended, resumed, not-suspended, not-resumed (by itself), migrated, stranded, drift, outside (in
@@ -416,6 +457,10 @@ class EventReading(Reading):
     vgpu_id: str = ""
     text: str
     fields: dict[str, int | float | str] = Field(default_factory=dict)
+
+
+class EventList(Reading):
+    events: tuple[EventReading, ...]
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------
