@@ -254,8 +254,7 @@ say(answers)
     vgpu = program.vgpu
     said, slot = program.next()
     assert (said, slot.charged_bytes) == ([[0]], 160 * MIB)
-    for epoch, _ in stage.dispatcher.outstanding(vgpu.key):
-        stage.dispatcher.withdraw(vgpu.key, epoch)
+    vgpu.withdraw()
     eventually(lambda: not stage.dispatcher.outstanding(vgpu.key), "it has no lease")
     program.next()
     vgpu.await_want()

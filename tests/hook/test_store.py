@@ -28,7 +28,7 @@ def used(vgpu: StagedVgpu) -> int:
 def owner(stage: Stage, vgpu: StagedVgpu) -> Program:
     program = Program(stage, vgpu, OWNER)
     program.hear()
-    program.take_leases()
+    vgpu.withdraw()
     assert program.on_card() == OWNED
     return program
 

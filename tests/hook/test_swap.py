@@ -64,12 +64,8 @@ class Program(Talk):
         self.engine.refresh()
         return self.engine.memory_used_bytes - self.engine.context_bytes * len(self.engine.contexts())
 
-    def take_leases(self) -> None:
-        for epoch, _ in self.stage.dispatcher.outstanding(self.vgpu.key):
-            self.stage.dispatcher.withdraw(self.vgpu.key, epoch)
-
     def leave(self) -> None:
-        self.take_leases()
+        self.vgpu.withdraw()
         self.vgpu.grants.flags = self.vgpu.grants.flags & ~GrantsFlag.PRESENT | AWAY
         self.until(Where.AWAY)
 
@@ -156,7 +152,7 @@ for _ in range(3):
         program.come_back()
         assert program.hear() == [[True] * 5]
         assert (program.on_card(), vgpu.slot().away_bytes) == (charged, 0)
-        program.take_leases()
+        vgpu.withdraw()
         program.go_on()
 
 
@@ -241,7 +237,7 @@ say(bytes_of(block, 512))
 """,
     )
     program.hear()
-    program.take_leases()
+    vgpu.withdraw()
     vgpu.grants.flags = vgpu.grants.flags | AWAY
     program.until(Where.STUCK)
     assert program.on_card() == 4 * MIB
