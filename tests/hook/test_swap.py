@@ -8,7 +8,7 @@ import pytest
 
 from cython_ext.readings import GrantsFlag, Where
 from cython_ext.simengine import Engine
-from cython_ext.storepage import StorePage
+from cython_ext.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.test_memory import THREADS, Talk
 
@@ -22,7 +22,7 @@ def filled(size, byte):
     app.synchronize()
     return address
 def bytes_of(address, size):
-    return sorted({app.read(at, 1)[0] for at in range(address, address + size, 9973)})
+    return sorted({app.read(at, 1)[0] for at in range(address, address + size, 49_999)})
 def attribute(which, address, kind=c_uint64):
     value = kind()
     code = app.result("cuPointerGetAttribute", byref(value), which, c_uint64(address))
@@ -39,7 +39,7 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return swappable(stage)
 
 
-def swappable(stage: Stage, memory_bytes: int = 8 * GIB, blocks: int = 256) -> StagedVgpu:
+def swappable(stage: Stage, memory_bytes: int = 8 * GIB, blocks: int = STORE_SEGMENT_BLOCKS) -> StagedVgpu:
     """``blocks``: of its store, of which ``memory_bytes`` may be more."""
     vgpu = stage.vgpu(memory_bytes=memory_bytes)
     vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.SWAPPABLE
