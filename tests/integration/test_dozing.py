@@ -68,10 +68,16 @@ class Idle(Spoken):
         assert self.heard() == "done"
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
     with SimulatedNode(1) as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture
