@@ -18,8 +18,12 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "st-vgpu needs Python 3.11 or newer; try: make PYTHON=python3.12 setup"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --group dev
-	$(BIN)/python -m pip install -qq --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --group build
+	@$(BIN)/python setup.py --quiet build_ext --inplace & native=$$!; \
+	echo '$(BIN)/python -m pip install --quiet --no-compile --group dev  # while the native code is compiled'; \
+	$(BIN)/python -m pip install --quiet --no-compile --group dev; tools=$$?; \
+	wait $$native && exit $$tools
+	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation --editable .
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(NATIVE)

@@ -122,7 +122,8 @@ class SimulatedNode:
         def empty() -> bool:
             with suppress(VgpuError), self.link() as link:
                 now = link.gpus()
-                return all(gpu.state == "serving" and not gpu.vgpus and not gpu.processes for gpu in now)
+                left = any(gpu.vgpus or gpu.processes or gpu.host_memory_bytes for gpu in now)
+                return not left and all(gpu.state == "serving" for gpu in now)
             return False
 
         eventually(empty, "the node's being empty")

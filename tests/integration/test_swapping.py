@@ -150,10 +150,18 @@ def swapping(*options: str) -> Iterator[Swapped]:
             found.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(1) as running:
+        yield running
+
+
 @pytest.fixture
-def swapped() -> Iterator[Swapped]:
-    with swapping() as found:
-        yield found
+def swapped(shared: SimulatedNode) -> Iterator[Swapped]:
+    found = Swapped(shared)
+    yield found
+    found.close()
+    shared.clear()
 
 
 def test_three_that_do_not_fit_together_take_turns_and_find_their_memory(swapped: Swapped) -> None:
