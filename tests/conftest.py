@@ -37,6 +37,9 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+# As our own processes start each other: pydantic would look through every installed distribution in each of them.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 TESTS = Path(__file__).parent
 # No clock of this machine in them: the decision cores, native code that is called and not waited for, and the suite's
 # rehearsal, of which no figure counts.

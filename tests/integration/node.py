@@ -115,12 +115,11 @@ class SimulatedNode:
     def clear(self) -> None:
         """As it was at its start, for the next test: nobody on its GPUs, and these in the mode that they had. Journals
         and logs remember more, and a GPU's period and window stay."""
-        with self.link() as link:
-            for vgpu in link.list():
-                link.remove(vgpu.vgpu_id, force=True)
 
         def empty() -> bool:
-            with suppress(VgpuError), self.link() as link:
+            with suppress(VgpuError), self.link() as link:  # a server may have been killed a moment ago
+                for vgpu in link.list():
+                    link.remove(vgpu.vgpu_id, force=True)
                 now = link.gpus()
                 left = any(gpu.vgpus or gpu.processes or gpu.host_memory_bytes for gpu in now)
                 return not left and all(gpu.state == "serving" for gpu in now)
