@@ -42,7 +42,8 @@ def eventually(look: Callable[[], T | None], what: str) -> T:
 class SimulatedNode:
     """Context manager: ``python -m vgpu.node --simulate COUNT`` in directories of its own; everything ends with it."""
 
-    def __init__(self, count: int = 1, mode: ModeChoice = "temporal", *options: str) -> None:
+    def __init__(self, count: int = 1, mode: ModeChoice = "temporal", *options: str, hasty: bool = False) -> None:
+        """``hasty``: a server that was killed is started again at once, however often (tests/integration/hasty.py)."""
         # Not pytest's tmp_path: a socket's path has 107 characters at most.
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-test-"))
         self.paths = NodePaths(self.directory / "run", self.directory / "state")
@@ -53,7 +54,7 @@ class SimulatedNode:
             "VGPU_LOG": "json",
         }
         self._mode: ModeChoice = mode
-        self._argv = [sys.executable, "-m", "tests.integration.hasty"]
+        self._argv = [sys.executable, "-m", "tests.integration.hasty" if hasty else "vgpu.node"]
         self._argv += ["--simulate", str(count), "--mode", mode, *options]
         self._children: list[process.Child] = []
 

@@ -70,7 +70,7 @@ class Idle(Spoken):
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1) as running:
+    with SimulatedNode(1, hasty=True) as running:
         yield running
 
 

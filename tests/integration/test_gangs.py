@@ -94,7 +94,7 @@ Start = Callable[..., list[Job]]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(3) as running:
+    with SimulatedNode(3, hasty=True) as running:
         yield running
 
 

@@ -24,7 +24,7 @@ from vgpu.spec import VgpuChanges
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(2) as running:
+    with SimulatedNode(2, hasty=True) as running:
         yield running
 
 

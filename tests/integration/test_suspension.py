@@ -20,7 +20,7 @@ from vgpu.errors import ErrorCode, VgpuError
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1) as running:
+    with SimulatedNode(1, hasty=True) as running:
         yield running
 
 
