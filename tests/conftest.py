@@ -50,8 +50,19 @@ PARALLEL = [
     *(
         f"native/test_{name}.py"
         for name in (
-            *("ahead", "alloctable", "baton", "board", "durations", "gate", "graphs", "ledger", "page_gate_machine"),
-            *("pages", "trace", "window", "wire"),
+            *(
+                "ahead",
+                "alloctable",
+                "arenas",
+                "baton",
+                "board",
+                "durations",
+                "gate",
+                "graphs",
+                "ledger",
+                "page_gate_machine",
+            ),
+            *("page_gate_machine", "pages", "pieces", "pools", "trace", "window", "wire"),
         )
     ),
 ]
