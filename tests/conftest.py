@@ -50,18 +50,7 @@ PARALLEL = [
     *(
         f"native/test_{name}.py"
         for name in (
-            *(
-                "ahead",
-                "alloctable",
-                "arenas",
-                "baton",
-                "board",
-                "durations",
-                "gate",
-                "graphs",
-                "ledger",
-                "page_gate_machine",
-            ),
+            *("ahead", "alloctable", "arenas", "baton", "board", "durations", "gate", "graphs", "ledger"),
             *("page_gate_machine", "pages", "pieces", "pools", "trace", "window", "wire"),
         )
     ),
