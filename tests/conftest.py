@@ -37,6 +37,9 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+# As our own processes start each other: pydantic would look through every installed distribution in each of them.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 TESTS = Path(__file__).parent
 # No clock of this machine in them: the decision cores, native code that is called and not waited for, and the suite's
 # rehearsal, of which no figure counts.
@@ -47,8 +50,8 @@ PARALLEL = [
     *(
         f"native/test_{name}.py"
         for name in (
-            *("ahead", "alloctable", "baton", "board", "durations", "gate", "graphs", "ledger", "page_gate_machine"),
-            *("pages", "trace", "window", "wire"),
+            *("ahead", "alloctable", "arenas", "baton", "board", "durations", "gate", "graphs", "ledger"),
+            *("page_gate_machine", "pages", "pieces", "pools", "trace", "window", "wire"),
         )
     ),
 ]

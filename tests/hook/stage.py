@@ -71,6 +71,8 @@ class StagedVgpu:
         self.memory_bytes = memory_bytes
         self.window_ns = MS
         """Of the leases to come."""
+        self._standing: int | None = None
+        """The epoch of the newest standing lease, while there is to be one."""
         self.activity = ActivityPage.create(1)
         self.grants = self._grants(1)
         self.relay = Relay(self.activity, self.grants, stage.relay_page, key)
@@ -140,7 +142,7 @@ class StagedVgpu:
 
     def restart_server(self) -> None:
         """What a new server does: a page of the next generation, then the word in the activity page."""
-        self.stage.dispatcher.remove(self.key)
+        self._forget_leases()
         self.grants = self._grants(self.grants.generation + 1)
         self.relay.rebind(self.grants)
         self.stage.dispatcher.add(self.key, self.grants)
@@ -154,7 +156,7 @@ class StagedVgpu:
 
     def lose_everything(self) -> None:
         """Server and broker die together, and nobody says so in the old pages; new ones, with pages of their own."""
-        self.stage.dispatcher.remove(self.key)
+        self._forget_leases()
         self.relay.close()
         self.grants = self._grants(self.grants.generation + 1)
         self.activity = ActivityPage.create(self.grants.generation)
@@ -171,15 +173,59 @@ class StagedVgpu:
         return epoch
 
     def open(self) -> int:
-        """A standing, open-ended lease: GO comes with the first want. Its epoch."""
+        """From now on there is a standing, open-ended lease, until ``revoke``, ``withdraw`` or the server's end. GO
+        comes with the first want; one that goes back as idle, which on a busy machine may be any moment, is followed by
+        another, as a scheduler would do it. The epoch of the newest."""
+        with self.stage.scheduling:
+            if self._standing is None:
+                self._standing = self._stand()
+            self.stage.keep_standing()
+            return self.renew()
+
+    def _stand(self) -> int:
         epoch = next(self.stage.epochs)
         assert self.stage.dispatcher.publish(self.key, epoch, time.monotonic_ns(), None, on_want=True)
         return epoch
 
-    def end(self, epoch: int, end_ns: int | None) -> None:
-        """Give a lease another end, or none; unless it has gone back as idle before, which may be any moment."""
+    def renew(self) -> int:
+        """The epoch of the standing lease; of another one, if the last is over. With ``stage.scheduling``."""
+        assert self._standing is not None
+        if not self.stage.dispatcher.outstanding(self.key):
+            self._standing = self._stand()
+        return self._standing
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is to be a standing lease. With ``stage.scheduling``."""
+        return self._standing is not None
+
+    def revoke(self, end_ns: int) -> int:
+        """End the standing lease then; no other follows. Its epoch."""
+        with self.stage.scheduling:
+            epoch = self.renew()
+            self._standing = None
+            while not self.end(epoch, end_ns):  # it went back as idle just now
+                epoch = next(self.stage.epochs)
+            return epoch
+
+    def end(self, epoch: int, end_ns: int | None) -> bool:
+        """Give a lease another end, or none. False: it is over already."""
         now_ns = time.monotonic_ns()
-        self.stage.dispatcher.publish(self.key, epoch, now_ns if end_ns is None else min(now_ns, end_ns - 1), end_ns)
+        start_ns = now_ns if end_ns is None else min(now_ns, end_ns - 1)
+        return bool(self.stage.dispatcher.publish(self.key, epoch, start_ns, end_ns))
+
+    def withdraw(self) -> None:
+        """Take all of its leases: what has not begun is as if it had never been, the others end now."""
+        with self.stage.scheduling:
+            self._standing = None
+            for epoch, _ in self.stage.dispatcher.outstanding(self.key):
+                self.stage.dispatcher.withdraw(self.key, epoch)
+
+    def _forget_leases(self) -> None:
+        """The server is gone, and with it what it had granted."""
+        with self.stage.scheduling:
+            self._standing = None
+            self.stage.dispatcher.remove(self.key)
 
     def await_want(self) -> None:
         """Until the dispatcher knows that it wants: a lease published before that would be given back as idle."""
@@ -231,6 +277,10 @@ class Stage:
         self.dispatcher = Dispatcher(self.relay_page)
         self.epochs = itertools.count(1)
         self.vgpus: list[StagedVgpu] = []
+        self.scheduling = threading.Lock()
+        """Of who publishes, ends or withdraws standing leases."""
+        self._over = threading.Event()
+        self._keeper: threading.Thread | None = None
         self._processes: list[subprocess.Popen[str]] = []
 
     def vgpu(self, gpu: int = 0, memory_bytes: int = 8 * GIB, mode: PageMode = PageMode.TEMPORAL) -> StagedVgpu:
@@ -300,11 +350,31 @@ class Stage:
                     yield event
             time.sleep(0.001)
 
+    def keep_standing(self) -> None:
+        """From now on, see that whoever is to have a standing lease has one. Idempotent."""
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep)
+            self._keeper.start()
+
+    def _keep(self) -> None:
+        while not self._over.wait(0.002):
+            with self.scheduling:
+                for vgpu in self.vgpus:
+                    if vgpu.stands:
+                        vgpu.renew()
+
+    def fall_silent(self) -> None:
+        """The server's heartbeat ends; what it has granted stays in the pages. Idempotent."""
+        self._over.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        self.dispatcher.close()
+
     def close(self) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+        self.fall_silent()
         for vgpu in self.vgpus:
             vgpu.close()
-        self.dispatcher.close()

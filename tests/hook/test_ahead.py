@@ -372,7 +372,7 @@ def test_a_lost_server_does_not_leave_it_hanging(stage: Stage, vgpu: StagedVgpu)
     program.ask("launch 6")
     program.stays_queued()
     vgpu.grants.grace_ns = 200 * MS
-    stage.dispatcher.close()
+    stage.fall_silent()
     assert program.ask("synchronize") == "0"
 
 
@@ -459,7 +459,7 @@ def test_a_new_server_that_refuses_does_not_leave_it_hanging(stage: Stage, vgpu:
     vgpu.grants.grace_ns = 200 * MS
     vgpu.refusal = "not known here"
     vgpu.activity.generation = 2
-    stage.dispatcher.close()
+    stage.fall_silent()
     assert program.ask("synchronize") == "0"
 
 

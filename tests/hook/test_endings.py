@@ -44,10 +44,9 @@ input()
 """
     program = stage.start(PROLOGUE + DEATHS + body, stage.environment(vgpu))
     vgpu.await_want()
-    epoch = vgpu.open()
+    vgpu.open()
     stage.heard(program)
-    vgpu.end(epoch, time.monotonic_ns() + MS)
-    drained(stage, vgpu, epoch)
+    drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -91,10 +90,9 @@ def revoked_during_a_long_kernel(stage: Stage, program: str, length_ms: int = 15
     process = stage.start(PROLOGUE + program, stage.environment(vgpu))
     vgpu.await_want()
     start_ns = time.monotonic_ns()
-    epoch = vgpu.open()
+    vgpu.open()
     stage.heard(process)
-    vgpu.end(epoch, time.monotonic_ns() + MS)
-    drained(stage, vgpu, epoch)
+    drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
     assert time.monotonic_ns() >= start_ns + (length_ms - 1) * MS
 
 

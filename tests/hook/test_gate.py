@@ -107,6 +107,23 @@ def used_lease(stage: Stage, vgpu: StagedVgpu, length_ns: int) -> Event:
             return told[EventKind.WENT]
 
 
+def revoked_at_work(stage: Stage, vgpu: StagedVgpu, *programs: Endless) -> int:
+    """Their standing lease is revoked while they work, and has drained; where a busy machine had made them idle just
+    then, it is done again. Its epoch."""
+    epoch = 0
+
+    def revoked() -> bool:
+        nonlocal epoch
+        vgpu.open()
+        for program in programs:
+            program.await_more()
+        epoch = vgpu.revoke(time.monotonic_ns() + 2 * MS)
+        return drained(stage, vgpu, epoch).wants
+
+    eventually(revoked, "it drains, and they want another")
+    return epoch
+
+
 def test_waits_for_a_lease(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
@@ -134,12 +151,7 @@ def test_the_relay_is_told_of_a_lease_that_was_over_before_anybody_woke_for_it(s
 def test_a_revoked_lease_ends_and_drains(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
-    epoch = vgpu.open()
-    program.await_more()
-    end_ns = time.monotonic_ns() + 2 * MS
-    vgpu.end(epoch, end_ns)
-    event = drained(stage, vgpu, epoch)
-    assert event.wants
+    epoch = revoked_at_work(stage, vgpu, program)
     assert program.is_held()
     slot = vgpu.slot()
     assert (slot.drained_epoch, slot.undrained) == (epoch, False)
@@ -228,12 +240,12 @@ def test_an_open_lease_goes_back_after_a_while_or_soon_where_others_gain(stage: 
 def test_who_has_drained_a_lease_that_goes_on_for_another_process_is_not_left_behind(stage: Stage) -> None:
     """The end of a lease comes, one process drains, the other has long work; then the end is moved away."""
     vgpu = stage.vgpu()
-    epoch = vgpu.open()
+    vgpu.open()
     short = Endless(stage, vgpu)
     short.await_start()
     long = stage.start(PROLOGUE + "app.kernel(1500.0).launch()\nprint(1, flush=True)\ninput()", stage.environment(vgpu))
     stage.heard(long)
-    vgpu.end(epoch, time.monotonic_ns())
+    epoch = vgpu.revoke(time.monotonic_ns())
     eventually(
         lambda: sorted(slot.drained_epoch == epoch for slot in vgpu.slots()) == [False, True],
         "one has drained, the other has not",
@@ -269,10 +281,9 @@ def test_a_sleeper_with_long_work_is_seen_to_drain(stage: Stage, stream: str, ki
     if kind == "open":
         vgpu.await_want()
         start_ns = time.monotonic_ns()
-        epoch = vgpu.open()
+        vgpu.open()
         stage.heard(program)
-        vgpu.end(epoch, time.monotonic_ns() + MS)
-        drained(stage, vgpu, epoch)
+        drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
     else:
         start_ns = used_lease(stage, vgpu, 20 * MS).at_ns
         stage.heard(program)
@@ -325,10 +336,10 @@ def test_launches_that_overlap_in_a_threads_own_stream_are_seen_to_drain(stage: 
 def test_a_removed_vgpu_fails_its_launches(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
-    epoch = vgpu.open()
+    vgpu.open()
     program.await_more()
     vgpu.grants.flags = GrantsFlag.REMOVED
-    vgpu.end(epoch, time.monotonic_ns() + MS)
+    vgpu.revoke(time.monotonic_ns() + MS)
     eventually(lambda: program.ask()[1] != 0, "its launches fail")
     assert program.ask()[1] == 46
     program.process.kill()
@@ -363,7 +374,7 @@ def test_a_silent_server(stage: Stage, policy: GrantsFlag, outcome: str) -> None
     vgpu.open()
     program.await_more()
     vgpu.grants.grace_ns = 200 * MS
-    stage.dispatcher.close()  # its heartbeat ends; the open lease stays in the page
+    stage.fall_silent()
     if outcome == "held":
         eventually(program.is_held, "the gate shut")
     elif outcome == "error":
@@ -376,8 +387,9 @@ def test_a_silent_server(stage: Stage, policy: GrantsFlag, outcome: str) -> None
 def test_killed_in_the_middle_of_a_kernel(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu, ms=20.0)
-    epoch = vgpu.open()
+    vgpu.open()
     program.await_more()
+    epoch = vgpu.open()
     program.process.kill()
     event = drained(stage, vgpu, epoch)
     assert not event.wants
@@ -387,14 +399,13 @@ def test_killed_in_the_middle_of_a_kernel(stage: Stage) -> None:
 def test_a_sibling_goes_on_when_the_other_is_killed(stage: Stage) -> None:
     vgpu = stage.vgpu()
     one, other = Endless(stage, vgpu), Endless(stage, vgpu)
-    epoch = vgpu.open()
+    vgpu.open()
     one.await_more()
     other.await_more()
     one.process.kill()
     one.process.wait()
     other.await_more()
-    vgpu.end(epoch, time.monotonic_ns() + MS)
-    assert drained(stage, vgpu, epoch).wants
+    revoked_at_work(stage, vgpu, other)
     assert other.is_held()
 
 
@@ -420,11 +431,10 @@ input()
 """,
         stage.environment(vgpu),
     )
-    epoch = vgpu.open()
+    vgpu.open()
     for _ in range(20):  # revoked and granted again while they run
-        vgpu.end(epoch, time.monotonic_ns() + MS)
-        drained(stage, vgpu, epoch)
-        epoch = vgpu.open()
+        drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
+        vgpu.open()
     assert stage.heard(program) == "done"
     eventually(lambda: vgpu.slot().launches == 1200, "every launch was counted")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.hook.stage import GIB, Stage, eventually
@@ -252,11 +254,11 @@ say(answers)
         limit=256 * MIB,
     )
     vgpu = program.vgpu
-    said, slot = program.next()
-    assert (said, slot.charged_bytes) == ([[0]], 160 * MIB)
-    for epoch, _ in stage.dispatcher.outstanding(vgpu.key):
-        stage.dispatcher.withdraw(vgpu.key, epoch)
+    assert json.loads(stage.heard(program.process)) == [[0]]
+    assert vgpu.slot().charged_bytes == 160 * MIB
+    vgpu.withdraw()
     eventually(lambda: not stage.dispatcher.outstanding(vgpu.key), "it has no lease")
+    stage.tell(program.process)
     program.next()
     vgpu.await_want()
     said, slot = program.next()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext.readings import EventKind, GrantsFlag, Where
+from cython_ext.readings import GrantsFlag, Where
 from cython_ext.storepage import StorePage
-from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
-from tests.hook.test_gate import PROLOGUE
+from tests.hook.stage import MS, Stage, eventually
+from tests.hook.test_gate import PROLOGUE, drained
 from tests.hook.test_markers import PROGRAM, recorder  # noqa: F401  (a fixture)
 
 MIB = 1 << 20
@@ -126,14 +126,10 @@ def test_each_launch_is_counted_where_it_goes(stage: Stage, name: str) -> None:
 def test_one_without_a_lease_holds_its_launches_alone(stage: Stage, name: str) -> None:
     program = Program(stage)
     first, second = program.vgpus
-    epoch = first.open()
+    first.open()
     second.open()
     program.ask(f"in_turns {name} 50")
-    first.end(epoch, time.monotonic_ns() + MS)
-    until = time.monotonic() + PATIENCE_S
-    while not any((e.kind, e.vgpu) == (EventKind.DRAINED, first.key) for e in stage.dispatcher.events()):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    drained(stage, first, first.revoke(time.monotonic_ns() + MS))
     program.ask(f"beside 0 {name} 1")
     first.await_want()
     program.ask(f"launch 1 {name} 100")
@@ -212,8 +208,7 @@ def test_memory_that_other_gpus_reach_into_stays_on_the_card(stage: Stage) -> No
     second.open()
     process = stage.start(PROLOGUE + TWO + REACHING, stage.environment(first, second))
     assert stage.heard(process) == "ready"
-    for epoch, _ in stage.dispatcher.outstanding(first.key):
-        stage.dispatcher.withdraw(first.key, epoch)
+    first.withdraw()
     first.grants.flags = first.grants.flags & ~GrantsFlag.PRESENT | GrantsFlag.STILL | GrantsFlag.AWAY
     eventually(lambda: first.slot().where == Where.AWAY, "it takes no lease any more")
     assert (first.slot().committed_bytes[0], first.slot().away_bytes) == (4 * MIB, 0)

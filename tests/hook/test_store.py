@@ -18,6 +18,8 @@ app.synchronize()
 say([bytes_of(address, size) == [byte] for address, size, byte in blocks] + [bytes_of(small, 3000) == [5]])
 """
 OWNED = 168 * MIB
+ROOMY = 2 * STORE_SEGMENT_BLOCKS
+"""A store that takes all of it: 256 MiB, which a machine may take a second to find."""
 
 
 def used(vgpu: StagedVgpu) -> int:
@@ -28,7 +30,7 @@ def used(vgpu: StagedVgpu) -> int:
 def owner(stage: Stage, vgpu: StagedVgpu) -> Program:
     program = Program(stage, vgpu, OWNER)
     program.hear()
-    program.take_leases()
+    vgpu.withdraw()
     assert program.on_card() == OWNED
     return program
 
@@ -81,7 +83,7 @@ def test_it_goes_on_leaving_as_the_store_grows(stage: Stage) -> None:
 
 
 def test_it_comes_as_far_as_it_may(stage: Stage) -> None:
-    vgpu = swappable(stage)
+    vgpu = swappable(stage, blocks=ROOMY)
     program = owner(stage, vgpu)
     asked_to_leave(vgpu)
     program.until(Where.AWAY)
@@ -102,7 +104,7 @@ def test_it_comes_as_far_as_it_may(stage: Stage) -> None:
 
 def test_a_card_that_has_no_room_after_all_is_told(stage: Stage) -> None:
     """What it may have there, others have."""
-    vgpu, other = swappable(stage), stage.vgpu(memory_bytes=200 * GIB)
+    vgpu, other = swappable(stage, blocks=ROOMY), stage.vgpu(memory_bytes=200 * GIB)
     program = owner(stage, vgpu)
     asked_to_leave(vgpu)
     program.until(Where.AWAY)
@@ -139,7 +141,7 @@ def test_who_is_killed_half_way_leaves_its_name_on_its_blocks(stage: Stage) -> N
 
 
 def test_it_is_still_away_where_server_and_broker_have_died(stage: Stage) -> None:
-    vgpu = swappable(stage)
+    vgpu = swappable(stage, blocks=ROOMY)
     program = owner(stage, vgpu)
     asked_to_leave(vgpu)
     program.until(Where.AWAY)
@@ -153,7 +155,7 @@ def test_it_is_still_away_where_server_and_broker_have_died(stage: Stage) -> Non
 
 
 def test_what_is_asked_for_in_vain_is_refused(stage: Stage) -> None:
-    vgpu = swappable(stage)
+    vgpu = swappable(stage, blocks=ROOMY)
     vgpu.grants.card_limit_bytes, vgpu.grants.spare_bytes = 100 * MIB, 60 * MIB
     program = Program(stage, vgpu, "say(app.allocate(90 << 20) is not None, app.allocate(70 << 20))")
     assert program.hear() == [True, None]
@@ -162,7 +164,7 @@ def test_what_is_asked_for_in_vain_is_refused(stage: Stage) -> None:
 
 def test_the_store_of_a_later_server_is_used_once_nothing_is_left_in_the_other(stage: Stage) -> None:
     """Server and broker died together: nobody has the store any more, and it does not grow."""
-    vgpu = swappable(stage)
+    vgpu = swappable(stage, blocks=ROOMY)
     program = owner(stage, vgpu)
     asked_to_leave(vgpu)
     program.until(Where.AWAY)

@@ -8,7 +8,7 @@ import pytest
 
 from cython_ext.readings import GrantsFlag, Where
 from cython_ext.simengine import Engine
-from cython_ext.storepage import StorePage
+from cython_ext.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.test_memory import THREADS, Talk
 
@@ -22,7 +22,7 @@ def filled(size, byte):
     app.synchronize()
     return address
 def bytes_of(address, size):
-    return sorted({app.read(at, 1)[0] for at in range(address, address + size, 9973)})
+    return sorted({app.read(at, 1)[0] for at in range(address, address + size, 49_999)})
 def attribute(which, address, kind=c_uint64):
     value = kind()
     code = app.result("cuPointerGetAttribute", byref(value), which, c_uint64(address))
@@ -39,7 +39,7 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return swappable(stage)
 
 
-def swappable(stage: Stage, memory_bytes: int = 8 * GIB, blocks: int = 256) -> StagedVgpu:
+def swappable(stage: Stage, memory_bytes: int = 8 * GIB, blocks: int = STORE_SEGMENT_BLOCKS) -> StagedVgpu:
     """``blocks``: of its store, of which ``memory_bytes`` may be more."""
     vgpu = stage.vgpu(memory_bytes=memory_bytes)
     vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.SWAPPABLE
@@ -64,12 +64,8 @@ class Program(Talk):
         self.engine.refresh()
         return self.engine.memory_used_bytes - self.engine.context_bytes * len(self.engine.contexts())
 
-    def take_leases(self) -> None:
-        for epoch, _ in self.stage.dispatcher.outstanding(self.vgpu.key):
-            self.stage.dispatcher.withdraw(self.vgpu.key, epoch)
-
     def leave(self) -> None:
-        self.take_leases()
+        self.vgpu.withdraw()
         self.vgpu.grants.flags = self.vgpu.grants.flags & ~GrantsFlag.PRESENT | AWAY
         self.until(Where.AWAY)
 
@@ -156,7 +152,7 @@ for _ in range(3):
         program.come_back()
         assert program.hear() == [[True] * 5]
         assert (program.on_card(), vgpu.slot().away_bytes) == (charged, 0)
-        program.take_leases()
+        vgpu.withdraw()
         program.go_on()
 
 
@@ -241,7 +237,7 @@ say(bytes_of(block, 512))
 """,
     )
     program.hear()
-    program.take_leases()
+    vgpu.withdraw()
     vgpu.grants.flags = vgpu.grants.flags | AWAY
     program.until(Where.STUCK)
     assert program.on_card() == 4 * MIB

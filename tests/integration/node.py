@@ -1,4 +1,4 @@
-"""A node of real processes on simulated GPUs, for one test."""
+"""A node of real processes on simulated GPUs, for one test or, cleared after each, for several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.paths import NodePaths
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import ModeChoice, VgpuReading
 from vgpu.spec import VgpuSpec
 
 PATIENCE_S = 30.0  # generous: only a hang takes that long
@@ -42,7 +42,8 @@ def eventually(look: Callable[[], T | None], what: str) -> T:
 class SimulatedNode:
     """Context manager: ``python -m vgpu.node --simulate COUNT`` in directories of its own; everything ends with it."""
 
-    def __init__(self, count: int = 1, mode: str = "temporal", *options: str) -> None:
+    def __init__(self, count: int = 1, mode: ModeChoice = "temporal", *options: str, hasty: bool = False) -> None:
+        """``hasty``: a server that was killed is started again at once, however often (tests/integration/hasty.py)."""
         # Not pytest's tmp_path: a socket's path has 107 characters at most.
         self.directory = Path(tempfile.mkdtemp(prefix="vgpu-test-"))
         self.paths = NodePaths(self.directory / "run", self.directory / "state")
@@ -52,7 +53,9 @@ class SimulatedNode:
             "PYTHONPATH": str(ROOT),
             "VGPU_LOG": "json",
         }
-        self._argv = [sys.executable, "-m", "vgpu.node", "--simulate", str(count), "--mode", mode, *options]
+        self._mode: ModeChoice = mode
+        self._argv = [sys.executable, "-m", "tests.integration.hasty" if hasty else "vgpu.node"]
+        self._argv += ["--simulate", str(count), "--mode", mode, *options]
         self._children: list[process.Child] = []
 
     def __enter__(self) -> SimulatedNode:
@@ -109,6 +112,25 @@ class SimulatedNode:
                 return link.gpus()[gpu].server_pid
 
         return eventually(known, "the GPU's server runs")
+
+    def clear(self) -> None:
+        """As it was at its start, for the next test: nobody on its GPUs, and these in the mode that they had. Journals
+        and logs remember more, and a GPU's period and window stay."""
+
+        def empty() -> bool:
+            with suppress(VgpuError), self.link() as link:  # a server may have been killed a moment ago
+                for vgpu in link.list():
+                    link.remove(vgpu.vgpu_id, force=True)
+                now = link.gpus()
+                left = any(gpu.vgpus or gpu.processes or gpu.host_memory_bytes for gpu in now)
+                return not left and all(gpu.state == "serving" for gpu in now)
+            return False
+
+        eventually(empty, "the node's being empty")
+        with self.link() as link:
+            for gpu in link.gpus():
+                if gpu.mode != self._mode:
+                    link.set_gpu(str(gpu.index), mode=self._mode)
 
     def kill_node(self) -> None:
         self.supervisor.kill()

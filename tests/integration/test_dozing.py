@@ -68,10 +68,16 @@ class Idle(Spoken):
         assert self.heard() == "done"
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1) as running:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(1, hasty=True) as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture
@@ -117,15 +123,21 @@ def events(node: SimulatedNode) -> Iterator[list[EventReading]]:
 
 
 def test_whatever_it_calls_brings_it_back(node: SimulatedNode, programs: list[Spoken]) -> None:
-    vgpu = sleeper(node)
-    program = Idle(node, vgpu, 10 * GIB)
-    programs.append(program)
-    for call in CALLS.values():
+    """Three programs doze at a time, each in its own vGPU, and are brought back one after the other."""
+    vgpus = [sleeper(node) for _ in range(3)]
+    idle = [Idle(node, vgpu, 10 * GIB) for vgpu in vgpus]
+    programs += idle
+    calls = list(CALLS.values())
+    assert len(calls) % len(idle) == 0
+    while calls:
+        for vgpu in vgpus:
+            dozes(node, vgpu)
+        for program in idle:
+            program.does(calls.pop())
+            assert on_gpu(node)[program.popen.pid] > 10 * GIB
+    for vgpu, program in zip(vgpus, idle, strict=True):
         dozes(node, vgpu)
-        program.does(call)
-        assert sum(on_gpu(node).values()) > 10 * GIB
-    dozes(node, vgpu)
-    program.does("read()")
+        program.does("read()")
 
 
 def test_its_place_is_kept(node: SimulatedNode, programs: list[Spoken]) -> None:

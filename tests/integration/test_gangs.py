@@ -92,10 +92,16 @@ class Job:
 Start = Callable[..., list[Job]]
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with SimulatedNode(3) as running:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(3, hasty=True) as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture

@@ -18,10 +18,16 @@ ROOT = Path(__file__).parents[2]
 CLOSE = 0.06
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
     with SimulatedNode() as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture

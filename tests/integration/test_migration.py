@@ -22,10 +22,16 @@ from vgpu.protocol.messages import EventReading, GpuReading, VgpuReading
 from vgpu.spec import VgpuChanges
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with SimulatedNode(2) as running:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(2, hasty=True) as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture
@@ -383,6 +389,27 @@ def finished(node: SimulatedNode, vgpu: VgpuReading, to: int) -> bool:
     return moved.gpu_index == to and moved.state != "moving"
 
 
+def asks(node: SimulatedNode, vgpu: VgpuReading, to: int) -> threading.Thread:
+    """Somebody who has it migrated, and may get no answer."""
+
+    def ask() -> None:
+        with suppress(VgpuError), node.link() as link:
+            link.migrate(vgpu.vgpu_id, str(to))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def asks_by_command(node: SimulatedNode, vgpu: VgpuReading, to: int) -> subprocess.Popen[str]:
+    """So does ``vgpuctl``, about when this returns: it takes a while to start."""
+    argv = [sys.executable, "-m", "vgpu.ctl", "migrate", vgpu.vgpu_id, "--gpu", str(to)]
+    pipe = subprocess.PIPE
+    command = subprocess.Popen(argv, env=node.environment, stderr=pipe, stdout=pipe, text=True)
+    time.sleep(0.3)
+    return command
+
+
 VICTIMS = ("source", "target", "broker", "program", "node", "vgpuctl", "source broker")
 VICTIMS += ("target broker", "node source target broker")
 
@@ -391,7 +418,7 @@ VICTIMS += ("target broker", "node source target broker")
 def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
     node: SimulatedNode, workers: list[Worker], victims: str
 ) -> None:
-    """The program that is killed is one of two; that of vgpuctl takes a while to start."""
+    """The program that is killed is one of two. Whoever asks does so over a link, unless it is the one that dies."""
     vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
     workers += [Worker(node, vgpu, 2 * GIB), Worker(node, vgpu, 3 * GIB)]
     at = 0
@@ -400,18 +427,22 @@ def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
             worker.goes_on()
         to, now = 1 - at, eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is known")
         pids = [pid_of(node, who, now, workers[0]) for who in victims.split() if who != "vgpuctl"]
-        argv = [sys.executable, "-m", "vgpu.ctl", "migrate", vgpu.vgpu_id, "--gpu", str(to)]
-        asking = subprocess.Popen(argv, env=node.environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        time.sleep(0.3 + twentieths / 20)  # the moment is what varies
-        for pid in pids or [asking.pid]:
+        asking = asks_by_command(node, vgpu, to) if victims == "vgpuctl" else asks(node, vgpu, to)
+        time.sleep(twentieths / 20)  # the moment is what varies
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if isinstance(asking, subprocess.Popen):
+            asking.kill()
         if "program" in victims:
             workers.pop(0).end()
         if "node" in victims:
             node.supervisor.wait()
             node.start()
-        asking.communicate()
+        if isinstance(asking, subprocess.Popen):
+            asking.communicate()
+        else:
+            asking.join()
         eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is known")
         eventually(lambda to=to: finished(node, vgpu, to), "it has moved")
         at = to

@@ -18,10 +18,16 @@ from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
 
 
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1) as running:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(1, hasty=True) as running:
         yield running
+
+
+@pytest.fixture
+def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture

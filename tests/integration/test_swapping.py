@@ -150,8 +150,23 @@ def swapping(*options: str) -> Iterator[Swapped]:
             found.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SimulatedNode]:
+    with SimulatedNode(1) as running:
+        yield running
+
+
 @pytest.fixture
-def swapped() -> Iterator[Swapped]:
+def swapped(shared: SimulatedNode) -> Iterator[Swapped]:
+    found = Swapped(shared)
+    yield found
+    found.close()
+    shared.clear()
+
+
+@pytest.fixture
+def alone() -> Iterator[Swapped]:
+    """On a node of its own, whose server the test kills."""
     with swapping() as found:
         yield found
 
@@ -249,23 +264,23 @@ def test_suspended_it_leaves_at_once_and_resumed_it_comes_when_it_is_needed(swap
     program.works()
 
 
-def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the_card(swapped: Swapped) -> None:
+def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the_card(alone: Swapped) -> None:
     """Its programs leave for whoever serves then, and it is away until it is resumed."""
-    vgpu, other = swapped.vgpus("a", "b")
-    program = swapped.program(vgpu, 1)
+    vgpu, other = alone.vgpus("a", "b")
+    program = alone.program(vgpu, 1)
     program.says("block")  # it cannot leave before the server dies
-    asking = threading.Thread(target=lambda: swapped.suspended(vgpu))
+    asking = threading.Thread(target=lambda: alone.suspended(vgpu))
     asking.start()
-    eventually(lambda: state(swapped.node, vgpu) == "suspended", "it is being suspended")
-    os.kill(swapped.node.server_pid(), signal.SIGKILL)
+    eventually(lambda: state(alone.node, vgpu) == "suspended", "it is being suspended")
+    os.kill(alone.node.server_pid(), signal.SIGKILL)
     asking.join()
     program.says("let go")
-    eventually(lambda: swapped.reading(vgpu).memory_away_bytes == OWNED, "it leaves")
-    assert state(swapped.node, vgpu) == "suspended"
-    swapped.program(other, 2).works()
-    with swapped.node.link() as link:
+    eventually(lambda: alone.reading(vgpu).memory_away_bytes == OWNED, "it leaves")
+    assert state(alone.node, vgpu) == "suspended"
+    alone.program(other, 2).works()
+    with alone.node.link() as link:
         link.resume(vgpu.vgpu_id)
-    for program in swapped.programs:
+    for program in alone.programs:
         program.works()
 
 
@@ -308,24 +323,24 @@ def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swa
 
 
 @pytest.mark.parametrize("who", ["server", "broker", "both"])
-def test_whoever_of_us_dies_nothing_is_lost(swapped: Swapped, who: str) -> None:
-    vgpus = swapped.vgpus("a", "b")
-    programs = [swapped.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
+    vgpus = alone.vgpus("a", "b")
+    programs = [alone.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
     for _ in range(3):
         for program in programs:
             program.works()
         victims = []
         if who != "broker":
-            victims.append(swapped.node.server_pid())
+            victims.append(alone.node.server_pid())
         if who != "server":
-            readings = [swapped.node.reading(vgpu.vgpu_id) for vgpu in vgpus]
+            readings = [alone.node.reading(vgpu.vgpu_id) for vgpu in vgpus]
             victims += [reading.broker_pid for reading in readings if reading is not None and reading.broker_pid]
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
     for program in programs:
         program.works()
     assert all(program.popen.poll() is None for program in programs)
-    assert swapped.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
+    assert alone.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
 
 
 def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
