@@ -38,6 +38,7 @@ class Library:
     target: str  # relative to cython_ext/lib
     folder: str  # relative to cython_ext; all *.pyx below it are linked together
     libs: list[str] = field(default_factory=list)
+    cflags: list[str] = field(default_factory=list)
 
     @property
     def sources(self) -> list[Path]:
@@ -46,7 +47,8 @@ class Library:
 
 LIBRARIES = [
     # by file name: before glibc 2.34 dlopen and pthread_create lived there, and a newer linker would not name them
-    Library("libvgpu_hook.so", "hook", ["-l:libdl.so.2", "-l:libpthread.so.0"]),
+    # preloaded, so its thread-local words have a fixed place: no call stands before them
+    Library("libvgpu_hook.so", "hook", ["-l:libdl.so.2", "-l:libpthread.so.0"], ["-ftls-model=initial-exec"]),
     Library("sim/libcuda.so.1", "sim/cuda", ["-lpthread", "-lm"]),
     Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread", "-lm"]),
 ]
@@ -75,7 +77,7 @@ class BuildNative(build_ext):
 
     def link_library(self, library: Library, target: Path) -> None:
         with ThreadPoolExecutor(self.parallel) as pool:
-            objects = list(pool.map(self.compile_pyx, library.sources))
+            objects = list(pool.map(lambda source: self.compile_pyx(source, library.cflags), library.sources))
         target.parent.mkdir(parents=True, exist_ok=True)
         script = NATIVE / library.folder / "exports.map"
         self.spawn(
@@ -94,7 +96,7 @@ class BuildNative(build_ext):
             ]
         )
 
-    def compile_pyx(self, source: Path) -> str:
+    def compile_pyx(self, source: Path, cflags: list[str]) -> str:
         """The object file of one source of a library."""
         c_file = Path(self.build_temp) / source.with_suffix(".c")
         if self.force or not c_file.exists() or c_file.stat().st_mtime < newest("*.pyx", "*.pxd"):
@@ -102,7 +104,8 @@ class BuildNative(build_ext):
             directives = [arg for d in DIRECTIVES for arg in ("-X", d)]
             self.spawn([sys.executable, "-m", "cython", "-3", *directives, "-o", str(c_file), str(source)])
         include_dirs = [*self.compiler.include_dirs, str(NATIVE)]
-        (compiled,) = self.compiler.compile([str(c_file)], self.build_temp, None, include_dirs, extra_postargs=CFLAGS)
+        options = [*CFLAGS, *cflags]
+        (compiled,) = self.compiler.compile([str(c_file)], self.build_temp, None, include_dirs, extra_postargs=options)
         return str(compiled)
 
     def get_outputs(self) -> list[str]:

@@ -2,9 +2,11 @@
  * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
  * that wants to bypass a cooperative hook needs no help, and NVML shows it).
  *
- *   cc -O2 -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate|paced]
+ *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate|cold|paced]
  *
  * paced: the host does something else before each launch, which finds the GPU idle.
+ * cold: as allocate, but the caches forget us inside each call, as a real driver's tens of microseconds in the kernel make
+ * them. The simulated one calls mmap and munmap there, which are ours. What forgetting takes is not counted.
  * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences.
  */
 #define _GNU_SOURCE
@@ -13,13 +15,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 typedef int (*allocate_t)(unsigned long long *, size_t);
 typedef int (*free_t)(unsigned long long);
 #define SIZE (2 << 20) /* the driver's own granule: it has to ask the card */
 #define PACE_NS 20e3
+#define EVICTED_BYTES (2 << 20) /* twice a second-level cache, or one; of code half as much */
+#define PAIRS 10 /* few: so the median forgets who was interrupted */
 #define BATCH 500 /* stays below the driver's queue of 1024, so that no launch waits for the GPU */
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
@@ -29,6 +36,40 @@ static double now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1e9 + t.tv_nsec;
 }
+
+/* What stays in no first or second-level cache, TLB or branch predictor: data, code and jumps of others. */
+static unsigned char *sweep_data, *sweep_code;
+static int evicts;
+static double evicting_ns;
+static void prepare_sweep(void) {
+    sweep_data = malloc(EVICTED_BYTES);
+    sweep_code = mmap(NULL, EVICTED_BYTES / 2, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!sweep_data || sweep_code == MAP_FAILED) exit(1);
+    for (int at = 0; at < EVICTED_BYTES / 2; at += 64) { /* a jump to the next line, the last one returns */
+#if defined(__x86_64__)
+        static const unsigned char jump[] = {0xe9, 59, 0, 0, 0}, leave[] = {0xc3, 0, 0, 0, 0};
+#else
+        static const unsigned char jump[] = {0x10, 0, 0, 0x14}, leave[] = {0xc0, 0x03, 0x5f, 0xd6};
+#endif
+        memcpy(sweep_code + at, at + 64 < EVICTED_BYTES / 2 ? jump : leave, sizeof jump);
+    }
+    __builtin___clear_cache((char *)sweep_code, (char *)sweep_code + EVICTED_BYTES / 2);
+}
+static void evict(void) {
+    double began = now_ns();
+    for (int at = 0; at < EVICTED_BYTES; at += 64) ((volatile unsigned char *)sweep_data)[at]++;
+    ((void (*)(void))sweep_code)();
+    evicting_ns += now_ns() - began;
+}
+void *mmap64(void *address, size_t size, int protection, int flags, int file, off_t offset) {
+    if (evicts) evict();
+    return (void *)syscall(SYS_mmap, address, size, protection, flags, file, offset);
+}
+int munmap(void *address, size_t size) {
+    if (evicts) evict();
+    return (int)syscall(SYS_munmap, address, size);
+}
+
 static int compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -70,9 +111,11 @@ static void *direct(const char *name) {
 }
 
 int main(int argc, char **argv) {
-    int allocates = argc > 2 && !strcmp(argv[2], "allocate"), in_default_stream = argc > 2 && !strcmp(argv[2], "default");
+    int cold = argc > 2 && !strcmp(argv[2], "cold");
+    int allocates = cold || (argc > 2 && !strcmp(argv[2], "allocate")), in_default_stream = argc > 2 && !strcmp(argv[2], "default");
     int paced = argc > 2 && !strcmp(argv[2], "paced");
-    int rounds = argc > 1 ? atoi(argv[1]) : 200;
+    int rounds = argc > 1 ? atoi(argv[1]) : 200, batch = cold ? 1 : allocates ? PAIRS : BATCH;
+    if (cold) prepare_sweep();
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
         fprintf(stderr, "launch: %s\n", dlerror());
@@ -97,7 +140,9 @@ int main(int argc, char **argv) {
             int through = (turn + round) & 1; /* alternate who goes first */
             unsigned long long address;
             double start = now_ns(), elsewhere = 0;
-            for (int i = 0; i < BATCH; i++) {
+            evicting_ns = 0;
+            evicts = cold;
+            for (int i = 0; i < batch; i++) {
                 if (paced) {
                     double began = now_ns();
                     while (now_ns() < began + PACE_NS) {
@@ -111,7 +156,8 @@ int main(int argc, char **argv) {
                     check(launches[through](function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
                 }
             }
-            took[through] = (now_ns() - start - elsewhere) / BATCH;
+            took[through] = (now_ns() - start - elsewhere - evicting_ns) / batch;
+            evicts = 0;
             CALL(cuStreamSynchronize, stream);
         }
         if (round < 0) continue; /* warm-up */

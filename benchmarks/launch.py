@@ -3,6 +3,9 @@
 Under a limit each launch is predicted, and idle gaps between launches are looked for, as nobody is charged for those:
 that is measured, too, with a host that launches every 20 µs what takes the GPU less.
 
+A real driver is in the kernel for tens of microseconds of each allocation and each free, and the caches forget the hook
+meanwhile. "Cold" is that on a simulated GPU: inside each call data, code and branches of others go through the caches.
+
     python -m benchmarks.launch [--gpu]
 
 Compiles ``launch.c`` and runs it in a 100 % vGPU of a node of its own, on a simulated GPU (or, with --gpu, on the
@@ -26,15 +29,18 @@ from pathlib import Path
 from benchmarks.gpu.node import Node
 
 ROUNDS = 400
-ALLOCATION_ROUNDS = 40
+ALLOCATION_ROUNDS = 2000
+COLD_ROUNDS = 4000  # of one pair each
 LIMITED_ROUNDS = 40
 LIMIT_PERCENT = 50
-BATCH = 500  # launch.c's
+BATCH = 500  # launches a round of launch.c
+PAIRS = 10  # ... allocations with their frees
 
 
 def compile_launch(folder: Path) -> Path:
     program = folder / "launch"
-    subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("launch.c"), "-ldl"], check=True)
+    source = Path(__file__).with_name("launch.c")
+    subprocess.run(["cc", "-O2", "-rdynamic", "-o", program, source, "-ldl"], check=True)
     return program
 
 
@@ -60,7 +66,8 @@ def hook_instructions(profile: Path) -> int:
 
 def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, *arguments: str) -> float:
     """Instructions a launch, in a process with those vGPUs."""
-    few, many = 10, 60
+    batch = PAIRS if "allocate" in arguments else BATCH
+    few, many = 5_000 // batch, 30_000 // batch
     counted = []
     for rounds in (few, many):
         profile = folder / f"callgrind.{rounds}"
@@ -72,7 +79,7 @@ def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, 
             capture_output=True,
         )
         counted.append(hook_instructions(profile))
-    return (counted[1] - counted[0]) / ((many - few) * BATCH)
+    return (counted[1] - counted[0]) / ((many - few) * batch)
 
 
 def in_turns(node: Node, program: Path, rounds: int = ROUNDS, *arguments: str, percent: int = 100) -> dict[str, float]:
@@ -89,12 +96,16 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 2) as node:
         program = compile_launch(Path(scratch))
+        cases: list[tuple[str, int, str, int]] = [
+            ("one launch", ROUNDS, "", 100),
+            ("... under a limit", LIMITED_ROUNDS, "paced", LIMIT_PERCENT),
+            ("cuMemAlloc, cuMemFree", ALLOCATION_ROUNDS, "allocate", 100),
+        ]
+        if not args.gpu:
+            cases.append(("... cold", COLD_ROUNDS, "cold", 100))
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
-        for name, answer in (
-            ("one launch", in_turns(node, program)),
-            ("... under a limit", in_turns(node, program, LIMITED_ROUNDS, "paced", percent=LIMIT_PERCENT)),
-            ("cuMemAlloc, cuMemFree", in_turns(node, program, ALLOCATION_ROUNDS, "allocate")),
-        ):
+        for name, rounds, what, percent in cases:
+            answer = in_turns(node, program, rounds, *what.split(), percent=percent)
             row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
             print(f"{name + ', ns':28}{row}")
         if args.gpu or shutil.which("valgrind") is None:

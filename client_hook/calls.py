@@ -28,7 +28,6 @@ cuDevicePrimaryCtxSetFlags ii 7000
 cuDevicePrimaryCtxSetFlags_v2 ii 11000
 cuDeviceSetMemPool ip 11020
 cuDeviceSetGraphMemAttribute iip 11040
-cuGreenCtxCreate ppii 12040
 cuGreenCtxStreamCreate ppii 12050
 cuGreenCtxRecordEvent pp 12040
 cuGreenCtxWaitEvent pp 12040

@@ -108,9 +108,16 @@ def _shrinks(name: str, arguments: str, version: int, *, base: str = "", twin: i
         yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, True, after="settle_pools()")
 
 
-def _turn(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
+def _turn(
+    name: str, arguments: str, version: int, *, base: str = "", after: str = "context_turned()"
+) -> Iterator[Symbol]:
     """A change of the thread's current context."""
-    yield Symbol("cuda", name, arguments, base or name, version, False, True, after="context_turned()")
+    yield Symbol("cuda", name, arguments, base or name, version, False, True, after=after)
+
+
+def _made(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
+    """A context beside the devices' primary ones."""
+    yield from _turn(name, arguments, version, base=base, after="context_made()")
 
 
 def _fills(bits: int, value: str) -> Iterator[Symbol]:
@@ -280,15 +287,16 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_turn("cuCtxPushCurrent_v2", "void* context", 4000, base="cuCtxPushCurrent"),
     *_turn("cuCtxPopCurrent", "void** context", 2000),
     *_turn("cuCtxPopCurrent_v2", "void** context", 4000, base="cuCtxPopCurrent"),
-    *_turn("cuCtxCreate", "void** context, unsigned flags, int device", 2000),
-    *_turn("cuCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuCtxCreate"),
-    *_turn(
+    *_made("cuCtxCreate", "void** context, unsigned flags, int device", 2000),
+    *_made("cuCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuCtxCreate"),
+    *_made(
         "cuCtxCreate_v3",
         "void** context, void* affinities, int count, unsigned flags, int device",
         11040,
         base="cuCtxCreate",
     ),
-    *_turn("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
+    *_made("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
+    *_made("cuGreenCtxCreate", "void** green, void* description, int device, unsigned flags", 12040),
     # --- what an executable graph does is changed (endings.pyx)
     *_update("cuGraphExecUpdate", "void* executable, void* graph, void** wrong, int* answer", 10020),
     *_update("cuGraphExecUpdate_v2", "void* executable, void* graph, void* answer", 12000, base="cuGraphExecUpdate"),

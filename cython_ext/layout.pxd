@@ -189,7 +189,7 @@ cdef struct Slot:
     uint64_t peak_bytes
     uint64_t refusals
     uint64_t refused_bytes   # size of the last refused request
-    # what the ledger operation under way sets committed_bytes and reserved_bytes to, redone by who finds its owner dead
+    # what the commit under way sets committed_bytes and reserved_bytes to, redone by who finds its owner dead
     uint64_t intent_bytes
     uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
     uint64_t intent_reserved_bytes

@@ -23,6 +23,8 @@ cdef extern from "vgpu_native.h" nogil:
     void fence "vgpu_fence"() noexcept
     void compiler_fence "vgpu_compiler_fence"() noexcept
     void pause "vgpu_pause"() noexcept
+    void prefetch "vgpu_fetch"(const volatile void* p) noexcept
+    bint rarely "vgpu_rarely"(bint condition) noexcept
     int64_t now_ns "vgpu_now_ns"() noexcept
     int futex_wait "vgpu_futex_wait"(const volatile uint32_t* p, uint32_t expected, int64_t until_ns) noexcept
     void futex_wake "vgpu_futex_wake"(volatile uint32_t* p, int count) noexcept

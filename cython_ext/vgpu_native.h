@@ -52,6 +52,10 @@ static inline int vgpu_cas64(volatile uint64_t *p, uint64_t expected, uint64_t d
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 static inline void vgpu_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+/* What is used in a moment, and may be in no cache: several such lines come at once, not one after another. */
+static inline void vgpu_fetch(const volatile void *p) { __builtin_prefetch((const void *)p, 1, 3); }
+/* A condition that hardly ever holds: what it leads to is kept away from what is run. */
+static inline int vgpu_rarely(int condition) { return __builtin_expect(condition != 0, 0); }
 /* Only the compiler may reorder what a thread does and its own death; the processor does not. */
 static inline void vgpu_compiler_fence(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 static inline void vgpu_pause(void) {
@@ -100,17 +104,17 @@ typedef struct {
 } vgpu_robust_thread;
 static __thread vgpu_robust_thread vgpu_robust_this __attribute__((unused));
 
-static inline vgpu_robust_thread *vgpu_robust_self(void) {
+__attribute__((noinline, cold, unused)) static vgpu_robust_thread *vgpu_robust_meet(void) {
     vgpu_robust_thread *self = &vgpu_robust_this;
-    if (__builtin_expect(self->tid == 0, 0)) {
-        int saved = errno;
-        size_t size;
-        if (syscall(SYS_get_robust_list, 0, &self->head, &size) != 0) self->head = NULL;
-        if (self->head != NULL) self->tid = (uint32_t)syscall(SYS_gettid);
-        errno = saved;
-        if (self->head == NULL) return NULL;
-    }
-    return self;
+    int saved = errno;
+    size_t size;
+    if (syscall(SYS_get_robust_list, 0, &self->head, &size) != 0) self->head = NULL;
+    if (self->head != NULL) self->tid = (uint32_t)syscall(SYS_gettid);
+    errno = saved;
+    return self->head != NULL ? self : NULL;
+}
+static inline vgpu_robust_thread *vgpu_robust_self(void) {
+    return __builtin_expect(vgpu_robust_this.tid != 0, 1) ? &vgpu_robust_this : vgpu_robust_meet();
 }
 static inline void vgpu_robust_forget(void) { vgpu_robust_this.tid = 0; }
 #endif

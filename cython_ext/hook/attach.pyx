@@ -313,6 +313,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
         vgpu_say(vgpu_id, b": its broker gave no slot", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
     take_slot(gate, gate.activity, reply)
+    gate.ledger = gate.activity
     store32(&gate.slot.baton, 1)
     gate.baton_ours = 1      # until the first look
     gate.baton_until_ns = FOREVER_NS

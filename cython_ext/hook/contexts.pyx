@@ -9,7 +9,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDevicePrimaryCtxReset_v2, real_cuDevicePrimaryCtxRetain, real_cuGreenCtxDestroy,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, attached, vgpu_context_died, vgpu_context_dies, vgpu_green_context_died,
+    CUDA_SUCCESS, attached, vgpu_context_died, vgpu_context_dies, vgpu_green_context_died, vgpu_memory_of_primary,
 )
 
 cdef enum:
@@ -72,8 +72,12 @@ cdef inline void* primary_dies(int device) noexcept nogil:
 
 
 cdef inline int primary_died(int result, int device, void* context) noexcept nogil:
+    cdef bint dead
     if context != NULL:
-        vgpu_context_died(context, result == CUDA_SUCCESS and not is_active(device))
+        dead = result == CUDA_SUCCESS and not is_active(device)
+        if dead:
+            vgpu_memory_of_primary(device, context)
+        vgpu_context_died(context, dead)
     return result
 
 

@@ -12,12 +12,12 @@ application code and no blocking driver call runs under it.
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
 Order of locks: Gate.chunks_lock, gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or
-gate.page_lock.
+the lock of the ledger.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport ActivityPage, GrantsPage, Plan, Slot, StorePage, TraceRecord
+from cython_ext.layout cimport GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Plan, Slot, StorePage, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
@@ -28,6 +28,7 @@ from cython_ext.logic.pieces cimport Pieces
 from cython_ext.logic.pools cimport PoolBook, PoolDue
 from cython_ext.logic.transfers cimport Trifles
 from cython_ext.logic.window cimport Backlog
+from cython_ext.native cimport load32
 
 cdef enum:
     MAX_GATES = 16
@@ -150,24 +151,26 @@ cdef struct Store:
 
 
 cdef struct Gate:
-    # --- read by every launch
+    # --- read by every launch and every allocation
     GrantsPage* grants       # NULL: not attached
-    ActivityPage* activity   # another one only if server and broker died together; under lock and page_lock
+    ActivityPage* activity   # another one only if server and broker died together; under lock
     Slot* slot
+    ActivityPage* ledger     # ``activity`` where our books are; NULL while they move to another (books.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
-    uint8_t[28] pad
-    # --- identity, fixed
     uint32_t slot_index
+    uint8_t[16] pad
+    # --- the next line: what allocations and frees look at besides
+    Pieces pieces            # of its linear memory; under State.memory_lock
+    Ahead ahead              # under lock
+    # --- identity, fixed
     uint32_t thread_state    # 0 starting, 1 runs and holds the slot, 2 failed
     int32_t device           # CUDA ordinal in this process
     int32_t gpu_index        # on the node, where the vGPU is
     char[64] vgpu_id
     char[48] gpu_uuid        # where the vGPU was at the beginning; where it is: grants.gpu_uuid
     char[128] directory      # where broker.sock is
-    uint32_t page_lock       # the ledger's operations of this process against its move to another activity page
-    Pieces pieces            # of its linear memory; under State.memory_lock
     # of its swappable memory (swappable.pyx); under State.memory_lock, but for the chunks
     Arenas arenas            # small allocations
     AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
@@ -242,7 +245,6 @@ cdef struct Gate:
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
     TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
     int64_t told_ns          # up to where busy intervals are told there
-    Ahead ahead
     Backlog backlog
     DurationTable durations
     GraphTable graphs
@@ -259,23 +261,29 @@ cdef struct Capture:
 
 
 cdef struct State:
-    uint32_t attach_lock
+    # --- the first two lines, and those of each gate, are all that an allocation or a free looks at
     uint32_t attached        # 1 once every gate is there
     uint32_t gate_count
     uint32_t stopping        # exit has begun: no more driver calls of ours
+    uint32_t contexts        # 1: there may be others than the devices' primary ones
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
+    uint32_t attach_lock
+    uint32_t spins           # there are cores to spare for the last microseconds before something known
+    uint32_t exit_known      # the exit handler is registered
+    uint8_t[32] pad0
+    uint32_t memory_lock
+    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
+    uint8_t[32] pad1
+    Gate[16] gates
+    # --- the rest
     uint32_t captures_lock
     uint32_t captures        # open in this process
     uint32_t unlisted        # of them: more than CAPTURES at once
     Capture capturing[64]    # the others
     uint32_t threads_lock
     Thread* threads
-    uint32_t spins           # there are cores to spare for the last microseconds before something known
-    uint32_t exit_known      # the exit handler is registered
     uint32_t dying           # contexts that are being destroyed just now
-    uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
-    uint32_t memory_lock
-    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
-    AllocTable handles       # ... cuMemCreate's handle → Block (aux: references)
+    AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
     bint swappable           # there was a swappable allocation
     AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
@@ -284,7 +292,6 @@ cdef struct State:
     uint32_t pools_lock
     uint32_t pool_count
     PoolBook[80] pools       # under pools_lock; POOLS of them
-    Gate[16] gates
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
@@ -327,6 +334,19 @@ cdef inline bint attached() noexcept nogil:
     return vgpu_state_address != NULL and state().attached != 0
 
 
+cdef inline Gate* gate_here() noexcept nogil:
+    """``vgpu_gate_here``, on the spot where the process has one vGPU."""
+    cdef State* all = state()
+    if all != NULL and all.attached and all.gate_count == 1 and not all.stopping:
+        return &all.gates[0]
+    return vgpu_gate_here()
+
+
+cdef inline bint is_swappable(const Gate* gate) noexcept nogil:
+    """What is allocated plainly."""
+    return gate != NULL and load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0 and state().gate_count == 1
+
+
 cdef extern:
     # doors.pyx
     void* vgpu_wrapper_of(void* address) noexcept nogil
@@ -352,6 +372,7 @@ cdef extern:
     unsigned int* vgpu_calling() noexcept nogil
     bint vgpu_is_calling() noexcept nogil
     void vgpu_context_turned() noexcept nogil
+    void vgpu_context_made() noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil
     void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil
@@ -458,18 +479,26 @@ cdef extern:
     int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil
     void vgpu_graph_dies(void* executable) noexcept nogil
 
+    # books.pyx
+    bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
+    bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
+    bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
+    void vgpu_charge(Gate* gate, uint64_t size) noexcept nogil
+    void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil
+    void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_memory_after_fork() noexcept nogil
+    void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
+    bint vgpu_memory_reading(
+        const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
+    ) noexcept nogil
     # memory.pyx
     void vgpu_memory_of_context_died(void* context) noexcept nogil
     void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
-    void vgpu_memory_after_fork() noexcept nogil
-    void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
-    bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
-    bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
-    bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
-    bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
-    void vgpu_charge(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
-    void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
-    void vgpu_cancel(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_memory_of_primary(int device, void* context) noexcept nogil
     void vgpu_describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t size, Block* block) noexcept nogil
     int vgpu_memory_settle(
         Gate* gate, uint32_t kind, uint64_t reserved, int result, uint64_t address
@@ -477,16 +506,11 @@ cdef extern:
     int vgpu_allocate_managed(
         Gate* gate, unsigned long long* pointer, size_t size, unsigned int flags
     ) noexcept nogil
-    void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_note(const Block* block) noexcept nogil
+    void vgpu_note_linear(Gate* gate, uint64_t reserved, uint64_t address, uint64_t size) noexcept nogil
     bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
     int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
-    bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil
-    bint vgpu_memory_reading(
-        const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
-    ) noexcept nogil
     # swappable.pyx
-    bint vgpu_is_swappable(const Gate* gate) noexcept nogil
     int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil
     int vgpu_free_swappable(const Block* block) noexcept nogil
     void vgpu_drop_swappable(const Block* block) noexcept nogil

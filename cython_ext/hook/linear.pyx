@@ -12,15 +12,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_PIECES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_allocate_managed,
-    vgpu_allocate_swappable, vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_gate_here,
-    vgpu_is_swappable, vgpu_note, vgpu_reserve, vgpu_reserve_more,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, gate_here, is_swappable, state, vgpu_allocate_managed,
+    vgpu_allocate_swappable, vgpu_cancel, vgpu_fits, vgpu_gate_here, vgpu_note_linear, vgpu_reserve,
+    vgpu_reserve_now,
 )
-from cython_ext.layout cimport GRANTS_MANAGED, KIND_DEVICE
-from cython_ext.logic.alloctable cimport Block
+from cython_ext.layout cimport GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for, pieces_for_rows, pieces_take
-from cython_ext.native cimport load32
+from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_are_shared, pieces_for, pieces_for_rows
+from cython_ext.native cimport load32, rarely
 
 cdef enum:
     ATTACH_GLOBAL = 1        # CU_MEM_ATTACH_GLOBAL
@@ -36,13 +35,9 @@ cdef bint fits_between(Gate* gate, uint64_t size) noexcept nogil:
     return room and vgpu_fits(gate, 0)
 
 
-cdef bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved) noexcept nogil:
-    """1: go on and ask the driver for ``size`` bytes, which take ``alone``, if nobody shares; ``reserved`` of them are.
-    A NULL gate has no limit."""
-    cdef bint small = size <= SMALL_BYTES
-    reserved[0] = alone
-    if gate == NULL or size == 0 or (vgpu_fits(gate, alone) and vgpu_reserve_more(gate, KIND_DEVICE, alone)):
-        return 1
+cdef bint reserve_scarce(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved) noexcept nogil:
+    """It was not granted at once."""
+    cdef bint small = pieces_are_shared(size)
     if not (small and fits_between(gate, size)):
         if vgpu_reserve(gate, KIND_DEVICE, alone):
             return 1
@@ -52,25 +47,23 @@ cdef bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved)
     return 1
 
 
-cdef int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uint64_t size) noexcept nogil:
+cdef inline bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved) noexcept nogil:
+    """1: go on and ask the driver for ``size`` bytes, which take ``alone``, if nobody shares; ``reserved`` of them are.
+    A NULL gate has no limit."""
+    reserved[0] = alone
+    if gate == NULL or size == 0 or vgpu_reserve_now(gate, KIND_DEVICE, alone):
+        return 1
+    return reserve_scarce(gate, size, alone, reserved)
+
+
+cdef inline int settle(Gate* gate, uint64_t reserved, int result, uint64_t address, uint64_t size) noexcept nogil:
     """The driver has answered: pay for the pieces, or let it have them back."""
-    cdef uint64_t taken
-    cdef Block block
     if gate == NULL:
         return result
-    if result != CUDA_SUCCESS:
-        vgpu_cancel(gate, KIND_DEVICE, reserved)
-        return result
-    vgpu_describe(gate, KIND_DEVICE, address, size, &block)
-    block.flags |= BLOCK_PIECES
-    lock_acquire(&state().memory_lock)
-    taken = pieces_take(&gate.pieces, address, size)
-    lock_release(&state().memory_lock)
-    vgpu_note(&block)
-    if taken > reserved:
-        vgpu_charge(gate, KIND_DEVICE, taken - reserved)
-    vgpu_commit(gate, KIND_DEVICE, taken)
-    vgpu_cancel(gate, KIND_DEVICE, reserved - min(taken, reserved))
+    if rarely(result != CUDA_SUCCESS):
+        vgpu_cancel(gate, reserved)
+    else:
+        vgpu_note_linear(gate, reserved, address, size)
     return result
 
 
@@ -85,14 +78,24 @@ cdef inline bint is_managed(const Gate* gate) noexcept nogil:
     return gate != NULL and load32(&gate.grants.flags) & GRANTS_MANAGED != 0
 
 
+cdef bint allocated_otherwise(Gate* gate, unsigned long long* pointer, size_t size, int* result) noexcept nogil:
+    """Whether it is one that need not stay on the card; with what result."""
+    if is_managed(gate):
+        result[0] = vgpu_allocate_managed(gate, pointer, size, ATTACH_GLOBAL)
+    elif is_swappable(gate) and pointer != NULL and size and has_context():
+        result[0] = vgpu_allocate_swappable(gate, pointer, size)
+    else:
+        return 0
+    return 1
+
+
 cdef public int cuMemAlloc_v2(unsigned long long* pointer, size_t size) noexcept nogil:
-    cdef Gate* gate = vgpu_gate_here()
+    cdef Gate* gate = gate_here()
     cdef uint64_t reserved
     cdef int result
-    if is_managed(gate):
-        return vgpu_allocate_managed(gate, pointer, size, ATTACH_GLOBAL)
-    if vgpu_is_swappable(gate) and pointer != NULL and size and has_context():
-        return vgpu_allocate_swappable(gate, pointer, size)
+    if gate != NULL and rarely(load32(&gate.grants.flags) & (GRANTS_MANAGED | GRANTS_SWAPPABLE) != 0):
+        if allocated_otherwise(gate, pointer, size, &result):
+            return result
     if not reserve(gate, size, pieces_for(size), &reserved):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemAlloc_v2(pointer, size)
@@ -120,7 +123,7 @@ cdef public int cuMemAllocPitch_v2(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved, row
     cdef int result
-    cdef bint swappable = vgpu_is_swappable(gate) and has_context()
+    cdef bint swappable = is_swappable(gate) and has_context()
     if (
         (swappable or is_managed(gate)) and pointer != NULL and pitch != NULL and width and height
         and element in (4, 8, 16)

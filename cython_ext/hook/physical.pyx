@@ -57,7 +57,7 @@ cdef public int cuMemCreate(
     if gate == NULL:
         return result
     if result != CUDA_SUCCESS:
-        vgpu_cancel(gate, KIND_VMM, size)
+        vgpu_cancel(gate, size)
         return result
     block.address = handle[0]
     block.bytes = size

@@ -16,10 +16,10 @@ waited for, a free is done later.
 from libc.stdint cimport int64_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize, real_cuDeviceGetAttribute,
-    real_cuIpcGetMemHandle, real_cuMemAddressFree, real_cuMemAddressReserve, real_cuMemCreate,
-    real_cuMemGetAddressRange_v2, real_cuMemMap, real_cuMemRelease, real_cuMemSetAccess, real_cuMemUnmap,
-    real_cuPointerGetAttribute, real_cuPointerGetAttributes,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
+    real_cuDeviceGetAttribute, real_cuIpcGetMemHandle, real_cuMemAddressFree, real_cuMemAddressReserve,
+    real_cuMemCreate, real_cuMemGetAddressRange_v2, real_cuMemMap, real_cuMemRelease, real_cuMemSetAccess,
+    real_cuMemUnmap, real_cuPointerGetAttribute, real_cuPointerGetAttributes,
 )
 from cython_ext.hook.hook cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
@@ -27,7 +27,7 @@ from cython_ext.hook.hook cimport (
     vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
-from cython_ext.layout cimport GRANTS_SWAPPABLE, KIND_DEVICE
+from cython_ext.layout cimport KIND_DEVICE
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.arenas cimport ARENA_BYTES, arenas_add, arenas_give, arenas_take
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -159,7 +159,7 @@ cdef int make(Gate* gate, uint64_t size, uint64_t* address) noexcept nogil:
         real_cuMemAddressFree(place, size)
     restore(mode)
     if result != CUDA_SUCCESS:
-        vgpu_cancel(gate, KIND_DEVICE, size)
+        vgpu_cancel(gate, size)
         return result
     vgpu_commit(gate, KIND_DEVICE, size)
     address[0] = place
@@ -173,11 +173,6 @@ cdef void unmake(Gate* gate, uint64_t address, uint64_t size) noexcept nogil:
 
 
 # --- allocations
-
-cdef public bint vgpu_is_swappable(const Gate* gate) noexcept nogil:
-    """What is allocated plainly."""
-    return gate != NULL and load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0 and state().gate_count == 1
-
 
 cdef uint64_t take_small(Gate* gate, uint64_t size) noexcept nogil:
     cdef uint64_t address
@@ -208,6 +203,7 @@ cdef int allocate_small(Gate* gate, uint64_t size, uint64_t* address) noexcept n
 
 cdef int allocate(Gate* gate, unsigned long long* pointer, uint64_t size) noexcept nogil:
     cdef uint64_t address = 0
+    cdef void* context = NULL
     cdef Block block
     cdef int result
     if size <= SMALL_BYTES:
@@ -216,6 +212,8 @@ cdef int allocate(Gate* gate, unsigned long long* pointer, uint64_t size) noexce
         result = make(gate, pieces_for(size), &address)
     if result == CUDA_SUCCESS:
         vgpu_describe(gate, KIND_DEVICE, address, size, &block)
+        real_cuCtxGetCurrent(&context)
+        block.aux = <uint64_t>context        # whose work its free waits for
         block.flags |= BLOCK_SWAPPABLE
         vgpu_note(&block)
         pointer[0] = address

@@ -11,7 +11,7 @@ from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport add64, load32, load64, store32, store64
+from cython_ext.native cimport add64, load32, load64, rarely, store32, store64
 
 cdef extern from *:
     """
@@ -160,12 +160,21 @@ cdef public void vgpu_context_turned() noexcept nogil:
         thread.stream = NULL
 
 
+cdef public void vgpu_context_made() noexcept nogil:
+    """Another context than a device's primary one: from here on the driver is asked whose an allocation is."""
+    if attached():
+        store32(&state().contexts, 1)
+    vgpu_context_turned()
+
+
 # --- in the driver
 
 cdef public unsigned int* vgpu_calling() noexcept nogil:
     """What this thread counts up while it is in the driver: every call does, but for launches, which the gate lets
     through (generate_hook.py). No fence: who looks at it looks again. NULL: the process has no vGPU."""
-    cdef Thread* thread = vgpu_claim_thread() if attached() else NULL
+    cdef Thread* thread = <Thread*>vgpu_thread
+    if rarely(thread == NULL or not load32(&thread.taken)):
+        thread = vgpu_claim_thread() if attached() else NULL
     return NULL if thread == NULL else &thread.calling
 
 

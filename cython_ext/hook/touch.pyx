@@ -6,7 +6,7 @@ nobody does (swap.pyx).
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.hook cimport Gate, state, vgpu_is_swappable, vgpu_ring, vgpu_want
+from cython_ext.hook.hook cimport Gate, is_swappable, state, vgpu_ring, vgpu_want
 from cython_ext.layout cimport GRANTS_REMOVED
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns, store64
@@ -41,7 +41,7 @@ cdef void wait_until_back(Gate* gate) noexcept nogil:
 
 cdef public void vgpu_touch(Gate* gate) noexcept nogil:
     """Its memory is on the card from here on until ``vgpu_touched``, unless the process ends."""
-    if not vgpu_is_swappable(gate):
+    if not is_swappable(gate):
         return
     add32(&gate.touching, 1)
     fence()
@@ -53,7 +53,7 @@ cdef public void vgpu_touch(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_touched(Gate* gate) noexcept nogil:
-    if vgpu_is_swappable(gate):
+    if is_swappable(gate):
         add32(&gate.touching, <uint32_t>-1)
 
 

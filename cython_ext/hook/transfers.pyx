@@ -12,8 +12,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport real_cuPointerGetAttribute
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, state, vgpu_capturing,
-    vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_is_swappable, vgpu_touch,
+    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, is_swappable, state,
+    vgpu_capturing, vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_touch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
@@ -98,7 +98,7 @@ cdef bint is_device_side(int kind, uint64_t address) noexcept nogil:
 cdef void touching(Pass* work, Gate* gate) noexcept nogil:
     """Without a lease: memory that can leave the card has to be there, and stay until the driver was called."""
     work.kind = PASS_PLAIN
-    if gate != NULL and vgpu_is_swappable(gate):
+    if gate != NULL and is_swappable(gate):
         vgpu_touch(gate)
         work.kind = PASS_TOUCHING
         work.gate = gate

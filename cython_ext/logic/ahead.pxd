@@ -29,12 +29,12 @@ cdef enum:
 
 
 cdef struct Ahead:
-    Stretch[24] marked
-    Stretch unmarked
-    uint32_t count           # of ``marked``
     uint32_t launches        # in all; 0: nothing is queued ahead
     uint32_t nodes           # more than those, of graphs, at most
     int64_t work_ns          # predicted, in all
+    uint32_t count           # of ``marked``
+    Stretch[24] marked
+    Stretch unmarked
 
 
 cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:

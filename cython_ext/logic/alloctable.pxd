@@ -9,6 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from cython_ext.logic.durations cimport mix64
+from cython_ext.native cimport prefetch, rarely
 
 cdef enum:
     ALLOC_LEAST = 256        # blocks of the first table, a power of two
@@ -40,12 +41,12 @@ cdef inline Block* alloc_find(const AllocTable* table, uint64_t address) noexcep
     if table.count == 0 or address == 0:
         return NULL
     at = mix64(address) & mask
-    while table.blocks[at].address != 0 and probe_length(table, at) >= length:
-        if table.blocks[at].address == address:
-            return &table.blocks[at]
+    while table.blocks[at].address != address:
+        if table.blocks[at].address == 0 or probe_length(table, at) < length:
+            return NULL
         at = (at + 1) & mask
         length += 1
-    return NULL
+    return &table.blocks[at]
 
 
 cdef inline void alloc_place(AllocTable* table, Block block) noexcept nogil:
@@ -86,6 +87,14 @@ cdef inline bint alloc_grow(AllocTable* table) noexcept nogil:
     return 1
 
 
+cdef inline bint alloc_add(AllocTable* table, const Block* block) noexcept nogil:
+    """Note a block at an address, not 0, that is not there yet: 1; 0 (nothing changed) without memory."""
+    if rarely(4 * (table.count + 1) > 3 * table.capacity) and not alloc_grow(table):
+        return 0
+    alloc_place(table, block[0])
+    return 1
+
+
 cdef inline bint alloc_insert(AllocTable* table, const Block* block) noexcept nogil:
     """Note a block, replacing one at the same address: 1; 0 (nothing changed) without memory or for address 0."""
     cdef Block* known
@@ -95,10 +104,12 @@ cdef inline bint alloc_insert(AllocTable* table, const Block* block) noexcept no
     if known != NULL:
         known[0] = block[0]
         return 1
-    if 4 * (table.count + 1) > 3 * table.capacity and not alloc_grow(table):
-        return 0
-    alloc_place(table, block[0])
-    return 1
+    return alloc_add(table, block)
+
+
+cdef inline void alloc_prefetch(const AllocTable* table, uint64_t address) noexcept nogil:
+    """Where ``address`` is looked for first. The table may grow meanwhile: nothing is read."""
+    prefetch(table.blocks + (mix64(address) & (table.capacity - 1)))
 
 
 cdef inline bint alloc_remove(AllocTable* table, uint64_t address, Block* out) noexcept nogil:

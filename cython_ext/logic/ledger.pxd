@@ -1,10 +1,14 @@
 """The limit ledger: what the processes of a vGPU own of its memory, in the activity page, exact across kill -9.
 
 The truth is two words per slot and kind: ``reserved_bytes`` (asked for, the driver has not answered yet) and
-``committed_bytes[kind]``. ``charged_bytes`` is their sum over all slots, kept so that a request needs no scan. Every
-operation sets one slot's two words to new values; so it is first written down as exactly that (``intent_*``, absolute
-values, hence safe to repeat), then carried out, then struck out. Whoever next gets the lock from a dead owner repeats
-what is written down and adds up the sum anew. ARIES (Mohan et al. 1992) calls it redo; this is its smallest form.
+``committed_bytes[kind]``. ``charged_bytes`` is their sum over all slots, kept so that a request needs no scan. An
+operation that sets one word has happened once that is written. A commit sets two; so it is first written down as
+exactly that (``intent_*``, absolute values, hence safe to repeat), then carried out, then struck out. Whoever next gets
+the lock from a dead owner repeats what is written down and adds up the sum anew. ARIES (Mohan et al. 1992) calls it
+redo; this is its smallest form.
+
+Allocating waits for the lines that are written here, so these are few: the lock's, the sum's and one or two of the
+slot's. ``slot_*`` are the operations for who has the lock already.
 
 Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are
 bounded.
@@ -15,8 +19,8 @@ from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from cython_ext.layout cimport (
     MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
 )
-from cython_ext.logic.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED, robust_lock, robust_unlock
-from cython_ext.native cimport load32, load64, now_ns, store32, store64
+from cython_ext.logic.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED, robust_lock, robust_try, robust_unlock
+from cython_ext.native cimport load32, load64, now_ns, prefetch, rarely, store32, store64
 
 cdef enum:
     LEDGER_OK = 0
@@ -41,8 +45,11 @@ cdef inline void ledger_init(ActivityPage* page) noexcept nogil:
 
 cdef inline uint64_t slot_bytes(const Slot* slot) noexcept nogil:
     """What the slot owns; meaningful while its intent is struck out."""
+    cdef const uint64_t* each = &slot.committed_bytes[0]
     cdef uint64_t total = load64(&slot.reserved_bytes)
     cdef int kind
+    if not rarely((total | each[0] | each[1] | each[2] | each[3] | each[4] | each[5] | each[6] | each[7]) >> 60 != 0):
+        return total + each[0] + each[1] + each[2] + each[3] + each[4] + each[5] + each[6] + each[7]
     for kind in range(MEMORY_KINDS):
         total = add_bytes(total, load64(&slot.committed_bytes[kind]))
     return total
@@ -56,19 +63,23 @@ cdef inline uint64_t ledger_sum(const ActivityPage* page) noexcept nogil:
     return total
 
 
-cdef inline void ledger_apply(
+cdef inline void ledger_apply(ActivityPage* page, uint64_t* word, uint64_t after) noexcept nogil:
+    """Set one of a slot's words: under the lock, whole even if its holder dies between any two instructions."""
+    cdef uint64_t before = word[0], charged = page.charged_bytes
+    store64(word, after)
+    store64(&page.charged_bytes, add_bytes(charged - min(before, charged), after))
+    store64(&page.ledger_epoch, page.ledger_epoch + 1)
+
+
+cdef inline void ledger_turn(
     ActivityPage* page, Slot* slot, uint32_t kind, uint64_t reserved, uint64_t committed
 ) noexcept nogil:
-    """Set the slot's two words as one: under the lock, whole even if its holder dies between any two instructions."""
-    cdef uint64_t before = add_bytes(slot.reserved_bytes, slot.committed_bytes[kind])
-    cdef uint64_t after = add_bytes(reserved, committed)
-    cdef uint64_t charged = page.charged_bytes
+    """Set two of its words, whose sum stays, as one."""
     store64(&slot.intent_bytes, committed)
     store64(&slot.intent_reserved_bytes, reserved)
     store64(&slot.intent_kind, kind + 1)
     store64(&slot.reserved_bytes, reserved)
     store64(&slot.committed_bytes[kind], committed)
-    store64(&page.charged_bytes, add_bytes(charged - min(before, charged), after))
     store64(&slot.intent_kind, 0)
     store64(&page.ledger_epoch, page.ledger_epoch + 1)
 
@@ -89,20 +100,79 @@ cdef inline void ledger_recover(ActivityPage* page) noexcept nogil:
     store64(&page.ledger_epoch, page.ledger_epoch + 1)
 
 
-cdef inline bint ledger_lock(ActivityPage* page) noexcept nogil:
-    cdef int result = robust_lock(ledger_word(page), 0)              # a free lock costs no look at the clock
-    if result != ROBUST_LOCKED and result != ROBUST_OWNER_DIED:
-        result = robust_lock(ledger_word(page), now_ns() + <int64_t>LEDGER_PATIENCE_SECONDS * 1_000_000_000)
+cdef inline bint ledger_wait(ActivityPage* page) noexcept nogil:
+    cdef int result = robust_lock(ledger_word(page), now_ns() + <int64_t>LEDGER_PATIENCE_SECONDS * 1_000_000_000)
     if result == ROBUST_OWNER_DIED:
         ledger_recover(page)
         return 1
     return result == ROBUST_LOCKED
 
 
+cdef inline bint ledger_lock(ActivityPage* page) noexcept nogil:
+    return 1 if not rarely(not robust_try(ledger_word(page))) else ledger_wait(page)      # no look at the clock, mostly
+
+
 cdef inline int ledger_unlock(ActivityPage* page, int result) noexcept nogil:
     robust_unlock(ledger_word(page))
     return result
 
+
+cdef inline void ledger_prefetch(ActivityPage* page, const Slot* slot) noexcept nogil:
+    """All that an operation touches, for who is about to."""
+    prefetch(ledger_word(page))
+    prefetch(&page.charged_bytes)
+    prefetch(&slot.reserved_bytes)
+    prefetch(&slot.intent_kind)
+
+
+# --- by who has the lock
+
+cdef inline int slot_reserve(
+    ActivityPage* page, Slot* slot, uint64_t size_bytes, uint64_t limit_bytes, uint64_t process_limit_bytes
+) noexcept nogil:
+    """As ``ledger_reserve``, but a refusal is not counted."""
+    cdef uint64_t owned = slot_bytes(slot)
+    if (
+        size_bytes > min(limit_bytes, process_limit_bytes) or load64(&page.charged_bytes) > limit_bytes - size_bytes
+        or owned > process_limit_bytes - size_bytes
+    ):
+        return LEDGER_REFUSED
+    ledger_apply(page, &slot.reserved_bytes, add_bytes(slot.reserved_bytes, size_bytes))
+    owned = add_bytes(owned, size_bytes)
+    if owned > slot.peak_bytes:
+        store64(&slot.peak_bytes, owned)
+    return LEDGER_OK
+
+
+cdef inline int slot_refused(Slot* slot, uint64_t size_bytes) noexcept nogil:
+    store64(&slot.refusals, slot.refusals + 1)
+    store64(&slot.refused_bytes, size_bytes)
+    return LEDGER_REFUSED
+
+
+cdef inline int slot_commit(ActivityPage* page, Slot* slot, uint32_t kind, uint64_t size_bytes) noexcept nogil:
+    cdef uint64_t reserved = slot.reserved_bytes
+    if reserved < size_bytes:
+        return LEDGER_REFUSED
+    ledger_turn(page, slot, kind, reserved - size_bytes, add_bytes(slot.committed_bytes[kind], size_bytes))
+    return LEDGER_OK
+
+
+cdef inline int slot_cancel(ActivityPage* page, Slot* slot, uint64_t size_bytes) noexcept nogil:
+    if slot.reserved_bytes < size_bytes:
+        return LEDGER_REFUSED
+    ledger_apply(page, &slot.reserved_bytes, slot.reserved_bytes - size_bytes)
+    return LEDGER_OK
+
+
+cdef inline int slot_release(ActivityPage* page, Slot* slot, uint32_t kind, uint64_t size_bytes) noexcept nogil:
+    if slot.committed_bytes[kind] < size_bytes:
+        return LEDGER_REFUSED
+    ledger_apply(page, &slot.committed_bytes[kind], slot.committed_bytes[kind] - size_bytes)
+    return LEDGER_OK
+
+
+# --- whole operations
 
 cdef inline int ledger_reserve(
     ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
@@ -113,68 +183,40 @@ cdef inline int ledger_reserve(
 
     The kind counts only from the commit on, but is given here too so that one call site has one signature.
     """
-    cdef Slot* slot
-    cdef uint64_t charged, owned
+    cdef int result
     if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
         return LEDGER_BROKEN
-    slot = &page.slots[slot_index]
-    charged = load64(&page.charged_bytes)
-    owned = slot_bytes(slot)
-    if (
-        size_bytes > min(limit_bytes, process_limit_bytes) or charged > limit_bytes - size_bytes
-        or owned > process_limit_bytes - size_bytes
-    ):
-        store64(&slot.refusals, slot.refusals + 1)
-        store64(&slot.refused_bytes, size_bytes)
-        return ledger_unlock(page, LEDGER_REFUSED)
-    ledger_apply(page, slot, kind, add_bytes(slot.reserved_bytes, size_bytes), slot.committed_bytes[kind])
-    if add_bytes(owned, size_bytes) > slot.peak_bytes:
-        store64(&slot.peak_bytes, add_bytes(owned, size_bytes))
-    return ledger_unlock(page, LEDGER_OK)
+    result = slot_reserve(page, &page.slots[slot_index], size_bytes, limit_bytes, process_limit_bytes)
+    if result == LEDGER_REFUSED:
+        slot_refused(&page.slots[slot_index], size_bytes)
+    return ledger_unlock(page, result)
 
 
 cdef inline int ledger_commit(
     ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver gave what was reserved."""
-    cdef Slot* slot
     if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
         return LEDGER_BROKEN
-    slot = &page.slots[slot_index]
-    if slot.reserved_bytes < size_bytes:
-        return ledger_unlock(page, LEDGER_REFUSED)
-    ledger_apply(
-        page, slot, kind, slot.reserved_bytes - size_bytes, add_bytes(slot.committed_bytes[kind], size_bytes)
-    )
-    return ledger_unlock(page, LEDGER_OK)
+    return ledger_unlock(page, slot_commit(page, &page.slots[slot_index], kind, size_bytes))
 
 
 cdef inline int ledger_cancel(
     ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver refused what was reserved."""
-    cdef Slot* slot
     if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
         return LEDGER_BROKEN
-    slot = &page.slots[slot_index]
-    if slot.reserved_bytes < size_bytes:
-        return ledger_unlock(page, LEDGER_REFUSED)
-    ledger_apply(page, slot, kind, slot.reserved_bytes - size_bytes, slot.committed_bytes[kind])
-    return ledger_unlock(page, LEDGER_OK)
+    return ledger_unlock(page, slot_cancel(page, &page.slots[slot_index], size_bytes))
 
 
 cdef inline int ledger_release(
     ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver took back what was committed."""
-    cdef Slot* slot
     if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
         return LEDGER_BROKEN
-    slot = &page.slots[slot_index]
-    if slot.committed_bytes[kind] < size_bytes:
-        return ledger_unlock(page, LEDGER_REFUSED)
-    ledger_apply(page, slot, kind, slot.reserved_bytes, slot.committed_bytes[kind] - size_bytes)
-    return ledger_unlock(page, LEDGER_OK)
+    return ledger_unlock(page, slot_release(page, &page.slots[slot_index], kind, size_bytes))
 
 
 cdef inline int ledger_reap(ActivityPage* page, uint32_t slot_index, uint64_t* freed_bytes) noexcept nogil:
@@ -191,8 +233,9 @@ cdef inline int ledger_reap(ActivityPage* page, uint32_t slot_index, uint64_t* f
     if load32(&slot.state) != SLOT_DEAD:
         return ledger_unlock(page, LEDGER_REFUSED)
     freed_bytes[0] = slot_bytes(slot)
+    ledger_apply(page, &slot.reserved_bytes, 0)
     for kind in range(MEMORY_KINDS):
-        ledger_apply(page, slot, kind, 0, 0)
+        ledger_apply(page, &slot.committed_bytes[kind], 0)
     store64(&page.charged_bytes, ledger_sum(page))
     store32(&slot.state, SLOT_FREE)
     return ledger_unlock(page, LEDGER_OK)

@@ -6,7 +6,7 @@ A child of fork inherits the word as some other thread left it: it calls ``lock_
 
 from libc.stdint cimport INT64_MAX, uint32_t
 
-from cython_ext.native cimport cas32, exchange32, futex_wait, futex_wake, load32, pause, store32
+from cython_ext.native cimport cas32, exchange32, futex_wait, futex_wake, load32, pause, rarely, store32
 
 cdef enum:
     LOCK_SPINS = 100
@@ -22,11 +22,16 @@ cdef inline bint lock_soon(uint32_t* word) noexcept nogil:
     return 0
 
 
-cdef inline void lock_acquire(uint32_t* word) noexcept nogil:
+cdef inline void lock_wait(uint32_t* word) noexcept nogil:
     if lock_soon(word):
         return
     while exchange32(word, 2) != 0:
         futex_wait(word, 2, INT64_MAX)
+
+
+cdef inline void lock_acquire(uint32_t* word) noexcept nogil:
+    if rarely(not cas32(word, 0, 1)):
+        lock_wait(word)
 
 
 cdef inline bint lock_try(uint32_t* word) noexcept nogil:
@@ -34,7 +39,7 @@ cdef inline bint lock_try(uint32_t* word) noexcept nogil:
 
 
 cdef inline void lock_release(uint32_t* word) noexcept nogil:
-    if exchange32(word, 0) == 2:
+    if rarely(exchange32(word, 0) == 2):
         futex_wake(word, 1)
 
 

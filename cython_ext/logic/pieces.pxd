@@ -70,11 +70,19 @@ cdef inline bint leave_piece(Pieces* pieces, uint64_t piece, uint64_t part) noex
 ctypedef bint (*Step)(Pieces*, uint64_t, uint64_t) noexcept nogil
 
 
+cdef inline bint pieces_are_shared(uint64_t size) noexcept nogil:
+    """Whether others may lie in the pieces of so much; else what it is worth is known without them."""
+    return size <= SMALL_BYTES
+
+
+cdef inline uint64_t pieces_alone(uint64_t address, uint64_t size) noexcept nogil:
+    """Bytes of the pieces touched."""
+    return pieces_for(size + address % PIECE_BYTES)
+
+
 cdef inline uint64_t each_piece(Pieces* pieces, uint64_t address, uint64_t size, Step step) noexcept nogil:
-    """Bytes of the pieces touched, of small ones less those that ``step`` says others pay for."""
+    """Bytes of the pieces touched, less those that ``step`` says others pay for."""
     cdef uint64_t piece = address - address % PIECE_BYTES, end = address + size, bytes = 0
-    if size > SMALL_BYTES:
-        return pieces_for(end - piece)
     while piece < end:
         if not step(pieces, piece, min(piece + PIECE_BYTES, end) - max(piece, address)):
             bytes += PIECE_BYTES
@@ -84,9 +92,9 @@ cdef inline uint64_t each_piece(Pieces* pieces, uint64_t address, uint64_t size,
 
 cdef inline uint64_t pieces_take(Pieces* pieces, uint64_t address, uint64_t size) noexcept nogil:
     """``size`` bytes are at ``address`` from now on: what the card has lost by that."""
-    return each_piece(pieces, address, size, join_piece)
+    return each_piece(pieces, address, size, join_piece) if pieces_are_shared(size) else pieces_alone(address, size)
 
 
 cdef inline uint64_t pieces_give(Pieces* pieces, uint64_t address, uint64_t size) noexcept nogil:
     """They are not any more: what the card has back."""
-    return each_piece(pieces, address, size, leave_piece)
+    return each_piece(pieces, address, size, leave_piece) if pieces_are_shared(size) else pieces_alone(address, size)

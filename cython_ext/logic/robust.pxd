@@ -15,7 +15,7 @@ TIDs are cached per thread: the child of a fork calls ``robust_forget`` first.
 
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
 
-from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wait, futex_wake, load32, now_ns, pause
+from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wait, futex_wake, load32, now_ns, pause, rarely
 
 cdef enum:
     ROBUST_LOCKED = 0
@@ -76,6 +76,20 @@ cdef inline int robust_take(uint32_t* word, uint32_t tid, int64_t until_ns) noex
             waiters = FUTEX_WAITERS      # others may sleep behind us: our release must look
 
 
+cdef inline bint robust_try(uint32_t* word) noexcept nogil:
+    """Take it if it is free, and nobody died with it. 0: ``robust_lock`` tells."""
+    cdef RobustThread* thread = robust_thread()
+    if rarely(thread == NULL):
+        return 0
+    thread.interrupted = thread.head.list_op_pending
+    thread.head.list_op_pending = robust_node(thread, word)
+    compiler_fence()
+    if not rarely(not cas32(word, 0, thread.tid)):
+        return 1
+    thread.head.list_op_pending = thread.interrupted
+    return 0
+
+
 cdef inline int robust_lock(uint32_t* word, int64_t until_ns) noexcept nogil:
     """ROBUST_LOCKED, ROBUST_OWNER_DIED (locked too) or, not locked, ROBUST_TIMEOUT or ROBUST_UNAVAILABLE."""
     cdef RobustThread* thread = robust_thread()
@@ -93,7 +107,7 @@ cdef inline int robust_lock(uint32_t* word, int64_t until_ns) noexcept nogil:
 
 cdef inline void robust_unlock(uint32_t* word) noexcept nogil:
     cdef RobustThread* thread = robust_thread()
-    if exchange32(word, 0) & FUTEX_WAITERS:
+    if rarely(exchange32(word, 0) & FUTEX_WAITERS != 0):
         futex_wake(word, 1)
     compiler_fence()
     thread.head.list_op_pending = thread.interrupted

@@ -27,7 +27,7 @@ EXCUSES = {
     r"cuMemPoolGet\w+": "ask",
     r"cuMemPool(Export|Import|SetAccess)\w+": "share what is charged where it was allocated",
     r"cuDevicePrimaryCtx(Retain|SetFlags)\w+": "make a context: its memory is implicit",
-    r"cuGreenCtx(Create|StreamCreate)\w+": "make a context, a stream",
+    r"cuGreenCtxStreamCreate\w+": "makes a stream",
     r"cuGreenCtx(RecordEvent|WaitEvent)_v12040": "order work, and are none",
     r"cuStreamWaitEvent\w+": "orders work, and is none",
     r"cu(Signal|Wait)ExternalSemaphoresAsync\w+": "order work, and are none",

@@ -227,6 +227,31 @@ say()
     assert charged == [108 << 20, 8 << 20, 8 << 20, 0]
 
 
+def test_memory_of_before_there_was_another_context_is_the_primary_ones(stage: Stage) -> None:
+    talk = Talk(
+        stage,
+        stage.vgpu(),
+        """
+app.allocate(5 << 20)                                           # not asked yet whose it is
+own = c_void_p()
+app.call("cuCtxCreate_v2", byref(own), c_uint(0), app.device)
+app.allocate(1 << 20)
+app.allocate(3 << 20)
+say()
+app.call("cuCtxDestroy_v2", own)
+say()
+app.call("cuDevicePrimaryCtxReset_v2", app.device)
+say()
+primary = c_void_p()
+app.call("cuDevicePrimaryCtxRetain", byref(primary), app.device)
+app.call("cuCtxSetCurrent", primary)
+app.allocate(7 << 20)
+say()
+""",
+    )
+    assert [talk.next()[1].charged_bytes for _ in range(4)] == [12 << 20, 6 << 20, 0, 8 << 20]
+
+
 def test_a_context_takes_its_memory_along_when_its_last_user_detaches(stage: Stage) -> None:
     talk = Talk(
         stage,
@@ -297,6 +322,33 @@ def test_threads_never_exceed_the_limit(stage: Stage) -> None:
     _, slot = talk.next()
     assert slot.charged_bytes == 0
     assert slot.peak_bytes <= 180 << 20
+
+
+def test_what_threads_allocate_and_free_is_known_to_the_byte(stage: Stage) -> None:
+    """Small ones share pieces, the others have their own; each thread frees every other one, and all of it later."""
+    body = """
+kept = []
+def work(gpu):
+    for i in range(200):
+        pointer = c_uint64()
+        assert gpu.cuMemAlloc_v2(byref(pointer), c_size_t((4096, 3 << 20)[i % 2])) == 0
+        if i % 4 < 2:
+            kept.append(pointer.value)
+        else:
+            assert gpu.cuMemFree_v2(pointer) == 0
+in_eight_threads(work)
+say(len(kept))
+for pointer in kept:
+    app.free(pointer)
+say()
+"""
+    talk = Talk(stage, stage.vgpu(memory_bytes=100 * GIB), THREADS + body)
+    (kept,), slot = talk.next()
+    assert kept == 800
+    assert slot.reserved_bytes == 0
+    assert slot.charged_bytes == slot.committed_bytes[0]
+    assert 400 * (4 << 20) < slot.charged_bytes <= 400 * (4 << 20) + 8 * (2 << 20)
+    assert talk.next()[1].charged_bytes == 0
 
 
 def test_killed_in_the_middle_of_allocating(stage: Stage) -> None:

@@ -74,6 +74,13 @@ def together_beside():
 def beside(*arguments):
     threading.Thread(target=launch, args=arguments, daemon=True).start()
 
+def allocate(device):
+    devices[int(device)].turn_to()
+    return app.allocate(5 << 20)
+
+def reset(device):
+    app.call("cuDevicePrimaryCtxReset_v2", int(device))
+
 def synchronize():
     for device in devices:
         device.turn_to()
@@ -120,6 +127,17 @@ def test_each_launch_is_counted_where_it_goes(stage: Stage, name: str) -> None:
     eventually(lambda: program.counted() == [157, 250], "all are counted")
     program.ask(f"beside 1 {name} 1000")
     eventually(lambda: program.counted() == [157, 1250], "a thread's that has ended, too")
+
+
+def test_a_primary_context_takes_the_memory_of_its_gpu_along_and_no_other(stage: Stage) -> None:
+    program = Program(stage)
+    for device in (0, 1, 1):
+        program.ask(f"allocate {device}")
+    assert [vgpu.slot().charged_bytes for vgpu in program.vgpus] == [6 * MIB, 12 * MIB]
+    program.ask("reset 1")
+    assert [vgpu.slot().charged_bytes for vgpu in program.vgpus] == [6 * MIB, 0]
+    program.ask("reset 0")
+    assert [vgpu.slot().charged_bytes for vgpu in program.vgpus] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["own", "legacy", "per-thread"])

@@ -1,0 +1,308 @@
+"""The process's books: what it may own of its vGPU's memory, what it owns, and what the program is told.
+
+Reserved before the driver is asked, committed or cancelled when it has answered, released after a free: each is an
+operation of the limit ledger (logic/ledger.pxd) on the activity page. What the program is told, by cuMemGetInfo and
+cuDeviceTotalMem, is the vGPU's memory.
+
+All of it runs with cold caches, as the driver has been in the kernel: an allocation with its free is to cost less than
+a microsecond.
+"""
+
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemGetInfo, real_cuMemGetInfo_v2,
+)
+from cython_ext.hook.hook cimport (
+    CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools,
+)
+from cython_ext.layout cimport (
+    GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage,
+    Slot,
+)
+from cython_ext.logic.ledger cimport (
+    LEDGER_OK, LEDGER_REFUSED, ledger_commit, ledger_lock, ledger_prefetch, ledger_reserve, ledger_unlock, slot_bytes,
+    slot_cancel, slot_commit, slot_refused, slot_release, slot_reserve,
+)
+from cython_ext.logic.pieces cimport PIECE_BYTES
+from cython_ext.logic.pools cimport PoolDue
+from cython_ext.logic.robust cimport robust_forget
+from cython_ext.native cimport fence, futex_wait, load32, load64, now_ns, rarely, store64
+
+cdef enum:
+    MOVE_LOOK_NS = 50_000        # who waits for the books to have moved looks that often
+
+# --- what it may own
+
+cdef uint64_t limit_bytes(const Gate* gate) noexcept nogil:
+    """What the processes may own together: the vGPU's limit less what it holds without asking (contexts, modules)."""
+    cdef uint64_t limit = load64(&gate.grants.memory_limit_bytes)
+    cdef uint64_t implicit = load64(&gate.grants.implicit_bytes)
+    return limit - min(limit, implicit)
+
+
+cdef inline uint64_t process_limit(const Gate* gate) noexcept nogil:
+    """What this process may own of it."""
+    cdef uint64_t limit = load64(&gate.grants.process_limit_bytes)
+    return limit if limit else UINT64_MAX
+
+
+cdef inline bint need_not_fit(const GrantsPage* grants) noexcept nogil:
+    """The card: it may own more."""
+    return load32(&grants.flags) & (GRANTS_MANAGED | GRANTS_SWAPPABLE) != 0
+
+
+cdef uint64_t card_left(const Gate* gate) noexcept nogil:
+    """How much more the vGPU may have on the card just now, where that depends on what others have. A race among its
+    own processes may let through what each of them alone could have had."""
+    cdef uint64_t limit = load64(&gate.grants.card_limit_bytes)
+    cdef uint64_t owned = load64(&gate.activity.charged_bytes) + load64(&gate.grants.implicit_bytes)
+    cdef uint64_t elsewhere = 0
+    cdef int i
+    if limit == 0:
+        return UINT64_MAX
+    if need_not_fit(gate.grants):
+        for i in range(MAX_PROCESSES):
+            elsewhere += load64(&gate.activity.slots[i].away_bytes)
+            if load32(&gate.grants.flags) & GRANTS_MANAGED:
+                elsewhere += load64(&gate.activity.slots[i].committed_bytes[KIND_MANAGED])
+    owned -= min(owned, elsewhere)
+    return limit - min(limit, owned)
+
+
+cdef public bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether the vGPU may have so much more on the card just now, whatever its own limit says."""
+    return size <= card_left(gate)
+
+
+cdef inline bint is_bound(const Gate* gate, uint32_t kind) noexcept nogil:
+    """To the card, at the time of the allocation."""
+    return kind != KIND_MANAGED or load32(&gate.grants.flags) & GRANTS_MANAGED == 0
+
+
+cdef inline bint lacks_card(const Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    return load64(&gate.grants.card_limit_bytes) != 0 and is_bound(gate, kind) and size > card_left(gate)
+
+
+# --- the ledger, on whichever page is ours now
+
+cdef inline ActivityPage* ledger_page(const Gate* gate) noexcept nogil:
+    return <ActivityPage*><size_t>load64(<const uint64_t*>&gate.ledger)
+
+
+cdef ActivityPage* open_moved(Gate* gate) noexcept nogil:
+    cdef ActivityPage* page = ledger_page(gate)
+    while True:
+        if page == NULL:
+            futex_wait(&state().stopping, 0, now_ns() + MOVE_LOOK_NS)
+        elif not ledger_lock(page):
+            return NULL
+        elif page == ledger_page(gate):
+            return page
+        else:
+            ledger_unlock(page, LEDGER_OK)
+        page = ledger_page(gate)
+
+
+cdef inline ActivityPage* open_ledger(Gate* gate) noexcept nogil:
+    """Whichever page is ours now, its ledger locked; ``our_slot`` may be worked on until ``ledger_unlock``. NULL: the
+    lock could not be had."""
+    cdef ActivityPage* page = ledger_page(gate)
+    if rarely(page == NULL or not ledger_lock(page)):
+        return open_moved(gate) if page == NULL else NULL
+    if rarely(page != ledger_page(gate)):
+        ledger_unlock(page, LEDGER_OK)
+        return open_moved(gate)
+    return page
+
+
+cdef inline Slot* our_slot(const Gate* gate, ActivityPage* page) noexcept nogil:
+    return &page.slots[gate.slot_index]
+
+
+cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
+    """The gate's activity page is lost, and this is its new one: what the process owns is charged there, also beyond a
+    limit that has become smaller.
+
+    Who has the old page's lock by now, and found it to be ours, is waited for; who comes later waits for us.
+    """
+    cdef ActivityPage* old = ledger_page(gate)
+    cdef const Slot* before = our_slot(gate, old)
+    cdef uint32_t kind
+    store64(<uint64_t*>&gate.ledger, 0)
+    fence()
+    if ledger_lock(old):
+        ledger_unlock(old, LEDGER_OK)
+    for kind in range(MEMORY_KINDS):
+        if before.committed_bytes[kind]:
+            ledger_reserve(activity, slot_index, kind, before.committed_bytes[kind], UINT64_MAX, UINT64_MAX)
+            ledger_commit(activity, slot_index, kind, before.committed_bytes[kind])
+    ledger_reserve(activity, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX, UINT64_MAX)
+    gate.activity = activity
+    gate.slot_index = slot_index
+    store64(<uint64_t*>&gate.ledger, <uint64_t><size_t>activity)
+
+
+cdef public void vgpu_memory_after_fork() noexcept nogil:
+    """The child's thread is another one for the kernel, and the ledger's lock names threads."""
+    robust_forget()
+
+
+# --- what it owns
+
+cdef public bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """``vgpu_reserve`` if it is granted at once; a refusal is no refusal yet."""
+    cdef int result = LEDGER_REFUSED
+    cdef ActivityPage* page
+    ledger_prefetch(gate.activity, gate.slot)
+    page = open_ledger(gate)
+    if rarely(page == NULL):
+        return 0
+    if not rarely(lacks_card(gate, kind, size)):
+        result = slot_reserve(page, our_slot(gate, page), size, limit_bytes(gate), process_limit(gate))
+    return ledger_unlock(page, result) == LEDGER_OK
+
+
+cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """``vgpu_reserve``, but no pool is asked for anything: the caller holds pools_lock, or has another way."""
+    cdef ActivityPage* page
+    if gate == NULL or vgpu_reserve_now(gate, kind, size):
+        return 1
+    page = open_ledger(gate)
+    if page != NULL:
+        ledger_unlock(page, slot_refused(our_slot(gate, page), size))
+    vgpu_log(b"refused bytes, limit", size, min(limit_bytes(gate), process_limit(gate)))
+    return 0
+
+
+cdef public bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU. Before anything is refused, what
+    the process's own pools keep for nothing goes back to the card."""
+    if gate == NULL or vgpu_reserve_now(gate, kind, size):
+        return 1
+    vgpu_trim_pools()
+    return vgpu_reserve_more(gate, kind, size)
+
+
+cdef public bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil:
+    """Whether it would be granted, as things stand."""
+    cdef uint64_t limit = limit_bytes(gate), own = process_limit(gate)
+    return (
+        size <= min(limit, own) and load64(&gate.activity.charged_bytes) <= limit - size
+        and (own == UINT64_MAX or slot_bytes(&gate.activity.slots[gate.slot_index]) <= own - size)
+    )
+
+
+cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil:
+    """What a pool has come to. 0: ``limited``, and over the limit; it is charged all the same. By one who holds
+    pools_lock."""
+    cdef bint allowed = due.beyond == 0 or not limited or vgpu_reserve_more(gate, kind, due.beyond)
+    if due.beyond and not (limited and allowed):
+        vgpu_charge(gate, due.beyond)
+    vgpu_commit(gate, kind, due.commit + due.beyond)
+    vgpu_cancel(gate, due.cancel)
+    vgpu_release(gate, kind, due.release)
+    return allowed
+
+
+cdef public void vgpu_charge(Gate* gate, uint64_t size) noexcept nogil:
+    """What nobody could refuse any more, also beyond the limit; to be committed."""
+    cdef ActivityPage* page = open_ledger(gate)
+    if page != NULL:
+        ledger_unlock(page, slot_reserve(page, our_slot(gate, page), size, UINT64_MAX, UINT64_MAX))
+
+
+cdef public void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    cdef ActivityPage* page = open_ledger(gate) if size else NULL
+    if page != NULL:
+        ledger_unlock(page, slot_commit(page, our_slot(gate, page), kind, size))
+
+
+cdef public void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil:
+    cdef ActivityPage* page = open_ledger(gate) if size else NULL
+    if page != NULL:
+        ledger_unlock(page, slot_cancel(page, our_slot(gate, page), size))
+
+
+cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    cdef ActivityPage* page = open_ledger(gate) if size else NULL
+    if page != NULL:
+        ledger_unlock(page, slot_release(page, our_slot(gate, page), kind, size))
+
+
+# --- what the program is told
+
+cdef inline uint64_t shown_limit(const GrantsPage* grants, uint64_t card_total) noexcept nogil:
+    """The vGPU's memory; more than the card's only if it need not fit."""
+    cdef uint64_t limit = load64(&grants.memory_limit_bytes)
+    return limit if need_not_fit(grants) else min(limit, card_total)
+
+
+cdef public bint vgpu_memory_reading(
+    const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free
+) noexcept nogil:
+    """The vGPU's memory instead of the card's, or of that what one process may own, never more than the card's; as free
+    what whole pieces can be had of. An observer (NVML before cuInit) owns nothing, and sees the vGPU's."""
+    cdef bint fits = not need_not_fit(gate.grants)       # on the card it has to
+    cdef uint64_t limit = shown_limit(gate.grants, card_total)
+    cdef uint64_t used = load64(&gate.activity.charged_bytes), own = UINT64_MAX
+    used = min(limit, used + min(limit, load64(&gate.grants.implicit_bytes)))
+    if gate.slot != NULL:
+        own = process_limit(gate)
+    total[0] = min(limit, own)
+    free[0] = min(limit - used, min(card_free, card_left(gate))) if fits else limit - used
+    if own != UINT64_MAX:
+        free[0] = min(free[0], own - min(own, slot_bytes(&gate.activity.slots[gate.slot_index])))
+    free[0] -= free[0] % PIECE_BYTES
+    return 1
+
+
+cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+    cdef int result = real_cuMemGetInfo_v2(free, total)
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t shown_total, shown_free
+    if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_settle_pools()
+        vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
+        total[0] = shown_total
+        free[0] = shown_free
+    return result
+
+
+cdef inline unsigned int as_32_bits(uint64_t value) noexcept nogil:
+    return <unsigned int>min(value, <uint64_t>0xFFFFFFFF)
+
+
+cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept nogil:
+    cdef int result = real_cuMemGetInfo(free, total)
+    cdef Gate* gate = vgpu_gate_here()
+    cdef uint64_t shown_total, shown_free
+    if result == CUDA_SUCCESS and gate != NULL:
+        vgpu_settle_pools()
+        vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
+        total[0] = as_32_bits(shown_total)
+        free[0] = as_32_bits(shown_free)
+    return result
+
+
+cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept nogil:
+    cdef uint32_t i
+    if attached():
+        for i in range(state().gate_count):
+            if state().gates[i].device == device:
+                return min(shown_limit(state().gates[i].grants, card_total), process_limit(&state().gates[i]))
+    return card_total
+
+
+cdef public int cuDeviceTotalMem_v2(size_t* total, int device) noexcept nogil:
+    cdef int result = real_cuDeviceTotalMem_v2(total, device)
+    if result == CUDA_SUCCESS:
+        total[0] = shown_total_of(device, total[0])
+    return result
+
+
+cdef public int cuDeviceTotalMem(unsigned int* total, int device) noexcept nogil:
+    cdef int result = real_cuDeviceTotalMem(total, device)
+    if result == CUDA_SUCCESS:
+        total[0] = as_32_bits(shown_total_of(device, total[0]))
+    return result
