@@ -59,6 +59,10 @@ class NodePaths:
     def logs(self) -> Path:
         return self.state / "logs"
 
+    @property
+    def events(self) -> Path:
+        return self.state / "events.jsonl"
+
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
     if root:

@@ -275,7 +275,7 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
+    async def strike(self, vgpu: Vgpu, kind: str, text: str, **fields: int | float | str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
@@ -298,7 +298,7 @@ class GpuServer:
         self._strike_off(vgpu)
         self._close_door(vgpu)
         await self.remember()
-        self.happened(kind, vgpu, text)
+        self.happened(kind, vgpu, text, **fields)
 
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)

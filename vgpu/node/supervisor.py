@@ -20,6 +20,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.events import EventFile, EventLog
 from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.paths import NodePaths
@@ -29,7 +30,9 @@ from vgpu.protocol.messages import (
     AnyRequest,
     Create,
     Departure,
+    EventList,
     EventReading,
+    Events,
     Failure,
     Forward,
     GpuList,
@@ -86,14 +89,23 @@ class Node:
         self._creating = trio.Lock()
         self._links: Counter[int] = Counter()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self._events = EventLog(EventFile(paths.events))
         self._processes = {
             index: ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in gpus
         }
 
     async def run(self) -> None:
+        await trio.to_thread.run_sync(self._events.restore)
+        try:
+            await self._run()
+        finally:
+            self._events.flush()
+
+    async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._events.write)
             for process in self._processes.values():
-                nursery.start_soon(self._servers.keep, process, self._hear)
+                nursery.start_soon(self._servers.keep, process, partial(self._hear, process), self._ended)
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for process in self._processes.values():
                 await process.settled.wait()
@@ -179,6 +191,8 @@ class Node:
                 return self._status(await self._look())
             case Look():
                 return await self._look()
+            case Events():
+                return await self._what_happened(request)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
@@ -337,18 +351,42 @@ class Node:
 
     # --- streams
 
-    async def _hear(self, link: MessageStream) -> None:
-        """Pass on one server's events, until its link ends."""
+    async def _hear(self, process: ServerProcess, link: MessageStream) -> None:
+        """Pass on one server's events, until its link ends. First those of before: nobody heard them while there was
+        no node."""
         await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).model_dump(mode="json"))
+        with suppress(VgpuError):  # a server of an older version has none to tell
+            past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, LOOK_S)
+            for event in past.events:
+                if not self._events.history.is_past(event):
+                    self._tell(event)
         while (received := await link.receive()) is not None:
-            event = Notice.model_validate(received[0]).event
-            if event is not None:
-                self._broadcast(event)
+            event_now = Notice.model_validate(received[0]).event
+            if event_now is not None:
+                self._tell(event_now)
 
-    def _broadcast(self, event: EventReading) -> None:
+    def _ended(self, process: ServerProcess, pid: int) -> None:
+        text = f"the server of GPU {process.index} ended, another starts; see: vgpuctl logs gpu {process.index}"
+        at_unix_s, fields = time.time(), {"pid": pid, "restarts": process.restarts}
+        self._tell(
+            EventReading(
+                at_unix_s=at_unix_s, kind="server-restarted", gpu_index=process.index, text=text, fields=fields
+            )
+        )
+
+    def _tell(self, event: EventReading) -> None:
+        """Keep it, and tell whoever watches: in one go, so that who watches first and asks for the past then misses
+        none."""
+        if not self._events.tell(event):
+            return
         for channel in list(self._watchers):
             with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
                 channel.send_nowait(event)
+
+    async def _what_happened(self, asked: Events) -> EventList:
+        history = self._events.history
+        vgpu_id = history.meant(asked.vgpu, (await self._look()).vgpus) if asked.vgpu else ""
+        return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
     async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
         wanted = {(await self._find(reference)).vgpu_id for reference in watch.vgpus}
