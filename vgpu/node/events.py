@@ -116,6 +116,17 @@ class History:
         )
 
 
+def server_restarted(gpu_index: int, pid: int, restarts: int, at_unix_s: float) -> EventReading:
+    """What the node itself has to tell of a server: ``pid`` was the one that ended."""
+    return EventReading(
+        at_unix_s=at_unix_s,
+        kind="server-restarted",
+        gpu_index=gpu_index,
+        text=f"the server of GPU {gpu_index} ended, another starts; see: vgpuctl logs gpu {gpu_index}",
+        fields={"pid": pid, "restarts": restarts},
+    )
+
+
 def _key(event: EventReading) -> Key:
     return event.at_unix_s, event.gpu_index, event.vgpu_id, event.kind, event.text
 

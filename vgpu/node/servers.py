@@ -19,6 +19,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.logfiles import trim
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
@@ -146,6 +147,8 @@ class Servers:
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            trim(server.log_path)
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         return os.posix_spawn(
             argv[0],

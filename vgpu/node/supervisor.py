@@ -20,7 +20,9 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.events import EventFile, EventLog
+from vgpu.node.events import EventFile, EventLog, server_restarted
+from vgpu.node.logfiles import keep_small
+from vgpu.node.readings import only, unknown_gpu
 from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.paths import NodePaths
@@ -91,7 +93,7 @@ class Node:
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         self._events = EventLog(EventFile(paths.events))
         self._processes = {
-            index: ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in gpus
+            index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
 
     async def run(self) -> None:
@@ -104,6 +106,7 @@ class Node:
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._events.write)
+            nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, partial(self._hear, process), self._ended)
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
@@ -324,7 +327,7 @@ class Node:
             except VgpuError as error:
                 log.warning("no reading", gpu=process.index, reason=str(error))
         last = process.last
-        gpu = last.gpus[0] if last else _unknown_gpu(process.index, simulated=self._simulated)
+        gpu = last.gpus[0] if last else unknown_gpu(process.index, simulated=self._simulated)
         stale = {
             "state": "restarting" if last or not process.settled.is_set() else "failed",
             "reason": process.reason or "its server does not answer",
@@ -366,13 +369,7 @@ class Node:
                 self._tell(event_now)
 
     def _ended(self, process: ServerProcess, pid: int) -> None:
-        text = f"the server of GPU {process.index} ended, another starts; see: vgpuctl logs gpu {process.index}"
-        at_unix_s, fields = time.time(), {"pid": pid, "restarts": process.restarts}
-        self._tell(
-            EventReading(
-                at_unix_s=at_unix_s, kind="server-restarted", gpu_index=process.index, text=text, fields=fields
-            )
-        )
+        self._tell(server_restarted(process.index, pid, process.restarts, time.time()))
 
     def _tell(self, event: EventReading) -> None:
         """Keep it, and tell whoever watches: in one go, so that who watches first and asks for the past then misses
@@ -397,7 +394,7 @@ class Node:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=_only(wanted, await self._look()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._look()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
@@ -425,39 +422,6 @@ class Node:
 
 def _not_served(index: int, reason: str) -> VgpuError:
     return VgpuError(ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {reason}", "see: vgpuctl gpu ls")
-
-
-def _only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
-    ids = set(wanted)
-    if not ids:
-        return snapshot
-    return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
-
-
-def _unknown_gpu(index: int, *, simulated: bool) -> GpuReading:
-    """A GPU whose server has never answered."""
-    return GpuReading(
-        index=index,
-        uuid="",
-        name="unknown",
-        simulated=simulated,
-        state="failed",
-        mode="temporal",
-        mode_reason="",
-        period_ns=0,
-        sm_count=0,
-        total_memory_bytes=0,
-        used_memory_bytes=0,
-        guaranteed_ratio=0.0,
-        guaranteed_memory_bytes=0,
-        vgpus=0,
-        processes=0,
-        held_ratio=0.0,
-        busy_ratio=0.0,
-        tokens_per_second=0.0,
-        server_pid=None,
-        restarts=0,
-    )
 
 
 def prepare(paths: NodePaths) -> None:
