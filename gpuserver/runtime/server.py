@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +27,12 @@ from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
-from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.dozing import Dozing
+from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, VgpuRow
@@ -47,7 +48,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
-from vgpu.protocol.messages import EventReading, ModeChoice, Notice
+from vgpu.protocol.messages import EventReading, ModeChoice
 from vgpu.protocol.peer import is_alive, listener_at
 from vgpu.protocol.stream import serve_links
 
@@ -86,13 +87,15 @@ class GpuServer:
         self.daemon = daemon
         self.started = time.monotonic_ns()
         self.vgpus: dict[str, Vgpu] = {}
-        self.events: deque[EventReading] = deque(maxlen=256)
         self.place = Place(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
         self.window = RateWindow()
+        self.usage = Usage()
+        self.activity = Activity()
         self.policy = DEFAULT_POLICY
+        self.gpu = gpu
         self._journal = journal
         self._journal_turn = trio.Lock()
-        self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self.events = EventFeed()
         self._row, self._remembered = journal.begin()
         # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
         found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
@@ -303,6 +306,7 @@ class GpuServer:
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)
         self.swapping.forget(vgpu)
+        self.usage.forget(vgpu.record.key)
         del self.vgpus[vgpu.record.vgpu_id]
         self.apply_shares()
         vgpu.close()
@@ -424,25 +428,14 @@ class GpuServer:
         self.happened(kind, vgpu, text, pid=pid)
 
     def happened(self, kind: str, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
-        """Log it, and tell whoever watches. A watcher that does not keep up misses some."""
+        """Log it, and tell whoever watches."""
         vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
         log.info(kind, vgpu=vgpu_id, text=text, **fields)
-        event = EventReading(
-            at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
+        self.events.tell(
+            EventReading(
+                at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
+            )
         )
-        self.events.append(event)
-        for channel in list(self._watchers):
-            with suppress(trio.WouldBlock, trio.BrokenResourceError):
-                channel.send_nowait(event)
-
-    async def watch_events(self, request_id: int) -> AsyncGenerator[Notice, None]:
-        sending, receiving = trio.open_memory_channel[EventReading](256)
-        self._watchers.add(sending)
-        try:
-            async for event in receiving:
-                yield Notice(id=request_id, event=event)
-        finally:
-            self._watchers.discard(sending)
 
     # --- what outlives it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vgpu.node.routing import told_once
 from vgpu.protocol.messages import GpuReading, Snapshot
 
 
@@ -12,6 +13,21 @@ def only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
     if not ids:
         return snapshot
     return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
+
+
+def restarted(snapshot: Snapshot, restarts: int) -> Snapshot:
+    """What a server cannot know of itself."""
+    gpus = tuple(gpu.model_copy(update={"restarts": restarts}) for gpu in snapshot.gpus)
+    return snapshot.model_copy(update={"gpus": gpus})
+
+
+def put_together(snapshots: Iterable[Snapshot], at_unix_s: float) -> Snapshot:
+    found = tuple(snapshots)
+    return Snapshot(
+        at_unix_s=at_unix_s,
+        gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
+        vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
+    )
 
 
 def unknown_gpu(index: int, *, simulated: bool) -> GpuReading:
