@@ -113,7 +113,11 @@ def test_quantiles_are_bounds() -> None:
         (Silence("no node", "vgpuctl serve"), [], ""),
         (Silence("late", "x", locked=True), ["holds its lock"], "vgpuctl logs node"),
         (Silence("no node", "x", servers=(0, 2)), ["GPU 0, 2 go on"], "takes them over"),
-        (Silence("no node", "x", sockets=("/a",), folders=(ID, ID)), ["1 socket of servers, 2 of vGPUs"], "clears up"),
+        (
+            Silence("no node", "x", sockets=("/a",), folders=(ID, ID)),
+            ["1 socket of servers, 2 of vGPUs"],
+            "uses them again",
+        ),
     ],
 )
 def test_a_node_that_does_not_answer(silence: Silence, found: list[str], fix: str) -> None:

@@ -181,8 +181,8 @@ def silent(silence: Silence) -> Iterator[Finding]:
         yield Finding("leftovers", Verdict.NOTE, found, "vgpuctl serve --detach takes them over")
     elif silence.sockets or silence.folders:
         left = counted(len(silence.sockets), "socket") + f" of servers, {len(silence.folders)} of vGPUs"
-        found = f"of a node that was killed: {left}; nobody answers there"
-        yield Finding("leftovers", Verdict.NOTE, found, "vgpuctl serve --detach clears up")
+        found = f"of the node that ran here last: {left}; nobody answers there, and they are in nobody's way"
+        yield Finding("leftovers", Verdict.NOTE, found, "vgpuctl serve --detach, which uses them again")
 
 
 def service(unit: Unit | None, *, answers: bool) -> Iterator[Finding]:
