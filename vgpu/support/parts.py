@@ -252,11 +252,11 @@ def _metrics(node: Node) -> str:
 
 def _events(node: Node) -> str:
     """Of the node, else what it has written."""
-    from vgpu.node.events import EventFile
-
     try:
         events = list(node.ask(lambda link: link.events(most=EVENTS)))
     except VgpuError:
+        from vgpu.node.events import EventFile
+
         events = EventFile(node.state / "events.jsonl").read(EVENTS)
     return "".join(without_commands(event.model_dump_json()) + "\n" for event in events)
 
