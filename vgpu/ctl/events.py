@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
@@ -156,14 +155,10 @@ def _filter(vgpu_id: str, since_unix_s: float, kinds: tuple[str, ...]) -> Callab
 
 def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[EventReading]:
     """The events of ``notices`` that are not among ``past`` already, which was told after they had begun. Both have the
-    same order, so that from the first new one on all are new."""
-    seen = Counter(event.model_dump_json() for event in past)
+    same order, so that from the first new one on all are new; and a node tells no event twice."""
+    seen = {event.model_dump_json() for event in past}
     for notice in notices:
-        if notice.event is None:
-            continue
-        line = notice.event.model_dump_json() if seen else ""
-        if seen[line]:
-            seen[line] -= 1
+        if notice.event is None or (seen and notice.event.model_dump_json() in seen):
             continue
         seen.clear()
         yield notice.event
