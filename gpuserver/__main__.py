@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="the GPU is one of $VGPU_SIM_DIR")
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     arguments = parser.parse_args()
-    to_stderr()
     go_first()
     settings = Settings(
         arguments.index,
@@ -45,6 +44,7 @@ def main() -> None:
         arguments.host_memory,
     )
     try:
+        to_stderr("server", gpu=settings.index)
         run(settings)
     except VgpuError as error:
         log.error("cannot serve", gpu=settings.index, code=error.code.value, reason=str(error))

@@ -47,6 +47,7 @@ PARALLEL = [
     *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
     *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),
+    *("node/test_events.py", "node/test_health.py", "node/test_logs.py", "ctl/test_surroundings.py"),
     *(
         f"native/test_{name}.py"
         for name in (

@@ -1,24 +1,140 @@
-"""Structured logs of the long-lived processes: one line per event on stderr, which the node directs to a file."""
+"""Structured logs of the long-lived processes: one line per event on stderr, in one form for all of them.
+
+===========  ===========================================================================================================
+``json``     into files and pipes: an object with ``time``, ``level``, ``process``, ``event`` and what belongs to it.
+             Processes that a node starts write this form always: their logs are files, which ``vgpuctl logs`` reads
+``text``     on a terminal
+``journal``  where stderr is the journal's: ``<N>`` (the priority, see sd-daemon(3)) and the event, without a time,
+             since the journal has its own
+===========  ===========================================================================================================
+
+``VGPU_LOG`` chooses another form than the one that fits, ``VGPU_LOG_LEVEL`` (debug, info, warning, error) what is told.
+structlog is imported by those who configure it alone: a broker, of which there may be 64, writes a handful of lines in
+its life, by ``line``, and has no 7 MB for them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
-import structlog
+from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
+
+Who = str | int
 
 
-def to_stderr() -> None:
-    """For people on a terminal, as JSON elsewhere. ``VGPU_LOG=json|text`` decides otherwise."""
-    form = os.environ.get("VGPU_LOG") or ("text" if sys.stderr.isatty() else "json")
-    render = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+class Form(StrEnum):
+    JSON = "json"
+    TEXT = "text"
+    JOURNAL = "journal"
+
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""As everywhere in Python; structlog's filters take the numbers."""
+PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""The journal's: syslog(3)."""
+_STDERR: Final = 2
+_FIRST: Final = ("time", "level", "process", "gpu", "vgpu", "event", "text")
+
+
+def to_stderr(process: str, **who: Who) -> None:
+    """Configure structlog for this process. ``process``: what it is (node, server, …); ``who``: which one, as in
+    ``gpu=0``. Both stand in every line. ``VgpuError`` (invalid): ``VGPU_LOG`` or ``VGPU_LOG_LEVEL`` is no such word."""
+    import structlog
+
+    form, level = chosen_form(), chosen_level()
+    named: EventDict = {"process": process, **who}
+    processors: list[Processor] = [
+        lambda logger, method, event: {**event, **named},
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+    ]
+    if form is Form.TEXT:
+        processors += [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), structlog.dev.ConsoleRenderer()]
+    else:
+        processors += [lambda logger, method, event: rendered(form, event, datetime.now(UTC))]
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=True,
     )
+
+
+def tell(level: str, event: str, process: str, **fields: Any) -> None:
+    """One line without structlog."""
+    with suppress(VgpuError):
+        if LEVELS[level] < LEVELS[chosen_level()]:
+            return
+        form = chosen_form()
+        said = {"process": process, "level": level, "event": event, **fields}
+        _Stderr().msg(rendered(Form.JOURNAL if form is Form.TEXT else form, said, datetime.now(UTC)))
+
+
+def chosen_form(environment: Mapping[str, str] = os.environ) -> Form:
+    """``VgpuError`` (invalid): ``VGPU_LOG`` says something else."""
+    said = environment.get("VGPU_LOG", "")
+    if said:
+        if said not in list(Form):
+            raise VgpuError(ErrorCode.INVALID, f"VGPU_LOG={said} is no form of logs", "VGPU_LOG=json, text or journal")
+        return Form(said)
+    if is_journal(environment.get("JOURNAL_STREAM", "")):
+        return Form.JOURNAL
+    return Form.TEXT if os.isatty(_STDERR) else Form.JSON
+
+
+def chosen_level(environment: Mapping[str, str] = os.environ) -> str:
+    said = environment.get("VGPU_LOG_LEVEL", "").lower() or "info"
+    if said not in LEVELS:
+        raise VgpuError(ErrorCode.INVALID, f"VGPU_LOG_LEVEL={said} is no level", f"one of: {', '.join(LEVELS)}")
+    return said
+
+
+def is_journal(stream: str, descriptor: int = _STDERR) -> bool:
+    """Whether ``descriptor`` is what ``stream`` (``JOURNAL_STREAM``, as in ``8:1234``: device and inode) names. It is
+    inherited by processes whose stderr is something else by then."""
+    device, _, inode = stream.partition(":")
+    try:
+        there = os.fstat(descriptor)
+        return (int(device), int(inode)) == (there.st_dev, there.st_ino)
+    except (ValueError, OSError):
+        return False
+
+
+def rendered(form: Form, event: Mapping[str, Any], now: datetime) -> str:
+    """One line: ``event`` in ``json`` or ``journal`` form."""
+    said = dict(event)
+    level = str(said.get("level", "info"))
+    if form is Form.JSON:
+        said["time"] = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        first = {name: said.pop(name) for name in _FIRST if name in said}
+        return json.dumps(first | said, default=repr, ensure_ascii=False)
+    told = str(said.pop("event", ""))
+    said.pop("level", None)
+    pairs = " ".join(f"{name}={_word(value)}" for name, value in said.items())
+    line = f"{told} {pairs}".rstrip().replace("\n", "\\n")
+    return f"<{PRIORITIES.get(level, 6)}>{line}"
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=\n') else text
+
+
+class _Stderr:
+    """Each line by one write, so that lines of several processes in one file stay whole. What cannot be written (a full
+    disk, a reader that left) is lost: that is no reason for a GPU not to be shared any more."""
+
+    def msg(self, line: str) -> None:
+        with suppress(OSError):
+            os.write(_STDERR, f"{line}\n".encode(errors="backslashreplace"))
+
+    log = debug = info = warning = error = critical = exception = fatal = failure = warn = msg

@@ -59,6 +59,18 @@ class NodePaths:
     def logs(self) -> Path:
         return self.state / "logs"
 
+    @property
+    def node_log(self) -> Path:
+        """Of a node that was detached; else its stderr is where its starter has it."""
+        return self.logs / "node.log"
+
+    def server_log(self, index: int) -> Path:
+        return self.logs / f"gpu-{index}.log"
+
+    @property
+    def events(self) -> Path:
+        return self.state / "events.jsonl"
+
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
     if root:

@@ -37,6 +37,8 @@ from vgpu.protocol.messages import (
     FORWARDS,
     Arrive,
     Create,
+    EventList,
+    Events,
     Forward,
     GpuList,
     GpuReading,
@@ -108,7 +110,7 @@ class Control:
     def _notices(self, forward: Forward) -> AsyncGenerator[Notice, None] | None:
         match forward.request:
             case Watch():
-                return self._server.watch_events(forward.id)
+                return self._server.events.watch(forward.id)
             case Trace() as trace:
                 return self._tracing.stream(forward.id, trace.duration_ns, work=trace.work)
             case _:
@@ -120,9 +122,9 @@ class Control:
             case Create() as create:
                 return await self._create(create, forward.uid)
             case Set(vgpu=vgpu_id, changes=_) as change:
-                return await self._set(self._owned(vgpu_id, forward.uid), change)
+                return await self._set(self._owned(vgpu_id, forward.uid), change, forward.uid)
             case Remove(vgpu=vgpu_id, force=force):
-                return await self._remove(self._owned(vgpu_id, forward.uid), force=force)
+                return await self._remove(self._owned(vgpu_id, forward.uid), forward.uid, force=force)
             case Suspend(vgpu=vgpu_id):
                 vgpu = self._owned(vgpu_id, forward.uid)
                 await server.suspension.suspend(vgpu)
@@ -146,6 +148,8 @@ class Control:
                 return GpuList(gpus=(self._gpu(self._readings()),))
             case SetGpu() as change:
                 return await self._set_gpu(change, forward.uid)
+            case Events():  # all it remembers: the node chooses
+                return EventList(events=tuple(server.events.past))
             case Look():
                 return self._look()
             case Meter():
@@ -191,10 +195,10 @@ class Control:
         await server.swapping.make_room()
         await server.suspension.probe(vgpu)
         await server.remember()
-        server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", **_summary(create.spec))
+        server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))
         return self._reading(vgpu)
 
-    async def _set(self, vgpu: Vgpu, change: Set) -> VgpuReading:
+    async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuReading:
         server = self._server
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
@@ -206,10 +210,11 @@ class Control:
             await server.suspension.probe(vgpu)
         await server.brokers.changed(vgpu)
         await server.remember()
-        server.happened("changed", vgpu, f"{record.vgpu_id} changed", **_summary(record.spec))
+        text = f"{record.vgpu_id} changed by uid {uid}"
+        server.happened("changed", vgpu, text, by_uid=uid, **_summary(record.spec))
         return self._reading(vgpu)
 
-    async def _remove(self, vgpu: Vgpu, *, force: bool) -> VgpuReading:
+    async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuReading:
         vgpu_id, processes = vgpu.record.vgpu_id, vgpu.alive
         if processes and not force:
             pids = ", ".join(str(process.pid) for process in processes[:5]) + (" …" if len(processes) > 5 else "")
@@ -224,7 +229,7 @@ class Control:
         except VgpuError:
             if not force:
                 raise
-        await self._server.strike(vgpu, "removed", f"{vgpu_id} removed")
+        await self._server.strike(vgpu, "removed", f"{vgpu_id} removed by uid {uid}", by_uid=uid)
         return last
 
     async def _set_gpu(self, change: SetGpu, uid: int) -> GpuReading:
@@ -236,7 +241,7 @@ class Control:
                 "sudo vgpuctl gpu set",
             )
         if change.mode is not None:  # the one that may be refused: first
-            await self._set_mode(change.mode)
+            await self._set_mode(change.mode, uid)
         if change.period_ns is not None:
             server.set_period(change.period_ns)
         if change.window_ns is not None:
@@ -245,7 +250,7 @@ class Control:
         await server.remember()
         return self._gpu(self._readings())
 
-    async def _set_mode(self, choice: ModeChoice) -> None:
+    async def _set_mode(self, choice: ModeChoice, uid: int) -> None:
         """All or nothing: what can be refused is asked before MPS is touched, and again after."""
         server = self._server
         wanted = Mode.TEMPORAL if choice == "temporal" else Mode.SPATIAL
@@ -273,7 +278,8 @@ class Control:
             vgpu.show(server.registry[vgpu.record.vgpu_id])
         for vgpu in list(server.vgpus.values()):
             await server.brokers.changed(vgpu)
-        server.happened("mode", None, f"GPU {server.facts.index} is in {mode.value} mode: {reason}")
+        text = f"GPU {server.facts.index} is in {mode.value} mode: {reason}, by uid {uid}"
+        server.happened("mode", None, text, by_uid=uid)
 
     def _check_mode(self, mode: Mode) -> None:
         server = self._server

@@ -116,7 +116,7 @@ class Migration:
                 if error.code not in NO_ANSWER:
                     await self._stay(vgpu, to, error)
                     return
-                log.info("no answer yet", vgpu=vgpu.record.vgpu_id, gpu=to, reason=str(error))
+                log.info("no answer yet", vgpu=vgpu.record.vgpu_id, to_gpu=to, reason=str(error))
             await trio.sleep(AGAIN_S)
         broker = vgpu.broker
         server.forget(vgpu)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.dozing import Dozing
+from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, VgpuRow
@@ -47,7 +48,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
-from vgpu.protocol.messages import EventReading, ModeChoice, Notice
+from vgpu.protocol.messages import EventReading, ModeChoice
 from vgpu.protocol.peer import is_alive, listener_at
 from vgpu.protocol.stream import serve_links
 
@@ -94,7 +95,7 @@ class GpuServer:
         self.gpu = gpu
         self._journal = journal
         self._journal_turn = trio.Lock()
-        self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self.events = EventFeed()
         self._row, self._remembered = journal.begin()
         # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
         found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
@@ -277,7 +278,7 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: str, text: str) -> None:
+    async def strike(self, vgpu: Vgpu, kind: str, text: str, **fields: int | float | str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
@@ -300,7 +301,7 @@ class GpuServer:
         self._strike_off(vgpu)
         self._close_door(vgpu)
         await self.remember()
-        self.happened(kind, vgpu, text)
+        self.happened(kind, vgpu, text, **fields)
 
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)
@@ -427,24 +428,14 @@ class GpuServer:
         self.happened(kind, vgpu, text, pid=pid)
 
     def happened(self, kind: str, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
-        """Log it, and tell whoever watches. A watcher that does not keep up misses some."""
+        """Log it, and tell whoever watches."""
         vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
         log.info(kind, vgpu=vgpu_id, text=text, **fields)
-        event = EventReading(
-            at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
+        self.events.tell(
+            EventReading(
+                at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
+            )
         )
-        for channel in list(self._watchers):
-            with suppress(trio.WouldBlock, trio.BrokenResourceError):
-                channel.send_nowait(event)
-
-    async def watch_events(self, request_id: int) -> AsyncGenerator[Notice, None]:
-        sending, receiving = trio.open_memory_channel[EventReading](256)
-        self._watchers.add(sending)
-        try:
-            async for event in receiving:
-                yield Notice(id=request_id, event=event)
-        finally:
-            self._watchers.discard(sending)
 
     # --- what outlives it
 

@@ -13,7 +13,7 @@ from typing import Any
 from vgpu.errors import VgpuError
 from vgpu.protocol.codec import Decoder, Message, encode
 from vgpu.protocol.hello import Hello
-from vgpu.protocol.messages import REQUESTS, GpuReading, VgpuReading
+from vgpu.protocol.messages import REQUESTS, GpuReading, NodeStatus, VgpuReading
 from vgpu.spec import VgpuSpec
 
 Answer = Callable[[Any], dict[str, Any] | Iterator[dict[str, Any]]]
@@ -145,6 +145,21 @@ def gpu_reading(**changes: Any) -> GpuReading:
         "restarts": 0,
     }
     return GpuReading.model_validate(fields | changes)
+
+
+def node_status(**changes: Any) -> NodeStatus:
+    fields: dict[str, Any] = {
+        "software": "9.9.9",
+        "pid": os.getpid(),
+        "uptime_ns": 3600 * 10**9,
+        "simulated": False,
+        "runtime_dir": "/run/vgpu",
+        "state_dir": "/var/lib/vgpu",
+        "gpus": [gpu_reading()],
+        "vgpus": 1,
+        "processes": 1,
+    }
+    return NodeStatus.model_validate(fields | changes)
 
 
 def process_reading(**changes: Any) -> dict[str, Any]:

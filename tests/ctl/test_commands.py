@@ -219,6 +219,25 @@ def test_tables_fit_a_terminal(
     assert all(cell_len(Text.from_ansi(line).plain.rstrip()) <= columns for line in written.splitlines())
 
 
+def test_inspect_tells_what_moves_and_advises_a_size(full_node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "trainer"]) == 0
+    plain = capsys.readouterr().out
+    assert not {"waiting", "window", "swapped", "advice"} & {line.split()[0] for line in plain.splitlines() if line}
+    moving = {"waiting_ns": 2_300_000_000, "window_ns": 8_000_000, "swaps_out": 3, "swaps_in": 2}
+    advice = {"observed_ns": 1, "busy_ratio": 0.1, "memory_peak_bytes": 1, "sm_percent": 12, "memory_bytes": 1}
+    before = full_node.answers["inspect"](None)
+    assert isinstance(before, dict)
+    text = "It used 10 % of the GPU: vgpuctl set vgpu-0a1b2c3d --sm 12"
+    moved = before["vgpu"] | moving | {"memory_away_bytes": 1 << 30}
+    full_node.answers["inspect"] = lambda _: before | {"vgpu": moved, "advice": advice | {"text": text}}
+    assert run(["inspect", "trainer"]) == 0
+    told = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert told["waiting"].endswith("since 2s300ms")
+    assert "8ms" in told["window"]
+    assert told["swapped"].endswith("3 times out, 2 in; 1 GiB is away")
+    assert told["advice"] == f"advice    {text}"
+
+
 @pytest.mark.parametrize("command", ["ls", "ps", "gpu ls", "inspect trainer"])
 def test_json_is_what_the_node_said(full_node: FakeNode, capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert run([*command.split(), "-o", "json"]) == 0

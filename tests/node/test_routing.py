@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.readings import unknown_gpu
 from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
-from vgpu.node.supervisor import _unknown_gpu
 from vgpu.protocol.messages import GpuReading, VgpuReading
 
 
 def gpu(index: int, **fields: Any) -> GpuReading:
     usual = {"state": "serving", "uuid": f"GPU-{index}abc", "total_memory_bytes": 100}
-    return _unknown_gpu(index, simulated=True).model_copy(update=usual | fields)
+    return unknown_gpu(index, simulated=True).model_copy(update=usual | fields)
 
 
 def vgpu(vgpu_id: str, name: str | None = None) -> VgpuReading:

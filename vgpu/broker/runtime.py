@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from cython_ext.relay import Relay
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
+from vgpu.logs import tell
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
     TO_BROKER,
@@ -111,7 +110,7 @@ class Broker:
                     pause, alone_since = RECONNECT_S[0], trio.current_time()
             except (OSError, VgpuError, ValidationError) as error:
                 if pause == RECONNECT_S[0]:  # once per loss, not once per attempt
-                    _say(f"{self._vgpu_id}: no link to the GPU Server: {error}")
+                    self._say("no link to the GPU Server", error)
             finally:
                 self._link = None
             alone_s = trio.current_time() - alone_since
@@ -233,7 +232,11 @@ class Broker:
         return self._pages.activity
 
     def _cannot_accept(self, error: OSError) -> None:
-        _say(f"{self._vgpu_id}: cannot accept a process: {error}")
+        self._say("cannot accept a process", error)
+
+    def _say(self, text: str, error: Exception) -> None:
+        """A broker reports through its link; only what concerns links themselves goes to stderr (the server's log)."""
+        tell("warning", text, "broker", vgpu=self._vgpu_id, reason=str(error))
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
@@ -359,9 +362,3 @@ def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:
 
 def _died(slot: int, process: Process) -> Died:
     return Died(slot=slot, pid=process.pid, start_time=process.start_time)
-
-
-def _say(text: str) -> None:
-    """A broker reports through its link; only what concerns the link itself goes to stderr (the server's log file)."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

@@ -1,34 +1,38 @@
-"""vgpuctl doctor: what is missing on this machine, and what to type."""
+"""vgpuctl doctor: what is missing on this machine, or wrong with its node, and what to type."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.options import Output, OutputOption
+from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from client_hook.doctor import Finding
+    from vgpu.node.health import Health, Silence, Unit
+    from vgpu.paths import NodePaths
+    from vgpu.protocol.meters import GpuMeters
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "missing": "bold red"}
+ANSWER_S: Final = 3.0
 
 
 def doctor(form: OutputOption = Output.TABLE) -> int:
-    """What is missing on this machine, and what to type. Exits with 1 if something is."""
-    from client_hook import doctor as machine
+    """What is missing on this machine or wrong with its node, and what to type. Exits with 1 if something is."""
+    from client_hook.doctor import Verdict
     from vgpu.ctl import output
-    from vgpu.ctl.hook import user_installation
-    from vgpu.paths import NodePaths
 
-    paths = NodePaths.from_environment()
-    facts = machine.probe(paths.runtime, paths.state, user_installation())
-    findings = [*machine.diagnose(facts), *_node_findings()]
-    missing = [finding for finding in findings if finding.verdict is machine.Verdict.MISSING]
+    findings = list(examined())
+    missing = [finding for finding in findings if finding.verdict is Verdict.MISSING]
     if form is Output.JSON:
-        output.print_json({"ok": not missing, "findings": [_as_dict(finding) for finding in findings]})
+        output.print_json({"ok": not missing, "findings": [as_dict(finding) for finding in findings]})
     else:
         _print(findings)
         print()
@@ -36,31 +40,136 @@ def doctor(form: OutputOption = Output.TABLE) -> int:
     return Exit.FAILURE if missing else Exit.OK
 
 
-def _node_findings() -> Iterator[Finding]:
-    from client_hook.doctor import Finding, Verdict
-    from vgpu.ctl.node import gpus_of, software_version
-    from vgpu.errors import VgpuError
+def examined() -> Iterator[Finding]:
+    """Everything, looked at and judged."""
+    from client_hook import doctor as machine
+    from client_hook import surroundings
+    from vgpu.ctl.hook import user_installation
+    from vgpu.node import health
+    from vgpu.paths import NodePaths
+
+    paths = NodePaths.from_environment()
+    yield from machine.diagnose(machine.probe(paths.runtime, paths.state, user_installation()))
+    told = look(paths)
+    state = Path(told.status.state_dir) if isinstance(told, health.Health) else paths.state
+    yield from surroundings.diagnose(surroundings.probe(state))
+    answers = isinstance(told, health.Health)
+    yield from health.service(unit(), answers=answers)
+    yield from health.diagnose(told) if isinstance(told, health.Health) else health.silent(told)
+
+
+def look(paths: NodePaths) -> Health | Silence:
+    """The node of ``paths``."""
+    from vgpu.ctl.node import software_version
+    from vgpu.node.health import Health
     from vgpu.node.link import ControlLink
-    from vgpu.units import counted
 
     try:
-        with ControlLink(timeout_s=3) as node:
-            status = node.status()
+        with ControlLink(paths.control_socket, timeout_s=ANSWER_S) as node:
+            folders = _folders(paths.runtime)  # before the vGPUs: of one that is made meanwhile there is no folder yet
+            status, vgpus, processes = node.status(), node.list(), node.processes().processes
+            meters: tuple[GpuMeters, ...] = ()
+            with suppress(VgpuError):  # an older node has none
+                meters = node.meter().gpus
     except VgpuError as error:
-        yield Finding("node", Verdict.NOTE, error.message, error.hint)
-        return
-    yield Finding("node", Verdict.OK, f"running, pid {status.pid}, {gpus_of(status)}, {counted(status.vgpus, 'vGPU')}")
-    if status.software != software_version():
-        found = f"the node runs {status.software}, vgpuctl is {software_version()}"
-        yield Finding("version", Verdict.NOTE, found, "vgpuctl stop && vgpuctl serve --detach")
-    for gpu in status.gpus:
-        if gpu.state != "serving":
-            yield Finding(
-                f"GPU {gpu.index}", Verdict.MISSING, f"{gpu.state}: {gpu.reason}", f"see {status.state_dir}/logs"
+        return _silence(error, paths)
+    return Health(
+        status=status,
+        software=software_version(),
+        vgpus=vgpus,
+        processes=processes,
+        meters=meters,
+        folders=folders,
+        vgpu_id=os.environ.get("VGPU_ID", ""),
+    )
+
+
+def _silence(error: VgpuError, paths: NodePaths) -> Silence:
+    from vgpu.node.health import Silence
+
+    if error.code is ErrorCode.NOT_YOURS:
+        return Silence(error.message, error.hint)
+    answering, dead = [], []
+    for socket in _listed(paths.runtime / "gpus", "*/server.sock"):
+        if _answers(socket):
+            answering.append(int(socket.parent.name))
+        else:
+            dead.append(str(socket))
+    return Silence(
+        error.message,
+        error.hint,
+        servers=tuple(sorted(answering)),
+        sockets=tuple(dead),
+        folders=_folders(paths.runtime),
+        locked=_locked(paths.runtime / "node.lock"),
+    )
+
+
+def _folders(runtime: Path) -> tuple[str, ...]:
+    return tuple(path.name for path in _listed(runtime / "vgpus", "vgpu-*"))
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern)) if os.access(folder, os.R_OK | os.X_OK) else []
+    except OSError:
+        return []
+
+
+def _answers(socket_path: Path) -> bool:
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(ANSWER_S)
+        try:
+            link.connect(str(socket_path))
+        except OSError:
+            return False
+    return True
+
+
+def _locked(path: Path) -> bool:
+    import fcntl
+
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def unit() -> Unit | None:
+    """The node's unit, of the system or of this user; None where there is no systemd, or no such unit."""
+    import shutil
+    import subprocess
+
+    from vgpu.node.health import Unit
+
+    if not shutil.which("systemctl"):
+        return None
+    wanted = "LoadState,ActiveState,SubState,UnitFileState,Result"
+    for manager in ("--system", "--user"):
+        command = ["systemctl", manager, "show", "vgpu.service", f"--property={wanted}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        if told.get("LoadState") == "loaded":
+            return Unit(
+                active=told.get("ActiveState", "unknown"),
+                sub=told.get("SubState", "unknown"),
+                enabled=told.get("UnitFileState") or "not enabled",
+                result=told.get("Result", ""),
+                manager="--user" if manager == "--user" else "",
             )
+    return None
 
 
-def _as_dict(finding: Finding) -> dict[str, str]:
+def as_dict(finding: Finding) -> dict[str, str]:
     return {"check": finding.check, "verdict": finding.verdict, "found": finding.found, "fix": finding.fix}
 
 

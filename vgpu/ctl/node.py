@@ -80,7 +80,7 @@ def serve(
 
     paths = NodePaths.from_environment()
     paths.logs.mkdir(parents=True, exist_ok=True)
-    log = paths.logs / "node.log"
+    log = paths.node_log
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

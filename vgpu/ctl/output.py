@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -90,6 +90,16 @@ def table_text(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Te
         return Text(GAP).join(Text(cell.text, cell.style) for cell in line)
 
     return Text("\n").join(map(line_text, laid_out(columns, rows, width)))
+
+
+def line_printer() -> Callable[[Iterable[Cell]], None]:
+    """A function that prints one line at a time, as it comes: whole, and wrapped by a terminal."""
+    if not sys.stdout.isatty():
+        return lambda cells: print(GAP.join(cell.text for cell in cells).rstrip(), flush=True)
+    from rich.text import Text
+
+    terminal = console()
+    return lambda cells: terminal.print(Text(GAP).join(Text(c.text, c.style) for c in cells), soft_wrap=True)
 
 
 def print_facts(facts: Mapping[str, str | Cell]) -> None:

@@ -118,6 +118,7 @@ def _print_detail(detail: VgpuDetail) -> None:
             "group": vgpu.spec.group or "none",
             "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
             "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
+            **_moving(vgpu),
             "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
             "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
             f"peak {format_bytes(vgpu.memory_peak_bytes)}",
@@ -125,13 +126,29 @@ def _print_detail(detail: VgpuDetail) -> None:
             "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
         }
     )
-    for kind, notes in (("warning", vgpu.warnings), ("note", detail.notes)):
+    advice = () if detail.advice is None else (detail.advice.text,)
+    for kind, notes in (("warning", vgpu.warnings), ("note", detail.notes), ("advice", advice)):
         for note in notes:
             for word, line in zip_longest([kind], output.wrapped(note, indent=10), fillvalue=""):
                 print(f"{word:<10}{line}")
     if detail.processes:
         print()
         output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
+
+
+def _moving(vgpu: VgpuReading) -> dict[str, str]:
+    """What is only sometimes worth a line."""
+    from vgpu.units import counted, format_bytes, format_duration
+
+    told = {}
+    if vgpu.waiting_ns:
+        told["waiting"] = f"for a token, since {format_duration(tables.rounded_ns(vgpu.waiting_ns))}"
+    if vgpu.window_ns:
+        told["window"] = f"{format_duration(vgpu.window_ns)} of work in flight, while others want"
+    if vgpu.swaps_out or vgpu.swaps_in:
+        away = format_bytes(vgpu.memory_away_bytes)
+        told["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
+    return told
 
 
 def ps(

@@ -38,9 +38,9 @@ def main() -> None:
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
     arguments = parser.parse_args()
-    to_stderr()
     paths = NodePaths.from_environment()
     try:
+        to_stderr("node")
         run(paths, arguments.mode, arguments.simulate, arguments.gpu, arguments.host_memory)
     except VgpuError as error:
         sys.exit(report(error))
@@ -115,6 +115,7 @@ def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
         environment["LD_LIBRARY_PATH"] = ":".join(libraries)
     # pydantic would look through every installed distribution for plugins, in each of our processes.
     environment.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    environment["VGPU_LOG"] = "json"  # their stderr is a file, whatever ours is
     environment["VGPU_RUNTIME_DIR"] = str(paths.runtime)
     environment["VGPU_STATE_DIR"] = str(paths.state)
     return environment

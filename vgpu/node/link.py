@@ -151,9 +151,12 @@ class ControlLink:
     def meter(self) -> Metering:
         return self._ask(Meter(), Metering)
 
-    def events(self, vgpu: str = "", *, since_unix_s: float = 0.0, most: int = 1000) -> tuple[EventReading, ...]:
+    def events(
+        self, vgpu: str = "", *, since_unix_s: float = 0.0, most: int = 1000, kinds: tuple[str, ...] = ()
+    ) -> tuple[EventReading, ...]:
         """What has happened, oldest first."""
-        return self._ask(Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most), EventList).events
+        request = Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most, kinds=kinds)
+        return self._ask(request, EventList).events
 
     def watch(
         self,

@@ -19,6 +19,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.logfiles import trim
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
@@ -67,13 +68,19 @@ class Servers:
         self._environment = dict(environment)
         self._stopping = False
 
-    async def keep(self, server: ServerProcess, follow: Callable[[MessageStream], Awaitable[None]]) -> None:
-        """``follow`` has the conversation for as long as the server lives; it returns when the link ends."""
+    async def keep(
+        self,
+        server: ServerProcess,
+        follow: Callable[[MessageStream], Awaitable[None]],
+        ended: Callable[[ServerProcess, int], object] = lambda server, pid: None,
+    ) -> None:
+        """``follow`` has the conversation for as long as the server lives; it returns when the link ends. ``ended``
+        hears of a server that another one follows, and its pid."""
         pause = 0.0
         while not self._stopping:
             started = trio.current_time()
             await self._live(server, follow)
-            server.pid = 0
+            pid, server.pid = server.pid, 0
             if server.serving:
                 server.up = trio.Event()
             server.settled.set()
@@ -81,6 +88,7 @@ class Servers:
                 server.stopped.set()
                 return
             server.restarts += 1
+            ended(server, pid)
             pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.1)
             log.warning("GPU Server ended, another starts", gpu=server.index, pause_s=pause, log=str(server.log_path))
             await trio.sleep(pause)
@@ -139,6 +147,8 @@ class Servers:
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            trim(server.log_path)
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         return os.posix_spawn(
             argv[0],

@@ -20,7 +20,10 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
+from vgpu.node.events import EventFile, EventLog, server_restarted
+from vgpu.node.logfiles import keep_small
+from vgpu.node.readings import only, put_together, restarted, unknown_gpu
+from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
@@ -29,7 +32,9 @@ from vgpu.protocol.messages import (
     AnyRequest,
     Create,
     Departure,
+    EventList,
     EventReading,
+    Events,
     Failure,
     Forward,
     GpuList,
@@ -88,14 +93,24 @@ class Node:
         self._creating = trio.Lock()
         self._links: Counter[int] = Counter()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+        self._events = EventLog(EventFile(paths.events))
         self._processes = {
-            index: ServerProcess(index, paths.server_socket(index), paths.logs / f"gpu-{index}.log") for index in gpus
+            index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
 
     async def run(self) -> None:
+        await trio.to_thread.run_sync(self._events.restore)
+        try:
+            await self._run()
+        finally:
+            self._events.flush()
+
+    async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._events.write)
+            nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
-                nursery.start_soon(self._servers.keep, process, self._hear)
+                nursery.start_soon(self._servers.keep, process, partial(self._hear, process), self._ended)
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for process in self._processes.values():
                 await process.settled.wait()
@@ -183,6 +198,8 @@ class Node:
                 return await self._look()
             case Meter():
                 return await self._meter(uid)
+            case Events():
+                return await self._what_happened(request)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
@@ -295,7 +312,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             for process in self._processes.values():
                 nursery.start_soon(look, process)
-        return _put_together([snapshot for _, snapshot in sorted(snapshots.items())])
+        return put_together([snapshot for _, snapshot in sorted(snapshots.items())], time.time())
 
     async def _meter(self, uid: int) -> Metering:
         """Of all servers at once. Of one that does not answer there is only how it stood."""
@@ -305,7 +322,7 @@ class Node:
             if process.serving:
                 with suppress(VgpuError):
                     now = await ask(process.socket, Forward(uid=uid, request=Meter()), Metering, LOOK_S)
-                    process.last = _restarted(now.snapshot, process.restarts)
+                    process.last = restarted(now.snapshot, process.restarts)
                     found[process.index] = now.model_copy(update={"snapshot": process.last})
                     return
             snapshot = await self._look_at(process)
@@ -316,7 +333,7 @@ class Node:
                 nursery.start_soon(meter, process)
         parts = [metering for _, metering in sorted(found.items())]
         return Metering(
-            snapshot=_put_together([part.snapshot for part in parts]),
+            snapshot=put_together([part.snapshot for part in parts], time.time()),
             processes=tuple(process for part in parts for process in part.processes),
             gpus=tuple(gpu for part in parts for gpu in part.gpus),
             vgpus=tuple(vgpu for part in parts for vgpu in part.vgpus),
@@ -326,12 +343,12 @@ class Node:
         if process.serving:
             try:
                 now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, LOOK_S)
-                process.last = _restarted(now, process.restarts)
+                process.last = restarted(now, process.restarts)
                 return process.last
             except VgpuError as error:
                 log.warning("no reading", gpu=process.index, reason=str(error))
         last = process.last
-        gpu = last.gpus[0] if last else _unknown_gpu(process.index, simulated=self._simulated)
+        gpu = last.gpus[0] if last else unknown_gpu(process.index, simulated=self._simulated)
         stale = {
             "state": "restarting" if last or not process.settled.is_set() else "failed",
             "reason": process.reason or "its server does not answer",
@@ -358,18 +375,36 @@ class Node:
 
     # --- streams
 
-    async def _hear(self, link: MessageStream) -> None:
-        """Pass on one server's events, until its link ends."""
+    async def _hear(self, process: ServerProcess, link: MessageStream) -> None:
+        """Pass on one server's events, until its link ends. First those of before: nobody heard them while there was
+        no node."""
         await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).model_dump(mode="json"))
+        with suppress(VgpuError):  # a server of an older version has none to tell
+            past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, LOOK_S)
+            for event in past.events:
+                if not self._events.history.is_past(event):
+                    self._tell(event)
         while (received := await link.receive()) is not None:
-            event = Notice.model_validate(received[0]).event
-            if event is not None:
-                self._broadcast(event)
+            event_now = Notice.model_validate(received[0]).event
+            if event_now is not None:
+                self._tell(event_now)
 
-    def _broadcast(self, event: EventReading) -> None:
+    def _ended(self, process: ServerProcess, pid: int) -> None:
+        self._tell(server_restarted(process.index, pid, process.restarts, time.time()))
+
+    def _tell(self, event: EventReading) -> None:
+        """Keep it, and tell whoever watches: in one go, so that who watches first and asks for the past then misses
+        none."""
+        if not self._events.tell(event):
+            return
         for channel in list(self._watchers):
             with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
                 channel.send_nowait(event)
+
+    async def _what_happened(self, asked: Events) -> EventList:
+        history = self._events.history
+        vgpu_id = history.meant(asked.vgpu, (await self._look()).vgpus) if asked.vgpu else ""
+        return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
     async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
         wanted = {(await self._find(reference)).vgpu_id for reference in watch.vgpus}
@@ -380,7 +415,7 @@ class Node:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=_only(wanted, await self._look()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._look()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
@@ -408,54 +443,6 @@ class Node:
 
 def _not_served(index: int, reason: str) -> VgpuError:
     return VgpuError(ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {reason}", "see: vgpuctl gpu ls")
-
-
-def _only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
-    ids = set(wanted)
-    if not ids:
-        return snapshot
-    return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
-
-
-def _restarted(snapshot: Snapshot, restarts: int) -> Snapshot:
-    """What a server cannot know of itself."""
-    gpus = tuple(gpu.model_copy(update={"restarts": restarts}) for gpu in snapshot.gpus)
-    return snapshot.model_copy(update={"gpus": gpus})
-
-
-def _put_together(snapshots: Iterable[Snapshot]) -> Snapshot:
-    found = tuple(snapshots)
-    return Snapshot(
-        at_unix_s=time.time(),
-        gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
-        vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
-    )
-
-
-def _unknown_gpu(index: int, *, simulated: bool) -> GpuReading:
-    """A GPU whose server has never answered."""
-    return GpuReading(
-        index=index,
-        uuid="",
-        name="unknown",
-        simulated=simulated,
-        state="failed",
-        mode="temporal",
-        mode_reason="",
-        period_ns=0,
-        sm_count=0,
-        total_memory_bytes=0,
-        used_memory_bytes=0,
-        guaranteed_ratio=0.0,
-        guaranteed_memory_bytes=0,
-        vgpus=0,
-        processes=0,
-        held_ratio=0.0,
-        busy_ratio=0.0,
-        tokens_per_second=0.0,
-        server_pid=None,
-        restarts=0,
-    )
 
 
 def prepare(paths: NodePaths) -> None:

@@ -186,12 +186,14 @@ class Meter(Request):
 
 class Events(Request):
     """What has happened → ``EventList``, oldest first: the last ``most`` since ``since_unix_s`` of the vGPU (id, prefix
-    or name; also of one that is gone, by its id), or of all ("")."""
+    or name; also of one that is gone), or of all (""). ``kinds``: only these (empty: all). Fewer than ``most`` where
+    one answer cannot hold them. Everybody may ask for everybody's, as for everybody's vGPUs and processes."""
 
     op: Literal["events"] = "events"
     vgpu: str = ""
     since_unix_s: float = 0.0
     most: int = Field(default=1000, ge=1, le=2000)
+    kinds: tuple[str, ...] = ()
 
 
 AnyRequest = Annotated[

@@ -1,0 +1,39 @@
+"""What happens on one GPU, told to whoever watches; the node keeps it, and gets what it missed while it was away."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from vgpu.protocol.messages import EventReading, Notice
+
+REMEMBERED: Final = 256
+"""For a node that begins again, in a few seconds; it asks for them each time it opens its link."""
+
+
+class EventFeed:
+    """``past``: the last ones, oldest first."""
+
+    def __init__(self) -> None:
+        self.past: deque[EventReading] = deque(maxlen=REMEMBERED)
+        self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
+
+    def tell(self, event: EventReading) -> None:
+        """A watcher that does not keep up misses some."""
+        self.past.append(event)
+        for channel in list(self._watchers):
+            with suppress(trio.WouldBlock, trio.BrokenResourceError):
+                channel.send_nowait(event)
+
+    async def watch(self, request_id: int) -> AsyncGenerator[Notice, None]:
+        sending, receiving = trio.open_memory_channel[EventReading](REMEMBERED)
+        self._watchers.add(sending)
+        try:
+            async for event in receiving:
+                yield Notice(id=request_id, event=event)
+        finally:
+            self._watchers.discard(sending)

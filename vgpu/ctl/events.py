@@ -1,0 +1,207 @@
+"""vgpuctl events: what has happened on this node, and what happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from vgpu.ctl import output
+from vgpu.ctl.exits import say
+from vgpu.ctl.options import Output, OutputOption
+from vgpu.ctl.output import Cell
+from vgpu.ctl.since import SinceOption, clock_time, parse_since
+from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from vgpu.protocol.messages import EventReading, Notice, VgpuReading
+
+MOST: Final = 2000
+"""What one answer of the node may hold."""
+_STYLES: Final = {
+    "created": "green",
+    "resumed": "green",
+    "swapped-in": "dim",
+    "swapped-out": "dim",
+    "changed": "cyan",
+    "mode": "cyan",
+    "migrated": "cyan",
+    "suspended": "cyan",
+    "removed": "magenta",
+    "expired": "magenta",
+    "attached": "",
+    "died": "",
+    "detached": "dim",
+}
+"""Of the usual; whatever else there is stands out."""
+_TROUBLE: Final = "yellow"
+_FAILURE: Final = "bold red"
+_FAILURES: Final = frozenset(
+    {"broker-restarted", "server-restarted", "mps-lost", "mps-failed", "stranded", "not-resumed"}
+)
+_WIDTHS: Final = (19, 3, 13, 16)
+
+
+def events(
+    vgpu: Annotated[
+        str, typer.Argument(metavar="VGPU", help="Only this one's; also one that is gone.", show_default=False)
+    ] = "",
+    since: SinceOption = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", help="The last N of them.", min=0, max=MOST)] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then each as it happens, until Ctrl-C.")] = False,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
+    ] = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """What has happened on this node, who did it, and what happens. JSON that follows is one object per line."""
+    since_unix_s, kinds = parse_since(since), tuple(kind or ())
+    if not follow:
+        past = _past(vgpu, since_unix_s, lines, kinds)
+        if form is Output.JSON:
+            output.print_json(past)
+        else:
+            _print(past)
+        return
+    # Ctrl-C is how one is expected to end it.
+    with suppress(KeyboardInterrupt):
+        _follow(vgpu, since_unix_s, lines, kinds, as_json=form is Output.JSON)
+
+
+def _past(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...]) -> tuple[EventReading, ...]:
+    from vgpu.node.link import ControlLink
+
+    try:
+        with ControlLink() as node:
+            return node.events(vgpu, since_unix_s=since_unix_s, most=max(1, lines), kinds=kinds)[-lines or MOST :]
+    except VgpuError as error:
+        if error.code is not ErrorCode.UNREACHABLE:
+            raise
+        return _written(error, vgpu, since_unix_s, lines, kinds)
+
+
+def _written(
+    error: VgpuError, vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...]
+) -> tuple[EventReading, ...]:
+    """Without a node: what the last one has written. ``error``, if there is nothing of it to be read."""
+    from vgpu.node.events import EventFile, History
+    from vgpu.paths import NodePaths
+
+    file = EventFile(NodePaths.from_environment().events)
+    history = History()
+    try:
+        for event in file.read():
+            history.add(event)
+    except OSError:
+        raise error from None
+    if not len(history):
+        raise error
+    say(f"{error.message}; these were written by the last one, in {file.path}")
+    found = history.find(history.meant(vgpu, ()) if vgpu else "", since_unix_s, max(1, lines), kinds)
+    return found[-lines or MOST :]
+
+
+def _follow(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...], *, as_json: bool) -> None:
+    from vgpu.node.link import ControlLink
+
+    show = _line_of_json if as_json else _printer()
+    # The node watches for us before it tells of the past, so that nothing falls between the two: it answers with a
+    # snapshot first, of which there is another one an hour later, so that a node that hangs is noticed some day.
+    with ControlLink() as link:
+        notices = link.watch(snapshots=True, events=True, interval_ns=3600 * 10**9)
+        vgpus = _first_snapshot(notices)
+        with ControlLink() as node:
+            past = node.events(vgpu, most=MOST)
+        vgpu_id = _meant(vgpu, vgpus, past)
+        fits = _filter(vgpu_id, since_unix_s, kinds)
+        for event in [event for event in past if fits(event)][-lines or MOST :] if lines else ():
+            show(event)
+        for event in unseen(past, notices):
+            if fits(event):
+                show(event)
+
+
+def _first_snapshot(notices: Iterator[Notice]) -> tuple[VgpuReading, ...]:
+    first = next(notices).snapshot
+    if first is None:
+        raise VgpuError(ErrorCode.PROTOCOL, "the node began with something else than a snapshot")
+    return first.vgpus
+
+
+def _meant(reference: str, vgpus: Sequence[VgpuReading], past: Sequence[EventReading]) -> str:
+    """The id of ``reference``, which the node has understood."""
+    from vgpu.node.routing import find_vgpu
+
+    if not reference:
+        return ""
+    try:
+        return find_vgpu(reference, vgpus).vgpu_id
+    except VgpuError:
+        if not past:
+            raise
+        return past[-1].vgpu_id
+
+
+def _filter(vgpu_id: str, since_unix_s: float, kinds: tuple[str, ...]) -> Callable[[EventReading], bool]:
+    def fits(event: EventReading) -> bool:
+        right = event.at_unix_s >= since_unix_s and vgpu_id in ("", event.vgpu_id)
+        return right and (not kinds or event.kind in kinds)
+
+    return fits
+
+
+def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[EventReading]:
+    """The events of ``notices`` that are not among ``past`` already, which was told after they had begun. Both have the
+    same order, so that from the first new one on all are new; and a node tells no event twice."""
+    seen = {event.model_dump_json() for event in past}
+    for notice in notices:
+        if notice.event is None or (seen and notice.event.model_dump_json() in seen):
+            continue
+        seen.clear()
+        yield notice.event
+
+
+# --- how they look --------------------------------------------------------------------------------------------------
+
+
+def _line_of_json(event: EventReading) -> None:
+    print(event.model_dump_json(), flush=True)
+
+
+def _print(past: Sequence[EventReading]) -> None:
+    show = _printer()
+    for event in past:
+        show(event)
+    if not past and sys.stdout.isatty():
+        say("nothing of that kind has happened", "vgpuctl events -f waits for it")
+
+
+def _printer() -> Callable[[EventReading], None]:
+    show = output.line_printer()
+    titles = ("TIME", "GPU", "VGPU", "KIND")
+    show(
+        [
+            *(Cell(title.ljust(width), "bold") for title, width in zip(titles, _WIDTHS, strict=True)),
+            Cell("WHAT", "bold"),
+        ]
+    )
+    return lambda event: show(event_line(event))
+
+
+def event_line(event: EventReading) -> list[Cell]:
+    """Its cells, as wide as the usual ones are, so that lines that come later stand below one another."""
+    words = (clock_time(event.at_unix_s), str(event.gpu_index), event.vgpu_id, event.kind)
+    styles = ("dim", "", "", _style(event.kind))
+    cells = [Cell(word.ljust(width), style) for word, width, style in zip(words, _WIDTHS, styles, strict=True)]
+    return [*cells, Cell(event.text)]
+
+
+def _style(kind: str) -> str:
+    return _FAILURE if kind in _FAILURES else _STYLES.get(kind, _TROUBLE)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("events")(events)

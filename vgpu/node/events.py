@@ -1,0 +1,227 @@
+"""What has happened on this node: the last ``KEPT`` events in memory, and as JSON lines in ``events.jsonl``.
+
+Everybody who may ask the node sees all of them, as ``vgpuctl ls`` and ``ps`` show everybody's vGPUs and processes.
+
+The file is two: when ``events.jsonl`` is full it becomes ``events.jsonl.1``, by one rename, so that a node that is
+killed at any moment leaves both in order. A line that was torn by that, or by a full disk, is left behind as a line of
+its own, and skipped by whoever reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import structlog
+import trio
+from pydantic import ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.routing import find_vgpu
+from vgpu.protocol.codec import MAX_CONTROL_BYTES
+from vgpu.protocol.messages import EventReading, VgpuReading
+
+log = structlog.get_logger(__name__)
+
+KEPT: Final = 10_000
+FILE_BYTES: Final = 8 << 20
+"""Of each of the two files: more than ``KEPT`` events of usual size."""
+ANSWER_BYTES: Final = MAX_CONTROL_BYTES - (64 << 10)
+"""What one answer may hold of them, as JSON: in msgpack they take less."""
+
+Key: TypeAlias = tuple[float, int, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    event: EventReading
+    size_bytes: int
+
+
+class History:
+    """The last ``most`` events, in the order in which they were added. Pure."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._kept: deque[Kept] = deque()
+        self._keys: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def is_past(self, event: EventReading) -> bool:
+        """It is older than all of these, and there was no room for it any more."""
+        return len(self._kept) == self._most and event.at_unix_s < self._kept[0].event.at_unix_s
+
+    def add(self, event: EventReading) -> bytes | None:
+        """Its line for the file; None if it is here already: told again after a link was opened again."""
+        key = _key(event)
+        if key in self._keys:
+            return None
+        line = event.model_dump_json().encode() + b"\n"
+        self._keys.add(key)
+        self._kept.append(Kept(event, len(line)))
+        if len(self._kept) > self._most:
+            self._keys.discard(_key(self._kept.popleft().event))
+        return line
+
+    def find(
+        self, vgpu_id: str = "", since_unix_s: float = 0.0, most: int = KEPT, kinds: Collection[str] = ()
+    ) -> tuple[EventReading, ...]:
+        """The last ``most`` that fit, oldest first: fewer where one answer could not hold them. ``vgpu_id`` "", no
+        ``kinds``: any."""
+        found: list[EventReading] = []
+        room = ANSWER_BYTES
+        for kept in reversed(self._kept):
+            event = kept.event
+            if event.at_unix_s < since_unix_s or (vgpu_id and event.vgpu_id != vgpu_id):
+                continue
+            if kinds and event.kind not in kinds:
+                continue
+            room -= kept.size_bytes
+            if len(found) == most or room < 0:
+                break
+            found.append(event)
+        return tuple(reversed(found))
+
+    def meant(self, reference: str, vgpus: Sequence[VgpuReading]) -> str:
+        """The id of the vGPU that ``reference`` names (id, prefix of one, or name): one of ``vgpus``, which are there,
+        or else one that is gone and that events tell of. Errors: ``not-found``, ``ambiguous``."""
+        try:
+            return find_vgpu(reference, vgpus).vgpu_id
+        except VgpuError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+        names: dict[str, str] = {}
+        for kept in self._kept:
+            event = kept.event
+            if event.vgpu_id:
+                names[event.vgpu_id] = str(event.fields.get("name", names.get(event.vgpu_id, "")))
+        prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
+        fitting = [reference] if reference in names else []
+        fitting = fitting or [vgpu_id for vgpu_id, name in names.items() if reference and name == reference]
+        fitting = fitting or [vgpu_id for vgpu_id in names if reference and vgpu_id.startswith(prefix)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            ids = ", ".join(fitting[:4])
+            raise VgpuError(ErrorCode.AMBIGUOUS, f"{reference!r} fits {len(fitting)} vGPUs ({ids})", "write the id")
+        raise VgpuError(
+            ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}, and no event tells of one", "see: vgpuctl events"
+        )
+
+
+def server_restarted(gpu_index: int, pid: int, restarts: int, at_unix_s: float) -> EventReading:
+    """What the node itself has to tell of a server: ``pid`` was the one that ended."""
+    return EventReading(
+        at_unix_s=at_unix_s,
+        kind="server-restarted",
+        gpu_index=gpu_index,
+        text=f"the server of GPU {gpu_index} ended, another starts; see: vgpuctl logs gpu {gpu_index}",
+        fields={"pid": pid, "restarts": restarts},
+    )
+
+
+def _key(event: EventReading) -> Key:
+    return event.at_unix_s, event.gpu_index, event.vgpu_id, event.kind, event.text
+
+
+class EventFile:
+    """The file at ``path`` and the one before it. Nothing is held open between calls, so either may be removed."""
+
+    def __init__(self, path: Path, most_bytes: int = FILE_BYTES) -> None:
+        self.path = path
+        self.before = path.with_name(f"{path.name}.1")
+        self._most_bytes = most_bytes
+
+    def read(self, most: int = KEPT) -> list[EventReading]:
+        """The last ``most``, oldest first. Lines that are none are skipped. ``OSError``: a file that cannot be read."""
+        lines: list[bytes] = []
+        for path in (self.before, self.path):
+            with suppress(FileNotFoundError):
+                lines += path.read_bytes().split(b"\n")
+        events: list[EventReading] = []
+        while lines and len(events) < most:
+            with suppress(ValidationError):
+                events.append(EventReading.model_validate_json(lines.pop()))
+        return events[::-1]
+
+    def append(self, lines: bytes) -> None:
+        """``OSError``: they are not there, or not all of them."""
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                lines = b"\n" + lines
+            left = memoryview(lines)
+            while left:
+                left = left[os.write(file, left) :]
+            full = size + len(lines) >= self._most_bytes
+        finally:
+            os.close(file)
+        if full:
+            self.path.replace(self.before)
+
+
+class EventLog:
+    """History and file. ``tell`` is cheap and never fails; ``write`` runs beside it and has the disk's pace."""
+
+    def __init__(self, file: EventFile, history: History | None = None) -> None:
+        self.history = History() if history is None else history
+        self._file = file
+        self._pending: list[bytes] = []
+        self._waiting = trio.Event()
+        self._missed = 0
+
+    def restore(self) -> None:
+        """What the nodes before this one have written."""
+        try:
+            events = self._file.read()
+        except OSError as error:
+            log.warning("events of before are not read", file=str(self._file.path), reason=str(error))
+            return
+        for event in events:
+            self.history.add(event)
+
+    def tell(self, event: EventReading) -> bool:
+        """False: it was told before."""
+        line = self.history.add(event)
+        if line is None:
+            return False
+        self._pending.append(line)
+        self._waiting.set()
+        return True
+
+    async def write(self) -> None:
+        """Until it is cancelled; what is told after that, ``flush`` writes."""
+        while True:
+            await self._waiting.wait()
+            self._waiting = trio.Event()
+            await trio.to_thread.run_sync(self._put, self._taken())
+
+    def flush(self) -> None:
+        self._put(self._taken())
+
+    def _taken(self) -> list[bytes]:
+        lines, self._pending = self._pending, []
+        return lines
+
+    def _put(self, lines: list[bytes]) -> None:
+        """A disk that is full or read-only is reported when it begins to be, and when it works again."""
+        if not lines:
+            return
+        try:
+            self._file.append(b"".join(lines))
+        except OSError as error:
+            if not self._missed:
+                log.error("events are not written", file=str(self._file.path), reason=str(error))
+            self._missed += len(lines)
+            return
+        if self._missed:
+            log.warning("events are written again", file=str(self._file.path), missed=self._missed)
+            self._missed = 0
