@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import options, output, tables
+from vgpu.ctl import options, output, progress, tables
 from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
@@ -33,7 +33,7 @@ def create(
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.node.link import ControlLink
 
-    with ControlLink() as node:
+    with ControlLink() as node, progress.waiting("making a vGPU"):
         vgpu = node.create(wanted.spec, wanted.gpu)
     warn(vgpu)
     if form is Created.JSON:
@@ -246,7 +246,8 @@ def migrate(
 def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> None:
     from vgpu.node.link import ControlLink
 
-    with ControlLink() as node, output.busy(f"{vgpu}: {meanwhile}"):
+    look = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
+    with ControlLink() as node, progress.waiting(f"{vgpu}: {meanwhile}", look):
         if how == "migrate":
             changed = node.migrate(vgpu, gpu)
         else:
@@ -270,7 +271,9 @@ def rm(
     with ControlLink() as node:
         for vgpu in vgpus:
             try:
-                print(node.remove(vgpu, force=force).vgpu_id)
+                with progress.waiting(f"removing {vgpu}"):
+                    removed = node.remove(vgpu, force=force)
+                print(removed.vgpu_id)
             except VgpuError as error:
                 worst = max(worst, report(error))
     return worst
