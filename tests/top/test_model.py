@@ -26,7 +26,7 @@ def ids(rows: list[Row]) -> list[str]:
 
 vgpus = st.builds(
     reading,
-    st.integers(0, 40),
+    st.integers(0, 14),
     name=st.sampled_from([None, "train", "Infer", "batch-7"]),
     gpu_index=st.integers(0, 2),
     state=st.sampled_from(["idle", "running", "waiting", "suspended"]),
