@@ -98,6 +98,12 @@ def test_the_selection_is_a_vgpu_not_a_place(
         assert settled.selected is None
 
 
+@given(st.permutations("abcdef"), st.permutations("abcdef"), st.sampled_from("abcdef"))
+def test_wherever_the_selected_row_goes_it_stays_selected(before: list[str], after: list[str], selected: str) -> None:
+    choice = Choice(selected=selected)
+    assert choice.settled(before, after).selected == selected
+
+
 @given(st.lists(st.tuples(st.floats(0, 5000), st.floats(0, 1e4)), max_size=900), st.integers(1, 200))
 def test_a_history_is_bounded_whatever_the_clock_does(told: list[tuple[float, float]], count: int) -> None:
     history = History()
