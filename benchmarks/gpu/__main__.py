@@ -32,6 +32,7 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.parts.part import WAYS, Bench, Options, Part
 from benchmarks.gpu.records import Records, Run, Writer, read
 from benchmarks.gpu.stage import Ground
+from vgpu.ctl import progress
 
 
 def percents(text: str, most: float = 100.0) -> tuple[float, ...]:
@@ -96,8 +97,11 @@ def main() -> int:
         save(args.out, tables_of(records), records)
         return records
 
-    with Ground(args.simulate, args.gpu) as ground:
+    measured = [""]
+    look = progress_of(sum(estimates.values()), began, measured)
+    with Ground(args.simulate, args.gpu) as ground, progress.waiting("measuring", look):
         for part in parts:
+            measured.append(part.name)
             bench = Bench(part.name, run.run, chosen[part.name], ground, writer, tell, lambda _: keep())
             part.measure(bench)
             own = [made for made in tables_of(keep()) if made.name == part.name]
@@ -107,6 +111,17 @@ def main() -> int:
     records = keep()
     judge(tables_of(records), records)
     return int(len(records.failures) > before)
+
+
+def progress_of(estimate_s: float, began_s: float, measured: Sequence[str]) -> progress.Look:
+    """By the estimate; the last of ``measured`` is what is under way."""
+
+    def look() -> progress.Part:
+        passed_s = time.monotonic() - began_s
+        ratio = passed_s / estimate_s if 0 < passed_s < estimate_s else None
+        return progress.Part(ratio, f"{measured[-1]}, {duration(passed_s)} of about {duration(estimate_s)}")
+
+    return look
 
 
 def options_of(part: Part, args: argparse.Namespace) -> Options:

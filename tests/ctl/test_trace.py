@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from vgpu.ctl.trace import replaced
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Trace
 from vgpu.protocol.trace import TraceChunk
+from vgpu.trace.collect import collect
 from vgpu.trace.recording import Recording
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_writes_what_was_recorded(recorded: FakeNode, monkeypatch: pytest
 
     monkeypatch.setattr(Recording, "add", note)
     recorded.answers["trace"] = lambda request: tell()
-    monkeypatch.setattr("vgpu.ctl.trace._progress", lambda seconds: nullcontext(interrupt))
+    monkeypatch.setattr("vgpu.trace.collect.collect", lambda gpus, length_ns, show: collect(gpus, length_ns, interrupt))
     assert run(["trace"]) == Exit.OK
     over.set()
     assert not json.loads(Path("trace.json").read_text())["otherData"]["whole"]

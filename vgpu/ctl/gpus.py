@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vgpu.ctl import options
+from vgpu.ctl import options, progress
 from vgpu.ctl.options import Mode, Output, OutputOption
 
 gpu_app = typer.Typer(
@@ -83,7 +83,7 @@ def set_(
         window_ns = None if window is None else checked_window(parse_duration_ns(window))
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--window: {error}") from error
-    with ControlLink() as node:
+    with ControlLink() as node, progress.waiting(f"GPU {gpu} changes"):
         changed = node.set_gpu(gpu, mode=mode.value if mode else None, period_ns=period_ns, window_ns=window_ns)
     if form is Output.JSON:
         output.print_json(changed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vgpu.ctl import options
+from vgpu.ctl import options, progress
 from vgpu.ctl.options import Output, OutputOption
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ def install(system: SystemOption = False, form: OutputOption = Output.TABLE) -> 
     from client_hook.install import SystemInstallation
     from vgpu.ctl import output
 
-    built = environment.hook_library()
-    if system:
-        done = SystemInstallation().install(built)
-    else:
-        user = user_installation()
-        done = user.install(built)
+    built, user = environment.hook_library(), user_installation()
+    with progress.waiting("installing the hook"):
+        done = SystemInstallation().install(built) if system else user.install(built)
     if form is Output.JSON:
         output.print_json(_report(done))
         return
@@ -64,7 +61,8 @@ def uninstall(system: SystemOption = False, form: OutputOption = Output.TABLE) -
     from client_hook.install import SystemInstallation
     from vgpu.ctl import output
 
-    done = SystemInstallation().uninstall() if system else user_installation().uninstall()
+    with progress.waiting("removing the hook"):
+        done = SystemInstallation().uninstall() if system else user_installation().uninstall()
     if form is Output.JSON:
         output.print_json(_report(done))
     elif done is None:

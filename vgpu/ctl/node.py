@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from vgpu.ctl import progress
 from vgpu.ctl.options import Mode, Output, OutputOption
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -85,7 +86,8 @@ def serve(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    status = wait_until_serving(process, log)
+    with progress.waiting("the node starts"):
+        status = wait_until_serving(process, log)
     print(f"node {process.pid} serves {gpus_of(status)}; log: {log}")
 
 
@@ -133,7 +135,9 @@ def stop() -> None:
         watched = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(watched, signal.SIGTERM)
-        if not _ended(watched, STOP_S):
+        with progress.waiting(f"node {pid} stops"):
+            ended = _ended(watched, STOP_S)
+        if not ended:
             raise VgpuError(ErrorCode.TIMEOUT, f"node {pid} is still there after {STOP_S:g} s", f"kill -9 {pid}")
     except PermissionError as error:
         raise VgpuError(ErrorCode.NOT_YOURS, f"node {pid} belongs to another user", "sudo vgpuctl stop") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -132,13 +131,6 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
-
-
-def busy(text: str) -> AbstractContextManager[object]:
-    """Something takes a while: said on stderr for as long as it does, if that is a terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False).status(text)
 
 
 def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any]) -> None:

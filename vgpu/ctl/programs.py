@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from vgpu.ctl import options
+from vgpu.ctl import options, progress
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Wanted
 from vgpu.errors import ErrorCode, VgpuError, not_yours
@@ -79,7 +79,7 @@ def run(wanted: Wanted, ctx: typer.Context) -> int:
     from vgpu.node.link import ControlLink
 
     with Supervision() as supervision:
-        with ControlLink() as node:
+        with ControlLink() as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu)
         try:
             return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
@@ -92,7 +92,7 @@ def _remove(vgpu_id: str) -> None:
     from vgpu.node.link import ControlLink
 
     try:
-        with ControlLink() as node:
+        with ControlLink() as node, progress.waiting(f"removing {vgpu_id}"):
             node.remove(vgpu_id, force=True)
     except VgpuError as error:
         if error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from vgpu.ctl import progress
 from vgpu.ctl.exits import Exit, say
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from vgpu.trace.recording import Recording
-
-PROGRESS_FROM_S = 2.0
 
 
 def trace(
@@ -44,8 +42,9 @@ def trace(
             pass
     from vgpu.trace.collect import collect
 
-    with _progress(seconds) as show:
-        recordings, errors = collect(_chosen(gpu), duration_ns, show)
+    passed = [0.0]
+    with progress.waiting("recording", progress.timed(seconds, lambda: passed[-1])):
+        recordings, errors = collect(_chosen(gpu), duration_ns, passed.append)
     _write(recordings, out, png)
     return _explained(errors)
 
@@ -103,29 +102,13 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-@contextmanager
-def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
-    """A function that shows how many seconds have passed: on a terminal, and where that takes a while."""
-    if seconds <= PROGRESS_FROM_S or not sys.stdout.isatty():
-        yield lambda passed_s: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from vgpu.ctl import output
-
-    columns = TextColumn("recording"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s")
-    with Progress(*columns, console=output.console(), transient=True) as progress:
-        task = progress.add_task("", total=seconds)
-        yield lambda passed_s: progress.update(task, completed=min(passed_s, seconds))
-
-
 def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None:
     import json
 
     from vgpu.trace.chrome import chrome_trace
     from vgpu.units import counted
 
-    with replaced(out) as file:
+    with progress.waiting(f"writing {out}"), replaced(out) as file:
         file.write(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False).encode())
     for recording in recordings:
         what = f"GPU {recording.gpu.index}: {recording.length_ns / 1e9:.3g} s, {counted(recording.events, 'event')}"
@@ -141,7 +124,7 @@ def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None
 
         assert png is not None
         drawn = png if len(recordings) == 1 else png.with_stem(f"{png.stem}-gpu{recording.gpu.index}")
-        with replaced(drawn) as file:
+        with progress.waiting(f"drawing {drawn}"), replaced(drawn) as file:
             draw(recording, file)
         print(f"{drawn}: the same as a picture")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import options, output, tables
+from vgpu.ctl import options, output, progress, tables
 from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vgpu.protocol.messages import VgpuDetail, VgpuReading
+    from vgpu.spec import VgpuChanges
 
 
 @options.describes_vgpu
@@ -32,7 +33,7 @@ def create(
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.node.link import ControlLink
 
-    with ControlLink() as node:
+    with ControlLink() as node, progress.waiting("making a vGPU"):
         vgpu = node.create(wanted.spec, wanted.gpu)
     warn(vgpu)
     if form is Created.JSON:
@@ -99,7 +100,8 @@ def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
         _print_detail(detail)
 
 
-def _print_detail(detail: VgpuDetail) -> None:
+def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
+    """Everything about it that has a name."""
     from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
@@ -108,26 +110,28 @@ def _print_detail(detail: VgpuDetail) -> None:
     refused, last = counted(vgpu.memory_refusals, "allocation"), format_bytes(vgpu.memory_refused_bytes)
     width = f", on {part} of the SMs" if vgpu.sm_percent_granted < 100 else ""
     busy = format_duration(tables.rounded_ns(vgpu.busy_ns))
-    output.print_facts(
-        {
-            "vGPU": vgpu.vgpu_id + (f" ({vgpu.name})" if vgpu.name else ""),
-            "state": Cell(f"{vgpu.state}: {vgpu.reason}", "red") if vgpu.reason else tables.state(vgpu.state),
-            "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
-            "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
-            "priority": vgpu.spec.priority,
-            "group": vgpu.spec.group or "none",
-            "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
-            "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
-            **_moving(vgpu),
-            "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
-            "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
-            f"peak {format_bytes(vgpu.memory_peak_bytes)}",
-            "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
-            "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
-        }
-    )
+    return {
+        "vGPU": vgpu.vgpu_id + (f" ({vgpu.name})" if vgpu.name else ""),
+        "state": Cell(f"{vgpu.state}: {vgpu.reason}", "red") if vgpu.reason else tables.state(vgpu.state),
+        "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
+        "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
+        "priority": vgpu.spec.priority,
+        "group": vgpu.spec.group or "none",
+        "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
+        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {vgpu.tokens_per_second:.1f} tokens/s",
+        **_moving(vgpu),
+        "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
+        "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
+        f"peak {format_bytes(vgpu.memory_peak_bytes)}",
+        "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
+        "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
+    }
+
+
+def _print_detail(detail: VgpuDetail) -> None:
+    output.print_facts(facts(detail))
     advice = () if detail.advice is None else (detail.advice.text,)
-    for kind, notes in (("warning", vgpu.warnings), ("note", detail.notes), ("advice", advice)):
+    for kind, notes in (("warning", detail.vgpu.warnings), ("note", detail.notes), ("advice", advice)):
         for note in notes:
             for word, line in zip_longest([kind], output.wrapped(note, indent=10), fillvalue=""):
                 print(f"{word:<10}{line}")
@@ -192,25 +196,22 @@ def set_(
 ) -> None:
     """Resize a vGPU, also while programs run in it. Takes effect with the next token."""
     from vgpu.node.link import ControlLink
-    from vgpu.spec import VgpuChanges
 
-    changes = VgpuChanges.parse(
-        sm_percent=sm,
-        memory_bytes=mem,
-        memory_limit_bytes=mem_limit,
-        process_memory_bytes=mem_per_process,
-        quota_request_percent=quota_request,
-        quota_limit_percent=quota_limit,
+    changes = changes_of(
+        sm=sm,
+        mem=mem,
+        mem_limit=mem_limit,
+        mem_per_process=mem_per_process,
+        quota_request=quota_request,
+        quota_limit=quota_limit,
         burst=burst,
         overcommit=overcommit,
         priority=priority,
         name=name,
-        ttl_ns=ttl,
-        idle_suspend_ns=idle_suspend,
+        ttl=ttl,
+        idle_suspend=idle_suspend,
         on_server_loss=on_server_loss,
     )
-    if not changes.model_fields_set:
-        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")
     with ControlLink() as node:
         changed = node.set(vgpu, changes)
     warn(changed)
@@ -218,6 +219,26 @@ def set_(
         output.print_json(changed)
     else:
         output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
+
+
+def changes_of(**given: object) -> VgpuChanges:
+    """What ``set`` was told to change, by the names of its options; None: not given. ``VgpuError`` (invalid)."""
+    from vgpu.spec import VgpuChanges
+
+    fields = {
+        "sm": "sm_percent",
+        "mem": "memory_bytes",
+        "mem_limit": "memory_limit_bytes",
+        "mem_per_process": "process_memory_bytes",
+        "quota_request": "quota_request_percent",
+        "quota_limit": "quota_limit_percent",
+        "ttl": "ttl_ns",
+        "idle_suspend": "idle_suspend_ns",
+    }
+    changes = VgpuChanges.parse(**{fields.get(option, option): value for option, value in given.items()})
+    if not changes.model_fields_set:
+        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")
+    return changes
 
 
 def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
@@ -242,7 +263,8 @@ def migrate(
 def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> None:
     from vgpu.node.link import ControlLink
 
-    with ControlLink() as node, output.busy(f"{vgpu}: {meanwhile}"):
+    look = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
+    with ControlLink() as node, progress.waiting(f"{vgpu}: {meanwhile}", look):
         if how == "migrate":
             changed = node.migrate(vgpu, gpu)
         else:
@@ -266,7 +288,9 @@ def rm(
     with ControlLink() as node:
         for vgpu in vgpus:
             try:
-                print(node.remove(vgpu, force=force).vgpu_id)
+                with progress.waiting(f"removing {vgpu}"):
+                    removed = node.remove(vgpu, force=force)
+                print(removed.vgpu_id)
             except VgpuError as error:
                 worst = max(worst, report(error))
     return worst

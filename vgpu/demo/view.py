@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
+from vgpu.ctl.progress import Part, waiting
 from vgpu.ctl.tables import percent, used_of
 from vgpu.demo.measure import shares
 from vgpu.demo.run import SHARES_PERCENT, Scene
@@ -29,17 +30,30 @@ COLUMNS: Final = (
 
 @contextmanager
 def shown(quiet: bool) -> Iterator[Callable[[Scene], None]]:
-    """A function that shows a scene; ``quiet``: nothing at all."""
-    if quiet:
-        yield lambda scene: None
-    elif sys.stdout.isatty():
+    """A function that shows a scene; ``quiet``: nothing on stdout. Where that is no terminal, stderr may be one."""
+    if not quiet and sys.stdout.isatty():
         from rich.live import Live
 
         with Live(console=console(), refresh_per_second=4, transient=True) as live:
             yield lambda scene: live.update(drawn(scene, live.console.width))
-    else:
-        seen: set[str] = set()
-        yield lambda scene: _say_once(seen, sentence(scene))
+        return
+    said: set[str] = set()
+    last: list[Scene] = []
+
+    def show(scene: Scene) -> None:
+        last[:] = [scene]
+        if not quiet:
+            _say_once(said, sentence(scene))
+
+    with waiting("demo", lambda: _part(last[0]) if last else None):
+        yield show
+
+
+def _part(scene: Scene) -> Part:
+    """How far the phase is that it is in."""
+    length_ns, passed_ns = scene.end_ns - scene.start_ns, time.monotonic_ns() - scene.start_ns
+    ratio = passed_ns / length_ns if scene.start_ns and passed_ns >= 0 else None
+    return Part(ratio, f"{scene.phase} {_progress(scene)}")
 
 
 def _say_once(seen: set[str], said: str) -> None:

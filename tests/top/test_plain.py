@@ -1,0 +1,75 @@
+"""Piped, it is text: one reading, or as many as asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ctl.fake_node import gpu_reading
+from tests.top.played_node import PlayedNode
+from vgpu.ctl.exits import Exit
+from vgpu.ctl.main import run
+from vgpu.protocol.messages import Snapshot, Watch
+
+
+def test_piped_it_is_two_tables_of_one_reading(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    played.gpus = (gpu_reading(utilization_ratio=0.98, power_w=612.3, temperature_c=64.0), gpu_reading(index=1))
+    assert run(["top"]) == Exit.OK
+    told = capsys.readouterr().out
+    first, _, gpu_titles, *gpus = told.splitlines()[:5]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S+: 2 GPUs, 3 vGPUs, 4 programs", first)
+    assert gpu_titles.split()[:4] == ["GPU", "NAME", "MODE", "STATE"]
+    assert gpus[0].split()[-6:] == ["98", "%", "612", "W", "64", "°C"]
+    assert gpus[1].endswith("2")  # what is not told is empty
+    rows = {line.split()[0]: line for line in told.splitlines() if line.startswith("vgpu-")}
+    assert list(rows) == ["vgpu-00000001", "vgpu-00000002", "vgpu-00000003"]
+    assert "infer" in rows["vgpu-00000002"]
+    assert " 50.0 " in rows["vgpu-00000002"]
+    assert "\x1b" not in told
+
+
+def test_a_reading_for_programs(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "-o", "json"]) == Exit.OK
+    told = Snapshot.model_validate_json(capsys.readouterr().out)
+    assert told.vgpus == played.vgpus
+
+
+def test_several_readings_are_as_far_apart_as_asked_for(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        played.tell_vgpus(*played.vgpus)
+    assert run(["top", "-n", "3", "-d", "0.25", "-o", "json"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(json.loads(line)["vgpus"]) for line in lines] == [3, 3, 3]
+    (asked,) = (request for request in played.asked if isinstance(request, Watch))
+    assert (asked.interval_ns, asked.snapshots) == (250_000_000, True)
+
+
+def test_several_readings_as_text(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    played.tell_vgpus(played.vgpus[0])
+    assert run(["top", "-n", "2"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert told.count("TOKENS/S") == 4
+    assert "1 vGPU," in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-d", "0"], "--delay: 0 is not between 0.1 and 3600"),
+        (["-d", "nan"], "--delay: nan is not between"),
+        (["-n", "0"], "--count"),
+        (["--once", "-n", "3"], "--once is one reading, and --count says 3"),
+    ],
+)
+def test_what_makes_no_sense(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", *arguments]) == Exit.USAGE
+    assert why in capsys.readouterr().err
+
+
+def test_without_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("VGPU_RUNTIME_DIR", str(tmp_path))
+    assert run(["top", "--once"]) == Exit.NODE_DOWN
+    assert "no node answers" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""``vgpuctl top``: a node in a terminal. What is shown is decided by pure modules; ``app`` and ``feed`` do the rest."""

@@ -1,0 +1,312 @@
+"""The table of vGPUs: which columns there is room for, and what stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from vgpu.ctl.tables import rounded_ns
+from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
+from vgpu.top.model import Choice, Row
+from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+
+SPARK_SPAN_S: Final = 120
+_STATE_STYLES: Final = {
+    "running": "good",
+    "serving": "good",
+    "idle": "dim",
+    "dozing": "dim",
+    "removing": "dim",
+    "failed": "bad",
+    "died": "bad",
+    "outside": "bad",
+}
+_SHORTEST_BAR: Final = 4
+_BAR_WIDTH: Final = 9
+"""What a bar needs to be worth its room, with the space after it."""
+
+Draw = Callable[[Row, float, int, Glyphs], Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``order``: what it is sorted by; "": nothing. ``width``: cells that it needs, ``most`` that it can use. Where
+    there is no room, the one of the smallest ``keep`` is left out first; likewise its bar, of ``bar_keep``."""
+
+    title: str
+    order: str
+    width: int
+    most: int
+    keep: int
+    draw: Draw
+    right: bool = False
+    bar_keep: int = 0
+
+
+def plain(text: Callable[[VgpuReading], str], style: Callable[[VgpuReading], str] = lambda vgpu: "") -> Draw:
+    return lambda row, now, width, glyphs: (Span(text(row.vgpu), style(row.vgpu)),)
+
+
+def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
+    """What it holds of what it may, guaranteed and at most. The bar ends at the limit."""
+    vgpu = row.vgpu
+    limit = vgpu.limit_ratio or 1.0
+    text = share_text(vgpu, decimals=1)
+    if len(text) > COLUMN_WIDTHS["held"]:
+        text = share_text(vgpu, decimals=0)
+    style = "warn" if vgpu.throttled else ""
+    room = width - COLUMN_WIDTHS["held"] - 1
+    if room < _SHORTEST_BAR:
+        return (Span(text.rjust(width), style),)
+    mark = vgpu.guarantee_ratio / limit
+    drawn = bar(vgpu.held_ratio / limit, room, "held", glyphs, mark if mark < 0.99 else None)
+    return (*drawn, Span(" "), Span(text, style))
+
+
+def share_text(vgpu: VgpuReading, decimals: int) -> str:
+    """``29.8/30 %``, ``29.8/12–40 %``: held, guaranteed and at most."""
+
+    def number(ratio: float) -> str:
+        return f"{round(ratio * 100, decimals):g}"
+
+    least, most = number(vgpu.guarantee_ratio), number(vgpu.limit_ratio)
+    return f"{number(vgpu.held_ratio)}/{least if least == most else f'{least}–{most}'} %"
+
+
+def _memory(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
+    vgpu = row.vgpu
+    text = memory_text(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)
+    part = vgpu.memory_used_bytes / vgpu.memory_limit_bytes if vgpu.memory_limit_bytes else 0.0
+    style = "warn" if part > 0.97 else "dim" if vgpu.memory_away_bytes else ""
+    room = width - COLUMN_WIDTHS["memory"] - 1
+    if room < _SHORTEST_BAR:
+        return (Span(text.rjust(width), style),)
+    return (*bar(part, room, "memory", glyphs), Span(" "), Span(text, style))
+
+
+def memory_text(used_bytes: int, limit_bytes: int) -> str:
+    """``1.5/8 GiB``: both in the unit of the limit."""
+    limit = format_bytes(limit_bytes)
+    size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(limit.split()[-1], 1)
+    used = used_bytes / size
+    return f"{used:.0f}/{limit}" if used >= 100 else f"{float(f'{used:.2g}' if used < 1 else f'{used:.1f}'):g}/{limit}"
+
+
+def _history(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
+    return (Span(spark(row.rate.cells(width, now, SPARK_SPAN_S), glyphs), "spark"),)
+
+
+def lag_text(lag_ns: int) -> str:
+    """``+12ms``: it is owed so much GPU time; ``−3ms``: it has had that much too much."""
+    if abs(lag_ns) < 1000:
+        return "0"
+    return f"{'+' if lag_ns > 0 else '−'}{short_duration(abs(lag_ns))}"
+
+
+def short_duration(duration_ns: int) -> str:
+    """In its largest unit: ``12ms``, ``3.4s``, ``2m``."""
+    for unit, size in (("h", 3600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if duration_ns >= size:
+            value = duration_ns / size
+            return f"{value:.1f}{unit}" if value < 9.95 and unit not in ("ms", "µs") else f"{int(value)}{unit}"
+    return f"{duration_ns}ns"
+
+
+def state_word(vgpu: VgpuReading) -> str:
+    return "at limit" if vgpu.throttled else vgpu.state
+
+
+def state_style(word: str) -> str:
+    return _STATE_STYLES.get(word, "warn")
+
+
+COLUMN_WIDTHS: Final = {"held": 12, "memory": 12}
+SPARK_TITLE: Final = f"LAST {SPARK_SPAN_S // 60} MIN"
+COLUMNS: Final = (
+    Column("VGPU", "vgpu", 13, 13, 99, plain(lambda vgpu: vgpu.vgpu_id, lambda vgpu: "id")),
+    Column("NAME", "name", 4, 24, 70, plain(lambda vgpu: vgpu.name or "")),
+    Column("GPU", "gpu", 4, 4, 60, plain(lambda vgpu: str(vgpu.gpu_index)), right=True),
+    Column("STATE", "state", 8, 10, 95, plain(state_word, lambda vgpu: state_style(state_word(vgpu)))),
+    Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),
+    Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=80),
+    Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
+    Column("TOKENS/S", "tokens", 8, 9, 96, plain(lambda vgpu: f"{vgpu.tokens_per_second:.1f}"), right=True),
+    Column(SPARK_TITLE, "", 10, 40, 75, _history),
+    Column("MEMORY", "memory", COLUMN_WIDTHS["memory"], 29, 90, _memory, right=True, bar_keep=37),
+    Column("PROCS", "procs", 6, 6, 40, plain(lambda vgpu: str(vgpu.processes)), right=True),
+    Column(
+        "WAITING",
+        "waiting",
+        8,
+        8,
+        45,
+        plain(
+            lambda vgpu: short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",
+            lambda vgpu: "warn" if vgpu.waiting_ns > 10**9 else "",
+        ),
+        right=True,
+    ),
+    Column(
+        "LAG",
+        "lag",
+        7,
+        7,
+        30,
+        plain(
+            lambda vgpu: lag_text(vgpu.lag_ns),
+            lambda vgpu: "warn" if vgpu.lag_ns < -(10**6) else "" if vgpu.wants else "dim",
+        ),
+        right=True,
+    ),
+    Column(
+        "REFUSED",
+        "refused",
+        8,
+        8,
+        35,
+        plain(lambda vgpu: str(vgpu.memory_refusals or ""), lambda vgpu: "bad"),
+        right=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Columns with their widths, in order; ``gap`` cells between them, after a margin of ``MARGIN``."""
+
+    columns: tuple[tuple[Column, int], ...]
+    gap: int
+    width: int
+
+    def at(self, x: int) -> Column | None:
+        """The column there, its gap before it included."""
+        left = MARGIN
+        for column, width in self.columns:
+            if x < left + width:
+                return column
+            left += width + self.gap
+        return None
+
+    def right(self, column: Column, width: int) -> bool:
+        """Whether it is aligned there: a bar begins at the left."""
+        return column.right and not (column.bar_keep and width > column.width)
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """What can be sorted by, from left to right."""
+        return tuple(column.order for column, _ in self.columns if column.order)
+
+
+MARGIN: Final = 2
+
+
+def layout(width: int, vgpus: Sequence[VgpuReading]) -> Layout:
+    """What fits ``width`` cells. Columns that would be empty for all are left out."""
+    gap = 1 if width < 150 else 2
+    names = max((len(vgpu.name or "") for vgpu in vgpus), default=0)
+    empty = {
+        "NAME": names == 0,
+        "GPU": len({vgpu.gpu_index for vgpu in vgpus}) < 2,
+        "SMS": all(vgpu.mode == "temporal" for vgpu in vgpus),
+    }
+    shown = [_sized(column, names) for column in COLUMNS if not empty.get(column.title)]
+    barred = {column.title for column in shown if column.bar_keep}
+
+    def widths() -> list[int]:
+        return [column.width + (_BAR_WIDTH if column.title in barred else 0) for column in shown]
+
+    def left() -> int:
+        return width - MARGIN - sum(widths()) - gap * (len(shown) - 1)
+
+    while len(shown) > 1 and left() < 0:
+        least = min(shown, key=lambda column: column.keep)
+        bars = [column for column in shown if column.title in barred and column.bar_keep < least.keep]
+        if bars:
+            barred.remove(min(bars, key=lambda column: column.bar_keep).title)
+        else:
+            shown.remove(least)
+    growing = [bool(not column.bar_keep or column.title in barred) for column in shown]
+    return Layout(tuple(zip(shown, _grown(shown, widths(), growing, left()), strict=True)), gap, width)
+
+
+def _sized(column: Column, names: int) -> Column:
+    """The column of names as wide as the longest one needs."""
+    return replace(column, width=min(max(column.width, names), 12), most=names) if column.title == "NAME" else column
+
+
+def _grown(columns: Sequence[Column], widths: Sequence[int], growing: Sequence[bool], left: int) -> list[int]:
+    """``left`` cells more, one by one to each of those that can use them."""
+    grown = list(widths)
+    while left > 0:
+        able = [i for i, column in enumerate(columns) if growing[i] and grown[i] < column.most][:left]
+        if not able:
+            break
+        for i in able:
+            grown[i] += 1
+        left -= len(able)
+    return grown
+
+
+def head_line(made: Layout, choice: Choice, glyphs: Glyphs, ups: Iterable[str]) -> Line:
+    """Titles; the one of what is sorted by has an arrow. ``ups``: orders whose smallest come first by themselves."""
+    spans = [Span(" " * MARGIN)]
+    upward = (choice.order in set(ups)) != choice.reverse
+    for i, (column, width) in enumerate(made.columns):
+        chosen = column.order == choice.order
+        title = column.title[:width]
+        if chosen:
+            title = column.title[: width - 1] + (glyphs.up if upward else glyphs.down)
+        spans += [Span(" " * made.gap)] if i else []
+        spans.append(Span(fixed(title, width, glyphs, right=made.right(column, width)), "sorted" if chosen else "head"))
+    return tuple(spans)
+
+
+def row_line(row: Row, made: Layout, now_unix_s: float, glyphs: Glyphs, *, selected: bool) -> Line:
+    """A vGPU."""
+    opened = row.processes is not None
+    sign = glyphs.pointer if selected else " "
+    spans = [
+        Span(sign, "pointer"),
+        Span(glyphs.opened if opened else glyphs.closed if row.vgpu.processes else " ", "dim"),
+    ]
+    for i, (column, width) in enumerate(made.columns):
+        spans += [Span(" " * made.gap)] if i else []
+        drawn = column.draw(row, now_unix_s, width, glyphs)
+        length = width_of(drawn)
+        space = Span(" " * max(0, width - length))
+        if length > width:
+            drawn = cut(drawn, width, glyphs)
+        spans += [space, *drawn] if made.right(column, width) else [*drawn, space]
+    return tuple(spans)
+
+
+def process_line(process: ProcessReading, width: int, glyphs: Glyphs) -> Line:
+    """A program of an expanded vGPU."""
+    doing = "died" if not process.alive else "running" if process.has_work else "waiting" if process.wants else "idle"
+    memory = format_bytes(process.memory_bytes + process.memory_implicit_bytes)
+    facts = [
+        Span(f"   {glyphs.branch} ", "dim"),
+        Span(f"{process.pid:>7}  "),
+        Span(f"{doing:<8}", state_style(doing)),
+        Span(f"{memory:>9}  "),
+        Span(f"{short_duration(process.busy_ns):>5} on the GPU  ", "dim"),
+    ]
+    if width >= 100:
+        waited = short_duration(process.gate_wait_ns) if process.gate_wait_ns else "0s"
+        facts.append(Span(f"{waited:>5} waited  {process.launches:>9} launches  ", "dim"))
+    if process.memory_refusals:
+        facts.append(Span(f"{process.memory_refusals} refused  ", "bad"))
+    facts.append(Span(process.command))
+    return cut(facts, width, glyphs)
+
+
+def programs_line(row: Row, width: int, glyphs: Glyphs) -> Line:
+    """In the place of programs that there are none of, or not yet."""
+    said = "no program is attached" if row.vgpu.processes == 0 else f"asking for {row.vgpu.processes} programs …"
+    return cut((Span(f"   {glyphs.branch} {said}", "dim"),), width, glyphs)
+
+
+def age_text(vgpu: VgpuReading, now_unix_s: float) -> str:
+    return format_duration(rounded_ns(max(0, int(now_unix_s - vgpu.created_unix_s)) * 10**9))

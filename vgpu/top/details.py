@@ -1,0 +1,62 @@
+"""Texts of the dialogs: everything about one vGPU, and what the keys do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from vgpu.ctl.vgpus import facts
+from vgpu.protocol.messages import VgpuDetail
+from vgpu.top.draw import Glyphs
+
+KEYS: Final = (
+    ("↑ ↓  j k", "select a vGPU; Page Up, Page Down, Home and End, too"),
+    ("Enter, Space", "show its programs, or hide them"),
+    ("s  >  and  <", "sort by the next column, or the one before"),
+    ("S", "the other way round; a click on a title does both"),
+    ("/", "only rows with these words: id, name, state, mode, group, priority"),
+    ("g", "the next GPU alone, then all again"),
+    ("Escape", "all rows again"),
+    ("p", "pause: what is shown stays, histories go on"),
+    ("+  -", "less often, more often"),
+    ("i", "inspect: everything about it, with warnings, notes and advice"),
+    ("r", "resize, in the words of vgpuctl set"),
+    ("x", "remove it; asks first"),
+    ("t", "dark or light"),
+    ("q", "quit"),
+)
+COLUMNS: Final = (
+    ("HELD/SHARE", "part of the time it held the GPU in the last second, of what it is promised; limits after a dash"),
+    ("", "The bar ends at its limit; a notch is what is guaranteed, and beyond that it has what others leave"),
+    ("BUSY", "part of the time with its work on the GPU"),
+    ("TOKENS/S", "leases begun per second"),
+    ("WAITING", "for how long it has wanted the GPU without having it"),
+    ("LAG", "+: GPU time that it is owed; −: debt, for work that ran past a lease"),
+    ("REFUSED", "allocations refused at its limit"),
+)
+
+
+def help_text(glyphs: Glyphs) -> Table:
+    rows = [("Keys", ""), *KEYS, ("", ""), ("Columns", ""), *COLUMNS]
+    return _table(rows, glyphs)
+
+
+def detail_text(detail: VgpuDetail, glyphs: Glyphs) -> Table:
+    rows = [(name, said if isinstance(said, str) else said.text) for name, said in facts(detail).items()]
+    advice = () if detail.advice is None else (detail.advice.text,)
+    for kind, sentences in (("warning", detail.vgpu.warnings), ("note", detail.notes), ("advice", advice)):
+        rows += [("", ""), *((kind, sentence) for sentence in sentences)] if sentences else []
+    return _table(rows, glyphs)
+
+
+def _table(rows: Iterable[tuple[str, str]], glyphs: Glyphs) -> Table:
+    """Names at the left; what is said of them wraps beside them."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, said in rows:
+        table.add_row(Text(glyphs.said(name)), Text(glyphs.said(said)))
+    return table

@@ -1,0 +1,254 @@
+"""What ``vgpuctl top`` knows: readings in, rows out. No clock, socket or terminal in here.
+
+A row is found by the id of its vGPU, never by its place, so that sorting and selection survive every update.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from vgpu.protocol.messages import EventReading, GpuReading, ProcessReading, Snapshot, VgpuReading
+
+SPAN_S: Final = 300
+"""How far back a history goes: one number for each second of it."""
+REMARKS: Final = 50
+
+
+class History:
+    """A rate over the last ``SPAN_S`` seconds, as the mean of each second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, float, int]] = deque(maxlen=SPAN_S)  # second, sum, count; no count: a gap
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, at_unix_s: float, value: float) -> None:
+        self._put(at_unix_s, value, 1)
+
+    def interrupt(self, at_unix_s: float) -> None:
+        """From then on nothing is known, until something is added."""
+        self._put(at_unix_s, 0.0, 0)
+
+    def _put(self, at_unix_s: float, value: float, count: int) -> None:
+        second = int(at_unix_s)
+        if self._seconds and second <= self._seconds[-1][0]:  # a clock that was set back counts as standing still
+            last, total, seen = self._seconds.pop()
+            second, value, count = last, total + value, seen + count
+        self._seconds.append((second, value, count))
+        while self._seconds[0][0] <= second - SPAN_S:
+            self._seconds.popleft()
+
+    def cells(self, count: int, now_unix_s: float, span_s: int = SPAN_S) -> list[float | None]:
+        """The last ``span_s`` seconds in ``count`` parts, oldest first; None: not known.
+
+        A part is a whole number of seconds and begins at a multiple of that, so that parts of the past stay as they
+        are while time goes on. One in which nothing was added is as the one before it.
+        """
+        part_s = max(1, -(-span_s // count))
+        first = int(now_unix_s) // part_s - count + 1
+        sums: list[list[float] | None] = [None] * count
+        before: float | None = None
+        for second, value, seen in self._seconds:
+            at = second // part_s - first
+            if at < 0:
+                before = value / seen if seen else None
+            elif at < count:
+                told = sums[at]
+                sums[at] = [value, seen] if told is None or not told[1] else [told[0] + value, told[1] + seen]
+        cells: list[float | None] = []
+        for told in sums:
+            if told is not None:
+                before = told[0] / told[1] if told[1] else None
+            cells.append(before)
+        return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What rows are sorted by. ``up``: smallest first unless reversed, as texts are."""
+
+    name: str
+    of: Callable[[VgpuReading], Any]
+    up: bool = False
+
+
+ORDERS: Final = (
+    Order("vgpu", lambda vgpu: vgpu.vgpu_id, up=True),
+    Order("name", lambda vgpu: (not vgpu.name, (vgpu.name or "").casefold()), up=True),
+    Order("gpu", lambda vgpu: vgpu.gpu_index, up=True),
+    Order("state", lambda vgpu: "at limit" if vgpu.throttled else vgpu.state, up=True),
+    Order("held", lambda vgpu: vgpu.held_ratio),
+    Order("busy", lambda vgpu: vgpu.busy_ratio),
+    Order("tokens", lambda vgpu: vgpu.tokens_per_second),
+    Order("memory", lambda vgpu: vgpu.memory_used_bytes),
+    Order("procs", lambda vgpu: vgpu.processes),
+    Order("waiting", lambda vgpu: vgpu.waiting_ns),
+    Order("lag", lambda vgpu: vgpu.lag_ns),
+    Order("refused", lambda vgpu: vgpu.memory_refusals),
+)
+ORDER_NAMES: Final = tuple(order.name for order in ORDERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a person has chosen to see. ``order``: one of ``ORDER_NAMES``. ``words``: all of them must occur in a row.
+    ``gpu``: this one's vGPUs alone. ``selected``, ``expanded``: ids of vGPUs."""
+
+    order: str = "gpu"
+    reverse: bool = False
+    words: str = ""
+    gpu: int | None = None
+    selected: str | None = None
+    expanded: frozenset[str] = frozenset()
+
+    def ordered_by(self, name: str) -> Choice:
+        """By another column; by the same one: the other way round."""
+        return replace(self, order=name, reverse=name == self.order and not self.reverse)
+
+    def next_order(self, step: int, names: Sequence[str] = ORDER_NAMES) -> Choice:
+        """By the column ``step`` further to the right, of ``names``."""
+        at = names.index(self.order) if self.order in names else -1 if step > 0 else 0
+        return replace(self, order=names[(at + step) % len(names)], reverse=False)
+
+    def moved(self, ids: Sequence[str], step: int) -> Choice:
+        """The selection ``step`` rows further down, as far as there are rows."""
+        if not ids:
+            return replace(self, selected=None)
+        at = ids.index(self.selected) + step if self.selected in ids else 0
+        return replace(self, selected=ids[min(max(at, 0), len(ids) - 1)])
+
+    def settled(self, before: Sequence[str], after: Sequence[str]) -> Choice:
+        """The same choice of rows ``after`` an update. Where the selected one is gone, the one that is in its place
+        now, or the last."""
+        if self.selected in after:
+            return self
+        if not after:
+            return replace(self, selected=None)
+        at = before.index(self.selected) if self.selected in before else 0
+        return replace(self, selected=after[min(at, len(after) - 1)])
+
+    def toggled(self) -> Choice:
+        """The selected row's programs shown, or no longer."""
+        return self if self.selected is None else replace(self, expanded=self.expanded ^ {self.selected})
+
+    def next_gpu(self, indices: Sequence[int]) -> Choice:
+        """From all GPUs to the first one alone, to the next one, and to all again."""
+        if len(indices) < 2:
+            return replace(self, gpu=None)
+        following: list[int | None] = [*indices, None]
+        at = following.index(self.gpu) if self.gpu in following else len(following) - 1
+        return replace(self, gpu=following[(at + 1) % len(following)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One vGPU. ``processes``: None unless it is expanded; empty while they are not known, and where there are none."""
+
+    vgpu: VgpuReading
+    rate: History
+    processes: tuple[ProcessReading, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that has happened. ``kind``: an event's, or "node", "done", "error"."""
+
+    at_unix_s: float
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Model:
+    """Everything of a node that can be shown. ``shown``: the readings that are; while ``frozen`` they stay as they are,
+    and only histories go on. ``lost``: since when nobody answers, and why."""
+
+    shown: Snapshot | None = None
+    frozen: bool = False
+    lost: Remark | None = None
+    rates: dict[str, History] = field(default_factory=dict)
+    gpu_rates: dict[int, History] = field(default_factory=dict)
+    remarks: deque[Remark] = field(default_factory=lambda: deque(maxlen=REMARKS))
+    _latest: Snapshot | None = None
+    _processes: dict[str, tuple[ProcessReading, ...]] = field(default_factory=dict)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """The newest readings."""
+        self.lost = None
+        self._latest = snapshot
+        for vgpu in snapshot.vgpus:
+            self.rates.setdefault(vgpu.vgpu_id, History()).add(snapshot.at_unix_s, vgpu.tokens_per_second)
+        for gpu in snapshot.gpus:
+            self.gpu_rates.setdefault(gpu.index, History()).add(snapshot.at_unix_s, gpu.tokens_per_second)
+        if not self.frozen:
+            self.shown = snapshot
+        self._forget()
+
+    def _forget(self) -> None:
+        assert self._latest is not None
+        told = [self._latest] if self.shown is None else [self._latest, self.shown]
+        vgpus = {vgpu.vgpu_id for snapshot in told for vgpu in snapshot.vgpus}
+        gpus = {gpu.index for snapshot in told for gpu in snapshot.gpus}
+        self.rates = {vgpu_id: rate for vgpu_id, rate in self.rates.items() if vgpu_id in vgpus}
+        self.gpu_rates = {index: rate for index, rate in self.gpu_rates.items() if index in gpus}
+        self._processes = {vgpu_id: known for vgpu_id, known in self._processes.items() if vgpu_id in vgpus}
+
+    def freeze(self, frozen: bool) -> None:
+        self.frozen = frozen
+        if not frozen and self._latest is not None:
+            self.shown = self._latest
+
+    def lose(self, at_unix_s: float, reason: str) -> None:
+        """The node no longer answers. What was shown last stays, and says so."""
+        if self.lost is None:
+            self.lost = Remark(at_unix_s, "node", reason)
+            self.remarks.append(self.lost)
+            for rate in (*self.rates.values(), *self.gpu_rates.values()):
+                rate.interrupt(at_unix_s)
+
+    def hear(self, event: EventReading) -> None:
+        named = f"{event.vgpu_id}: " if event.vgpu_id and event.vgpu_id not in event.text else ""
+        self.remark(event.at_unix_s, event.kind, f"{named}{event.text}")
+
+    def remark(self, at_unix_s: float, kind: str, text: str) -> None:
+        self.remarks.append(Remark(at_unix_s, kind, text))
+
+    def know(self, processes: Iterable[ProcessReading]) -> None:
+        """Who is attached, to all vGPUs."""
+        told: dict[str, list[ProcessReading]] = {}
+        for process in processes:
+            told.setdefault(process.vgpu_id, []).append(process)
+        self._processes = {
+            vgpu_id: tuple(sorted(attached, key=lambda one: (one.slot, one.pid))) for vgpu_id, attached in told.items()
+        }
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...]:
+        return () if self.shown is None else tuple(sorted(self.shown.gpus, key=lambda gpu: gpu.index))
+
+    def rows(self, choice: Choice) -> list[Row]:
+        """What is chosen, in order. Where its column decides nothing by GPU, age and id, so that rows stay in place."""
+        if self.shown is None:
+            return []
+        order = ORDERS[ORDER_NAMES.index(choice.order)]
+        words = choice.words.casefold().split()
+        chosen = [vgpu for vgpu in self.shown.vgpus if choice.gpu in (None, vgpu.gpu_index) and _has(vgpu, words)]
+        chosen.sort(key=lambda vgpu: (vgpu.gpu_index, vgpu.created_unix_s, vgpu.vgpu_id))
+        chosen.sort(key=order.of, reverse=order.up == choice.reverse)
+        return [
+            Row(
+                vgpu,
+                self.rates[vgpu.vgpu_id],
+                self._processes.get(vgpu.vgpu_id, ()) if vgpu.vgpu_id in choice.expanded else None,
+            )
+            for vgpu in chosen
+        ]
+
+
+def _has(vgpu: VgpuReading, words: Sequence[str]) -> bool:
+    said = " ".join((vgpu.vgpu_id, vgpu.name or "", vgpu.state, vgpu.mode, vgpu.spec.group or "", vgpu.spec.priority))
+    return all(word in said.casefold() for word in words)

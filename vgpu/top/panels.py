@@ -1,0 +1,195 @@
+"""What stands above and below the table: the node, its GPUs, what has happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vgpu.ctl.tables import whole_seconds_ns
+from vgpu.protocol.messages import GpuReading
+from vgpu.top.columns import memory_text, state_style
+from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
+from vgpu.top.model import SPAN_S, Choice, History, Model, Remark
+from vgpu.units import counted, format_bytes, format_duration
+
+TALL: Final = 3
+"""Lines of a GPU where there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node says of itself when it is met. ``started_unix_s``: by its uptime then."""
+
+    host: str
+    pid: int
+    software: str
+    simulated: bool
+    started_unix_s: float
+
+
+def node_line(
+    node: NodeFacts, model: Model, choice: Choice, interval_s: float, now_unix_s: float, width: int, glyphs: Glyphs
+) -> Line:
+    """Who is shown, and how current that is."""
+    shown = model.shown
+    told: list[tuple[int, Line]] = [(9, (Span(" vgpuctl top", "title"),)), (5, (Span(node.host),))]
+    if node.simulated:
+        told.append((8, (Span(" SIMULATED ", "badge"),)))
+    if model.lost is not None:
+        told.append((9, (Span(f" NO ANSWER for {max(0, now_unix_s - model.lost.at_unix_s):.0f} s ", "alarm"),)))
+    elif model.frozen:
+        told.append((9, (Span(" PAUSED ", "alarm"),)))
+    if shown is not None:
+        programs = sum(vgpu.processes for vgpu in shown.vgpus)
+        told.append((4, (Span(f"{counted(len(shown.vgpus), 'vGPU')}, {counted(programs, 'program')}"),)))
+    told.append((3, (Span(f"up {format_duration(whole_seconds_ns(now_unix_s - node.started_unix_s))}", "dim"),)))
+    if choice.words or choice.gpu is not None:
+        only = " ".join(filter(None, (f"GPU {choice.gpu}" if choice.gpu is not None else "", choice.words)))
+        told.append((7, (Span(f"only: {only}", "warn"),)))
+    clock = time.strftime("%H:%M:%S", time.localtime(now_unix_s if shown is None else shown.at_unix_s))
+    right = (Span(f"every {interval_s:g} s  ", "dim"), Span(f"{clock} "))
+    line = fitting(told, width - width_of(right) - 1)
+    return (*line, Span(" " * max(1, width - width_of(line) - width_of(right))), *right)
+
+
+def gpu_lines(
+    gpus: Sequence[GpuReading],
+    rates: Mapping[int, History],
+    now_unix_s: float,
+    width: int,
+    most: int,
+    glyphs: Glyphs,
+) -> list[Line]:
+    """All GPUs in at most ``most`` lines: several each, or one each, or as many of them as fit."""
+    if len(gpus) * TALL <= most:
+        return [line for gpu in gpus for line in _tall(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs)]
+    if len(gpus) <= most:
+        return [_flat(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs) for gpu in gpus]
+    first = [_flat(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs) for gpu in gpus[: most - 1]]
+    return [*first, (Span(f"  {counted(len(gpus) - len(first), 'more GPU')}: g shows them one by one", "dim"),)]
+
+
+def _tall(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> list[Line]:
+    name = gpu.name if not gpu.simulated or "sim" in gpu.name.lower() else f"{gpu.name} (simulated)"
+    told: list[tuple[int, Line]] = [
+        (9, (Span(f" GPU {gpu.index}", "title"),)),
+        (6, (Span(name),)),
+        (5, (_mode(gpu),)),
+        (8, _state(gpu)),
+        (4, (Span(f"{gpu.guaranteed_ratio * 100:.3g} % promised", "dim"),)),
+    ]
+    if gpu.outside:
+        used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
+        told.append((7, (Span(f"{counted(len(gpu.outside), 'program')} in no vGPU: {used}", "bad"),)))
+    told.append((3, (Span(sensors(gpu), "dim"),)))
+    bars = _bars(gpu, width - 2, glyphs)
+    said = f"{gpu.tokens_per_second:.1f} tokens/s"
+    room = width - 1 - TOKENS_WIDTH - 4 - len(_LAST)
+    drawn = spark(rate.cells(max(room, 1), now_unix_s), glyphs) if room >= 10 else ""
+    history = cut(
+        (Span(f" {said:<{TOKENS_WIDTH}}  "), Span(drawn, "spark"), Span(f" {_LAST}" if drawn else "", "dim")),
+        width,
+        glyphs,
+    )
+    return [fitting(told, width), (Span(" "), *bars), history]
+
+
+TOKENS_WIDTH: Final = 15
+_LAST: Final = f"{SPAN_S // 60} min"
+
+
+def _mode(gpu: GpuReading) -> Span:
+    if gpu.mode == "spatial" and gpu.mps_reason:
+        return Span("no MPS", "bad")
+    return Span(gpu.mode)
+
+
+def _state(gpu: GpuReading) -> Line:
+    reason = f": {gpu.reason}" if gpu.reason and gpu.state != "serving" else ""
+    return (Span(f"{gpu.state}{reason}", state_style(gpu.state)),)
+
+
+def sensors(gpu: GpuReading) -> str:
+    """What the card's own instruments say, as far as they do."""
+    told = [
+        f"{gpu.utilization_ratio * 100:.0f} % utilised" if gpu.utilization_ratio is not None else "",
+        f"{gpu.power_w:.0f} W" if gpu.power_w is not None else "",
+        f"{gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else "",
+        f"{gpu.sm_clock_mhz:.0f} MHz" if gpu.sm_clock_mhz is not None else "",
+    ]
+    return "  ".join(filter(None, told)) or "utilisation, power: not told"
+
+
+def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
+    """Held, busy, memory: three bars of one length."""
+    part = gpu.used_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
+    told = (
+        ("held", gpu.held_ratio, "held", f"{gpu.held_ratio * 100:5.1f} %"),
+        ("busy", gpu.busy_ratio, "busy", f"{gpu.busy_ratio * 100:5.1f} %"),
+        ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>12}"),
+    )
+    texts = sum(len(name) + 2 + len(text) for name, _, _, text in told) + 2 * (len(told) - 1)
+    length = max(0, (width - texts) // len(told))
+    spans: list[Span] = []
+    for name, ratio, style, text in told:
+        spans += [Span("  ")] if spans else []
+        spans += [Span(f"{name} ", "dim"), *bar(ratio, length, style, glyphs), Span(f" {text}")]
+    return cut(spans, width, glyphs)
+
+
+def _flat(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
+    rate_text = f"{gpu.tokens_per_second:.1f}/s"
+    used = memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes)
+    told: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]
+    if gpu.state != "serving":
+        told.append((8, _state(gpu)))
+    if width < 100:
+        told += [
+            (7, (Span(f"{rate_text:>7}"),)),
+            (6, (Span("held ", "dim"), Span(f"{gpu.held_ratio * 100:3.0f} %"))),
+            (5, (Span("busy ", "dim"), Span(f"{gpu.busy_ratio * 100:3.0f} %"))),
+            (5, (Span("mem ", "dim"), Span(used))),
+        ]
+        return fitting(told, width)
+    told.append((7, (Span("tokens ", "dim"), Span(f"{rate_text:>8}"))))
+    if width >= 140:
+        told.append((4, (Span(spark(rate.cells(20, now_unix_s), glyphs), "spark"),)))
+    left = fitting(told, width)
+    return cut((*left, Span("  "), *_bars(gpu, width - width_of(left) - 2, glyphs)), width, glyphs)
+
+
+def remark_line(remark: Remark, width: int, glyphs: Glyphs) -> Line:
+    """Something that has happened."""
+    style = _REMARK_STYLES.get(remark.kind, "")
+    at = time.strftime("%H:%M:%S", time.localtime(remark.at_unix_s))
+    return cut(
+        (Span(f" {at} ", "dim"), Span(f"{remark.kind} ", style or "title"), Span(remark.text, style)), width, glyphs
+    )
+
+
+_REMARK_STYLES: Final = {
+    "node": "warn",
+    "done": "good",
+    "error": "bad",
+    "died": "bad",
+    "failed": "bad",
+    "refused": "warn",
+    "overrun": "warn",
+    "outside": "warn",
+    "drift": "warn",
+    "broker-restarted": "warn",
+    "server-restarted": "warn",
+    "not-suspended": "warn",
+    "not-resumed": "warn",
+    "stranded": "warn",
+}
+
+
+def remark_lines(remarks: Sequence[Remark], most: int, width: int, glyphs: Glyphs) -> list[Line]:
+    """The last ``most``, the newest at the bottom; always ``most`` lines, so that nothing jumps."""
+    last = [remark_line(remark, width, glyphs) for remark in remarks[-most:]]
+    if not last:
+        last = [(Span(" nothing has happened yet", "dim"),)]
+    return [*last, *[() for _ in range(most - len(last))]]

@@ -1,0 +1,94 @@
+"""``vgpuctl top`` as text: the node's GPUs and vGPUs, once."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from vgpu.ctl import tables
+from vgpu.ctl.output import Column, Row, print_table
+from vgpu.protocol.messages import GpuReading, Snapshot, VgpuReading
+from vgpu.top.columns import lag_text, short_duration, state_word
+from vgpu.units import counted
+
+GPUS: Final = (
+    Column("GPU"),
+    Column("NAME", elastic=True),
+    Column("MODE"),
+    Column("STATE"),
+    Column("HELD", right=True),
+    Column("BUSY", right=True),
+    Column("TOKENS/S", right=True),
+    Column("MEMORY", right=True),
+    Column("VGPUS", right=True),
+    Column("PROCS", right=True, extra=True),
+    Column("UTILISED", right=True, extra=True),
+    Column("POWER", right=True, extra=True),
+    Column("TEMPERATURE", right=True, extra=True),
+)
+VGPUS: Final = (
+    Column("VGPU"),
+    Column("NAME", elastic=True),
+    Column("GPU"),
+    Column("STATE"),
+    Column("SHARE", right=True),
+    Column("HELD", right=True),
+    Column("BUSY", right=True),
+    Column("TOKENS/S", right=True),
+    Column("MEMORY", right=True),
+    Column("PROCS", right=True, extra=True),
+    Column("WAITING", right=True, extra=True),
+    Column("LAG", right=True, extra=True),
+    Column("REFUSED", right=True, extra=True),
+)
+
+
+def print_snapshot(snapshot: Snapshot, host: str) -> None:
+    """A line that says when and of what, a table of GPUs, one of vGPUs."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.at_unix_s))
+    kind = "simulated GPU" if any(gpu.simulated for gpu in snapshot.gpus) else "GPU"
+    programs = sum(vgpu.processes for vgpu in snapshot.vgpus)
+    gpus, vgpus = counted(len(snapshot.gpus), kind), counted(len(snapshot.vgpus), "vGPU")
+    print(f"{at}  {host}: {gpus}, {vgpus}, {counted(programs, 'program')}")
+    print()
+    print_table(GPUS, map(gpu_row, snapshot.gpus))
+    print()
+    print_table(VGPUS, map(vgpu_row, snapshot.vgpus))
+
+
+def gpu_row(gpu: GpuReading) -> Row:
+    """A row of ``GPUS``. What the card does not tell is empty."""
+    return (
+        tables.gpu_label(gpu.index, gpu.simulated),
+        gpu.name,
+        gpu.mode,
+        tables.state(gpu.state),
+        tables.percent(gpu.held_ratio),
+        tables.percent(gpu.busy_ratio),
+        f"{gpu.tokens_per_second:.1f}",
+        tables.used_of(gpu.used_memory_bytes, gpu.total_memory_bytes),
+        str(gpu.vgpus),
+        str(gpu.processes),
+        "" if gpu.utilization_ratio is None else tables.percent(gpu.utilization_ratio),
+        "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+        "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C",
+    )
+
+
+def vgpu_row(vgpu: VgpuReading) -> Row:
+    """A row of ``VGPUS``."""
+    return (
+        vgpu.vgpu_id,
+        vgpu.name or "",
+        tables.gpu_label(vgpu.gpu_index, vgpu.simulated),
+        tables.state(state_word(vgpu)),
+        tables.promised(vgpu),
+        tables.percent(vgpu.held_ratio),
+        tables.percent(vgpu.busy_ratio),
+        f"{vgpu.tokens_per_second:.1f}",
+        tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
+        str(vgpu.processes),
+        short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",
+        lag_text(vgpu.lag_ns),
+        str(vgpu.memory_refusals),
+    )
