@@ -43,6 +43,7 @@ TESTS = Path(__file__).parent
 PARALLEL = [
     *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
+    "metrics/test_exposition.py",
     *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),
     *(
         f"native/test_{name}.py"
