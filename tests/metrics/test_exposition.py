@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import cycle
@@ -48,7 +49,7 @@ class Twin:
 
 
 def _unescaped(value: str) -> str:
-    return value.replace(r"\\", "\0").replace(r"\n", "\n").replace(r"\"", '"').replace("\0", "\\")
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], value)
 
 
 def _samples(metric: Metric[Any], labels: dict[str, str], taken: Any) -> Iterator[Sample]:

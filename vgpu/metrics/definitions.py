@@ -116,7 +116,7 @@ GPU: Final[tuple[Metric[Gpu], ...]] = (
     _gpu(
         "guaranteed_ratio",
         GAUGE,
-        "Compute promised to its vGPUs: the sum of guarantees (temporal mode), or the best packing's fullness (spatial).",
+        "Compute promised to its vGPUs: the sum of guarantees (temporal mode), or the best packing (spatial).",
         lambda g: g.reading.guaranteed_ratio,
     ),
     _gpu(
