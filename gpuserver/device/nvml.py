@@ -40,6 +40,18 @@ class MemoryUse:
     by_pid: dict[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The whole card, whoever uses it; None: this driver or card does not tell. The ratios are of NVML's own last
+    sample, which covers between 1/6 and 1 s."""
+
+    utilization_ratio: float | None = None
+    memory_utilization_ratio: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+
+
 class NvmlGpu:
     """The GPU with this NVML index or UUID. Context manager: NVML is shut down at its end.
 
@@ -105,6 +117,26 @@ class NvmlGpu:
         except pynvml.NVMLError as error:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"NVML gives no memory reading: {error}") from error
         return MemoryUse(used, by_pid)
+
+    def activity(self) -> Activity:
+        """How busy, hot and fast the card is. Never fails: what is not told is None."""
+        rates = self._told(pynvml.nvmlDeviceGetUtilizationRates)
+        power_mw = self._told(pynvml.nvmlDeviceGetPowerUsage)
+        temperature = self._told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
+        clock = self._told(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+        return Activity(
+            utilization_ratio=None if rates is None else int(rates.gpu) / 100,
+            memory_utilization_ratio=None if rates is None else int(rates.memory) / 100,
+            power_w=None if power_mw is None else int(power_mw) / 1000,
+            temperature_c=None if temperature is None else float(temperature),
+            sm_clock_mhz=None if clock is None else float(clock),
+        )
+
+    def _told(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(self._handle, *arguments)
+        except pynvml.NVMLError:
+            return None
 
     def _listed(self, read: Callable[[Any], Iterable[Any]]) -> list[Any]:
         try:

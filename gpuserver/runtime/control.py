@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.usage import advise
 from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
 from gpuserver.runtime.readings import (
     Rates,
@@ -23,6 +24,7 @@ from gpuserver.runtime.readings import (
     notes_on,
     outside_process,
     process_reading,
+    seen_of,
     vgpu_reading,
     warnings_on,
 )
@@ -42,6 +44,8 @@ from vgpu.protocol.messages import (
     Inspect,
     List,
     Look,
+    Meter,
+    Metering,
     Migrate,
     ModeChoice,
     Notice,
@@ -60,6 +64,7 @@ from vgpu.protocol.messages import (
     VgpuReading,
     Watch,
 )
+from vgpu.protocol.meters import GpuMeters, VgpuMeters
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
@@ -105,7 +110,7 @@ class Control:
             case Watch():
                 return self._server.watch_events(forward.id)
             case Trace() as trace:
-                return self._tracing.stream(forward.id, trace.duration_ns)
+                return self._tracing.stream(forward.id, trace.duration_ns, work=trace.work)
             case _:
                 return None
 
@@ -142,8 +147,9 @@ class Control:
             case SetGpu() as change:
                 return await self._set_gpu(change, forward.uid)
             case Look():
-                readings = self._readings()
-                return Snapshot(at_unix_s=time.time(), gpus=(self._gpu(readings),), vgpus=readings)
+                return self._look()
+            case Meter():
+                return self._meter()
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
 
@@ -287,6 +293,30 @@ class Control:
         statements, now_ns = server.tokens.statements(), time.monotonic_ns()
         return tuple(self._read(vgpu, statements.get(vgpu.record.key), now_ns) for vgpu in server.vgpus.values())
 
+    def _look(self) -> Snapshot:
+        readings = self._readings()
+        return Snapshot(at_unix_s=time.time(), gpus=(self._gpu(readings),), vgpus=readings)
+
+    def _meter(self) -> Metering:
+        server, index = self._server, self._server.facts.index
+        snapshot, meters = self._look(), server.tokens.meters
+        return Metering(
+            snapshot=snapshot,
+            processes=tuple(p for vgpu in server.vgpus.values() for p in self._processes(vgpu)),
+            gpus=(
+                GpuMeters(
+                    gpu_index=index,
+                    handovers=meters.handovers.histogram(),
+                    loop_lag=meters.loop_lag.histogram(),
+                ),
+            ),
+            vgpus=tuple(
+                VgpuMeters(vgpu_id=vgpu.record.vgpu_id, gpu_index=index, waits=meters.waits(vgpu.record.key))
+                for vgpu in server.vgpus.values()
+                if not vgpu.removed.is_set()
+            ),
+        )
+
     def _reading(self, vgpu: Vgpu) -> VgpuReading:
         return self._read(vgpu, self._server.tokens.statements().get(vgpu.record.key), time.monotonic_ns())
 
@@ -295,7 +325,7 @@ class Control:
         server = self._server
         rates = Rates() if statement is None else server.window.rates(now_ns, statement)
         warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
-        return vgpu_reading(vgpu, server.place, statement or no_statement(vgpu.record), rates, warnings)
+        return vgpu_reading(vgpu, server.place, statement or no_statement(vgpu.record), rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
         return VgpuDetail(
@@ -303,6 +333,7 @@ class Control:
             processes=tuple(self._processes(vgpu)),
             gpu=self._gpu(self._readings()),
             notes=notes_on(vgpu.record, self._server.mode),
+            advice=advise(seen_of(vgpu, self._server.usage, self._server.mode)),
         )
 
     def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:
@@ -341,6 +372,11 @@ class Control:
             host_memory_limit_bytes=server.swapping.stores.limit_bytes,
             host_memory_bytes=server.swapping.stores.ready_bytes,
             host_memory_used_bytes=server.swapping.stores.used_bytes,
+            utilization_ratio=server.activity.utilization_ratio,
+            memory_utilization_ratio=server.activity.memory_utilization_ratio,
+            power_w=server.activity.power_w,
+            temperature_c=server.activity.temperature_c,
+            sm_clock_mhz=server.activity.sm_clock_mhz,
         )
 
 

@@ -31,6 +31,7 @@ class Housekeeping:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look)
             nursery.start_soon(self._keep_house)
+            nursery.start_soon(self._sample)
 
     def _compare_sms(self, vgpu: Vgpu) -> None:
         """Say so, once for each process, where MPS gave another number of SMs than was planned."""
@@ -54,7 +55,9 @@ class Housekeeping:
         refused: dict[str, int] = {}
         while True:
             server.tokens.forget_wishes()
-            server.window.add(time.monotonic_ns(), server.tokens.statements())
+            statements, now_ns = server.tokens.statements(), time.monotonic_ns()
+            server.window.add(now_ns, statements)
+            server.usage.note(now_ns, statements)
             for vgpu in server.vgpus.values():
                 count = vgpu.refusals
                 if count > refused.get(vgpu.record.vgpu_id, 0):
@@ -65,7 +68,16 @@ class Housekeeping:
                 refused[vgpu.record.vgpu_id] = count
                 self._compare_sms(vgpu)
             server.divide_card()
-            await trio.sleep(SAMPLE_S)
+            due = trio.current_time() + SAMPLE_S
+            await trio.sleep_until(due)
+            server.tokens.meters.loop_lag.add(int((trio.current_time() - due) * 1e9))
+
+    async def _sample(self) -> None:
+        """NVML is asked here, for all who want to know."""
+        server = self._server
+        while True:
+            server.activity = await trio.to_thread.run_sync(server.gpu.activity)
+            await trio.sleep(1.0)
 
     async def _keep_house(self) -> None:
         server = self._server

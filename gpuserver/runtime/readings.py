@@ -14,6 +14,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
+from gpuserver.core.usage import Seen, Usage
 from gpuserver.device.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import Outsider
@@ -96,9 +97,9 @@ def no_statement(record: VgpuRecord) -> Statement:
 
 
 def vgpu_reading(
-    vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, warnings: tuple[str, ...] = ()
+    vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuReading:
-    """What the node tells of one vGPU: its record, its place in the schedule, and what its processes claim."""
+    """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots = vgpu.record, vgpu.slots
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
@@ -143,6 +144,10 @@ def vgpu_reading(
         leaving_to=vgpu.passage.leaving,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
         warnings=warnings,
+        window_ns=vgpu.grants.window_ns,
+        waiting_ns=0 if statement.holds else max(0, now_ns - (statement.waiting_since_ns or now_ns)),
+        swaps_out=vgpu.swaps_out,
+        swaps_in=vgpu.swaps_in,
     )
 
 
@@ -166,6 +171,21 @@ def _state(
     if statement.holds:
         return "running"
     return "waiting" if statement.wants else "idle"
+
+
+def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
+    """What there is to conclude a size from."""
+    record, slots = vgpu.record, vgpu.slots
+    return Seen(
+        vgpu=record.spec.name or record.vgpu_id,
+        seconds=usage.seconds(record.key),
+        busy_ratio=usage.busy_ratio(record.key),
+        limit_ppm=record.share.limit_ppm,
+        temporal=mode is Mode.TEMPORAL,
+        memory_peak_bytes=vgpu.grants.implicit_bytes + bounded(sum(slot.peak_bytes for slot in slots)),
+        memory_limit_bytes=record.memory_limit_bytes,
+        memory_refusals=vgpu.refusals,
+    )
 
 
 def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: MemoryWatch) -> ProcessReading:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -28,8 +27,9 @@ from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
-from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.gangs import GangLinks
@@ -86,10 +86,12 @@ class GpuServer:
         self.daemon = daemon
         self.started = time.monotonic_ns()
         self.vgpus: dict[str, Vgpu] = {}
-        self.events: deque[EventReading] = deque(maxlen=256)
         self.place = Place(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
         self.window = RateWindow()
+        self.usage = Usage()
+        self.activity = Activity()
         self.policy = DEFAULT_POLICY
+        self.gpu = gpu
         self._journal = journal
         self._journal_turn = trio.Lock()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
@@ -303,6 +305,7 @@ class GpuServer:
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)
         self.swapping.forget(vgpu)
+        self.usage.forget(vgpu.record.key)
         del self.vgpus[vgpu.record.vgpu_id]
         self.apply_shares()
         vgpu.close()
@@ -430,7 +433,6 @@ class GpuServer:
         event = EventReading(
             at_unix_s=time.time(), kind=kind, gpu_index=self.facts.index, vgpu_id=vgpu_id, text=text, fields=fields
         )
-        self.events.append(event)
         for channel in list(self._watchers):
             with suppress(trio.WouldBlock, trio.BrokenResourceError):
                 channel.send_nowait(event)

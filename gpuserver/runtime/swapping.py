@@ -368,6 +368,7 @@ class Swapping:
         self._server.tokens.bench(vgpu.record.key)
         if not was_away:
             vgpu.away, place.left_ns = True, began_ns
+            vgpu.swaps_out += 1
         lack = await self._leaves(vgpu)
         place.leaves = False
         if not lack:
@@ -435,6 +436,7 @@ class Swapping:
             return False
         vgpu.grants.present_bytes = 0
         vgpu.away, place.came_ns, place.failures = False, time.monotonic_ns(), 0
+        vgpu.swaps_in += 1
         if not vgpu.removed.is_set() and not vgpu.still:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         return True

@@ -39,6 +39,7 @@ from gpuserver.core.leases import (
     Wants,
     Went,
 )
+from gpuserver.core.meters import Meters
 from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
@@ -59,6 +60,7 @@ class TokenLoop:
     def __init__(self, scheduler: Scheduler, dispatcher: Dispatcher) -> None:
         self._scheduler = scheduler
         self._dispatcher = dispatcher
+        self.meters = Meters()
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
         self._benched: dict[VgpuKey, Book] = {}
@@ -68,6 +70,8 @@ class TokenLoop:
         """Until when each has wanted, of those that have in the last second and those that do."""
         self._heard_ns: dict[VgpuKey, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
+        self._curious: set[Recorder] = set()
+        """Those for whom hooks note what they see."""
         self._alarm: trio.CancelScope | None = None
         self._look: Callable[[], None] = lambda: None
 
@@ -82,8 +86,10 @@ class TokenLoop:
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
-        for recorder in self._recorders:
+        self.meters.enter(key)
+        if self._curious:
             grants.flags = grants.flags | GrantsFlag.TRACED
+        for recorder in self._recorders:
             recorder.enter(
                 key, grants.vgpu_id, time.monotonic_ns(), booked=(book.held_ns, book.busy_ns) if book else (0, 0)
             )
@@ -96,6 +102,7 @@ class TokenLoop:
         if key in self._benched:
             return
         self._benched[key] = self._scheduler.books()[key]
+        self.meters.rest(key)
         for epoch in self._published.pop(key):
             self._dispatcher.withdraw(key, epoch)
         self._wanting.discard(key)
@@ -117,6 +124,7 @@ class TokenLoop:
         if self._dispatcher.wants(key):
             self._wanting.add(key)
             self._wanted_ns[key] = time.monotonic_ns()
+            self.meters.wants(key, self._wanted_ns[key])
             self._handle(Wants(key))
         self._show_contention()
 
@@ -144,6 +152,7 @@ class TokenLoop:
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._heard_ns.pop(key, None)
+        self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
         self._show_contention()
@@ -176,8 +185,8 @@ class TokenLoop:
 
     # --- recordings
 
-    def record(self, recorder: Recorder) -> None:
-        """From now on ``recorder`` hears what the scheduler does, and hooks note what they see of the GPU."""
+    def record(self, recorder: Recorder, *, work: bool = True) -> None:
+        """From now on ``recorder`` hears what the scheduler does; ``work``: and hooks note what they see of the GPU."""
         self.hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
@@ -192,15 +201,19 @@ class TokenLoop:
                     wants=self._dispatcher.wants(key),
                     booked=self._scheduler.booked(key),
                 )
-            if not self._recorders:
+            if work and not self._curious:
                 page.flags = page.flags | GrantsFlag.TRACED
         self._recorders = (*self._recorders, recorder)
+        if work:
+            self._curious.add(recorder)
 
     def forget_recorder(self, recorder: Recorder) -> None:
         """It hears no more; hooks note no more once it was the last."""
         self.hear()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
-        if not self._recorders:
+        was_curious = recorder in self._curious
+        self._curious.discard(recorder)
+        if was_curious and not self._curious:
             for page in self._grants.values():
                 page.flags = page.flags & ~GrantsFlag.TRACED
 
@@ -284,10 +297,12 @@ class TokenLoop:
                 self._heard_ns[seen.vgpu] = seen.at_ns
             if seen.vgpu in self._published:
                 self._note(seen)
+                self.meters.saw(seen)
                 reports.append(_report(seen))
         self._take(reports)
         if lost:
             log.warning("dispatcher events lost", count=lost)
+            self.meters.miss()
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
@@ -360,6 +375,7 @@ class TokenLoop:
             if isinstance(command, Publish):
                 lease = command.lease
                 self._published[lease.vgpu].add(lease.epoch)
+                self.meters.published(lease)
                 self._dispatcher.publish(
                     lease.vgpu,
                     lease.epoch,
@@ -374,6 +390,7 @@ class TokenLoop:
                 )
             elif self._dispatcher.withdraw(command.vgpu, command.epoch):
                 self._published[command.vgpu].discard(command.epoch)
+                self.meters.withdrawn(command.vgpu, command.epoch)
 
 
 def _report(seen: readings.Event) -> Report:

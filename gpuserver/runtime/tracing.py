@@ -45,8 +45,9 @@ class Tracing:
         self._server = server
         self._running = 0
 
-    async def stream(self, request_id: int, duration_ns: int) -> AsyncGenerator[Notice, None]:
-        """``VgpuError`` (unavailable): there are ``MOST_AT_ONCE`` recordings of this GPU already."""
+    async def stream(self, request_id: int, duration_ns: int, *, work: bool = True) -> AsyncGenerator[Notice, None]:
+        """``VgpuError`` (unavailable): there are ``MOST_AT_ONCE`` recordings of this GPU already. ``work`` False: hooks
+        are not asked what they see of it."""
         if self._running >= MOST_AT_ONCE:
             raise VgpuError(
                 ErrorCode.UNAVAILABLE,
@@ -54,7 +55,7 @@ class Tracing:
                 "try again when one of them has ended",
             )
         self._running += 1
-        recording = _Recording(self._server, duration_ns)
+        recording = _Recording(self._server, duration_ns, work=work)
         try:
             while not recording.done:
                 chunk = recording.chunk()
@@ -69,8 +70,9 @@ class Tracing:
 class _Recording:
     """One. ``close`` in any case."""
 
-    def __init__(self, server: GpuServer, duration_ns: int) -> None:
+    def __init__(self, server: GpuServer, duration_ns: int, *, work: bool) -> None:
         self._server = server
+        self._work = work
         self._recorder = Recorder(MOST_RECORDS)
         self._known: set[str] = set()
         self._read_up_to: dict[tuple[str, Process], int] = {}
@@ -79,7 +81,7 @@ class _Recording:
         self._end_ns = self._begin_ns + duration_ns
         self._until_ns = self._lag_ns = self._begin_ns
         self._skip_old()
-        server.tokens.record(self._recorder)
+        server.tokens.record(self._recorder, work=work)
 
     def close(self) -> None:
         self._server.tokens.forget_recorder(self._recorder)
@@ -112,7 +114,8 @@ class _Recording:
             self._server.tokens.hear()
             self._recorder.finish(self._end_ns)
             self._finished = True
-        self._read_rings(now_ns)
+        if self._work:
+            self._read_rings(now_ns)
         if not self._finished and now_ns - self._lag_ns >= int(LAG_S * 1e9):
             self._lag_ns = now_ns
             for statement in self._server.tokens.snapshot():

@@ -88,7 +88,7 @@ class Vgpu:
     not doze. ``lends``: what it was promised is free meanwhile. ``unmoved``: why it could not be suspended or resumed
     by itself.
     ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has
-    may be in the host's memory, so that it gets no leases.
+    may be in the host's memory, so that it gets no leases. ``swaps_out``, ``swaps_in``: how often it left and came.
     ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
     with ``refusal`` if it was not taken there.
 
@@ -124,6 +124,8 @@ class Vgpu:
     lends: bool = False
     unmoved: str = ""
     away: bool = False
+    swaps_out: int = 0
+    swaps_in: int = 0
     present: dict[int, Process] = field(default_factory=dict)
     turn: trio.Lock = field(default_factory=trio.Lock)
     passage: Passage = AT_REST

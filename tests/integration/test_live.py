@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import Metering, VgpuReading
 from vgpu.spec import VgpuChanges
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +87,35 @@ def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pai
     with node.link() as link:
         assert link.set_gpu("0", window_ns=2_000_000).window_ns == 2_000_000
     comes_to(node, {first: 0.3, second: 0.6})
+
+
+def test_waits_and_hand_overs_are_counted_and_told_together(node: SimulatedNode, pair: tuple[str, str]) -> None:
+    def metered() -> Metering | None:
+        with node.link() as link:
+            found = link.meter()
+        waits = {meters.vgpu_id: sum(meters.waits.counts) for meters in found.vgpus}
+        busy = found.snapshot.gpus[0].utilization_ratio
+        return found if min(waits.values()) >= 20 and busy and set(waits) == set(pair) else None
+
+    found = eventually(metered, "both have waited and NVML was asked")
+    tokens = {vgpu.vgpu_id: vgpu.tokens for vgpu in found.snapshot.vgpus}
+    for meters in found.vgpus:
+        assert sum(meters.waits.counts) <= tokens[meters.vgpu_id] + 2  # those that are not over yet
+        assert meters.waits.sum_ns > 0
+    (gpu,) = found.gpus
+    assert 0 < sum(gpu.handovers.counts) <= sum(tokens.values()) + 4
+    assert sum(gpu.loop_lag.counts) > 0
+    assert {process.vgpu_id for process in found.processes} == set(pair)
+    with node.link() as link:
+        advice = link.inspect(pair[0]).advice
+    assert advice is not None
+    assert advice.observed_ns > 0
+
+
+def test_a_recording_of_leases_alone_asks_nothing_of_programs(node: SimulatedNode, pair: tuple[str, str]) -> None:
+    eventually(lambda: all(reading(node, vgpu_id).tokens > 5 for vgpu_id in pair), "both are at work")
+    with node.link() as link:
+        records = [record for chunk in link.trace("0", 500_000_000, work=False) for record in chunk.records]
+    kinds = {record.kind for record in records}
+    assert {"lease", "wait"} <= kinds <= {"lease", "wait", "level"}
+    assert {record.vgpu_id for record in records} == set(pair)

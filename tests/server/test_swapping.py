@@ -50,6 +50,7 @@ class Played:
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
         self.removed, self.turn, self.passage = trio.Event(), trio.Lock(), AT_REST
         self.away = self.still = False
+        self.swaps_out = self.swaps_in = 0
         self.where = where
         self.away_bytes = OWNED if where is Where.AWAY else 0
         self.out = self.into = 80 * GIB

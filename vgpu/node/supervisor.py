@@ -38,6 +38,8 @@ from vgpu.protocol.messages import (
     Inspect,
     List,
     Look,
+    Meter,
+    Metering,
     Migrate,
     NodeStatus,
     Notice,
@@ -179,6 +181,8 @@ class Node:
                 return self._status(await self._look())
             case Look():
                 return await self._look()
+            case Meter():
+                return await self._meter(uid)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
@@ -291,21 +295,38 @@ class Node:
         async with trio.open_nursery() as nursery:
             for process in self._processes.values():
                 nursery.start_soon(look, process)
-        found = [snapshot for _, snapshot in sorted(snapshots.items())]
-        return Snapshot(
-            at_unix_s=time.time(),
-            gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
-            vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
+        return _put_together([snapshot for _, snapshot in sorted(snapshots.items())])
+
+    async def _meter(self, uid: int) -> Metering:
+        """Of all servers at once. Of one that does not answer there is only how it stood."""
+        found: dict[int, Metering] = {}
+
+        async def meter(process: ServerProcess) -> None:
+            if process.serving:
+                with suppress(VgpuError):
+                    now = await ask(process.socket, Forward(uid=uid, request=Meter()), Metering, LOOK_S)
+                    process.last = _restarted(now.snapshot, process.restarts)
+                    found[process.index] = now.model_copy(update={"snapshot": process.last})
+                    return
+            snapshot = await self._look_at(process)
+            found[process.index] = Metering(snapshot=snapshot, processes=(), gpus=(), vgpus=())
+
+        async with trio.open_nursery() as nursery:
+            for process in self._processes.values():
+                nursery.start_soon(meter, process)
+        parts = [metering for _, metering in sorted(found.items())]
+        return Metering(
+            snapshot=_put_together([part.snapshot for part in parts]),
+            processes=tuple(process for part in parts for process in part.processes),
+            gpus=tuple(gpu for part in parts for gpu in part.gpus),
+            vgpus=tuple(vgpu for part in parts for vgpu in part.vgpus),
         )
 
     async def _look_at(self, process: ServerProcess) -> Snapshot:
-        restarts = {"restarts": process.restarts}
         if process.serving:
             try:
                 now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, LOOK_S)
-                process.last = now.model_copy(
-                    update={"gpus": tuple(gpu.model_copy(update=restarts) for gpu in now.gpus)}
-                )
+                process.last = _restarted(now, process.restarts)
                 return process.last
             except VgpuError as error:
                 log.warning("no reading", gpu=process.index, reason=str(error))
@@ -315,7 +336,7 @@ class Node:
             "state": "restarting" if last or not process.settled.is_set() else "failed",
             "reason": process.reason or "its server does not answer",
         }
-        server = restarts | {"server_pid": process.pid or None}
+        server = {"restarts": process.restarts, "server_pid": process.pid or None}
         return Snapshot(
             at_unix_s=time.time(),
             gpus=(gpu.model_copy(update=stale | server),),
@@ -394,6 +415,21 @@ def _only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
     if not ids:
         return snapshot
     return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
+
+
+def _restarted(snapshot: Snapshot, restarts: int) -> Snapshot:
+    """What a server cannot know of itself."""
+    gpus = tuple(gpu.model_copy(update={"restarts": restarts}) for gpu in snapshot.gpus)
+    return snapshot.model_copy(update={"gpus": gpus})
+
+
+def _put_together(snapshots: Iterable[Snapshot]) -> Snapshot:
+    found = tuple(snapshots)
+    return Snapshot(
+        at_unix_s=time.time(),
+        gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
+        vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
+    )
 
 
 def _unknown_gpu(index: int, *, simulated: bool) -> GpuReading:

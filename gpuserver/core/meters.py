@@ -1,0 +1,148 @@
+"""How often something lasted how long: waits for a token, hand-overs, a late loop. What the dispatcher saw in,
+histograms out. Pure; times are CLOCK_MONOTONIC nanoseconds, the dispatcher's own, so how late Python heard of
+something is in none of them.
+
+A *wait* lasts from the moment a vGPU wants without having a lease until GO; so does that of a vGPU which has drained
+one lease and wants on. A *hand-over* lasts from the drain of the leases that one waits for to its GO, where its vGPU
+was waiting by then: what the GPU stood empty for, on this side of the driver. It is 0 where GO came first, at the tail
+of the predecessor or because that took too long.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final
+
+from cython_ext.readings import Event, EventKind
+from gpuserver.core.leases import Lease, VgpuKey
+from vgpu.protocol.meters import Histogram
+
+US: Final = 1_000
+
+_TO_SECOND_US: Final = (50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000)
+WAITS_NS: Final = tuple(bound * US for bound in (*_TO_SECOND_US, 1_000_000, 2_500_000, 10_000_000))
+HANDOVERS_NS: Final = tuple(bound * US for bound in (5, 10, 25, 50, 100, 150, 250, 500, 1000, 2500, 10_000, 50_000))
+LAGS_NS: Final = tuple(bound * US for bound in (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000))
+_LATEST: Final = 4
+"""Drains of a vGPU that are remembered: whoever waits for one waits for its last."""
+_HALF: Final = 1 << 31
+"""Epochs are on a circle of 32 bits; of two, the newer one is less than this ahead."""
+
+
+class Tally:
+    """One histogram that grows."""
+
+    __slots__ = ("_bounds_ns", "_counts", "_sum_ns")
+
+    def __init__(self, bounds_ns: tuple[int, ...]) -> None:
+        self._bounds_ns = bounds_ns
+        self._counts = [0] * (len(bounds_ns) + 1)
+        self._sum_ns = 0
+
+    def add(self, lasted_ns: int) -> None:
+        """Below 0 counts as 0."""
+        self._counts[bisect_left(self._bounds_ns, lasted_ns)] += 1
+        self._sum_ns += max(0, lasted_ns)
+
+    def histogram(self) -> Histogram:
+        return Histogram(bounds_ns=self._bounds_ns, counts=tuple(self._counts), sum_ns=self._sum_ns)
+
+
+@dataclass(slots=True)
+class _Course:
+    """One vGPU: ``held`` are the epochs under which it may submit, or has not drained."""
+
+    waits: Tally = field(default_factory=lambda: Tally(WAITS_NS))
+    waits_since_ns: int | None = None
+    held: set[int] = field(default_factory=set)
+    drained_ns: dict[int, int] = field(default_factory=dict)
+    awaited: dict[int, Lease] = field(default_factory=dict)
+
+
+class Meters:
+    """Of one GPU. A vGPU has to be entered before anything of it is seen, and is forgotten with its counts."""
+
+    def __init__(self) -> None:
+        self.handovers = Tally(HANDOVERS_NS)
+        self.loop_lag = Tally(LAGS_NS)
+        self._courses: dict[VgpuKey, _Course] = {}
+
+    def enter(self, key: VgpuKey) -> None:
+        """Also again, under another scheduler."""
+        if key in self._courses:
+            self.rest(key)
+        else:
+            self._courses[key] = _Course()
+
+    def forget(self, key: VgpuKey) -> None:
+        self._courses.pop(key, None)
+
+    def rest(self, key: VgpuKey) -> None:
+        """It has no leases any more, and waits for none, but keeps its counts."""
+        old = self._courses[key]
+        self._courses[key] = _Course(waits=old.waits)
+
+    def waits(self, key: VgpuKey) -> Histogram:
+        return self._courses[key].waits.histogram()
+
+    def published(self, lease: Lease) -> None:
+        """For the first time, or changed."""
+        course = self._courses[lease.vgpu]
+        if any(key != lease.vgpu for key, _ in lease.after):
+            course.awaited[lease.epoch] = lease
+        else:
+            course.awaited.pop(lease.epoch, None)
+
+    def withdrawn(self, key: VgpuKey, epoch: int) -> None:
+        self._courses[key].awaited.pop(epoch, None)
+
+    def wants(self, key: VgpuKey, at_ns: int) -> None:
+        """A token, from now on."""
+        course = self._courses[key]
+        if not course.held and course.waits_since_ns is None:
+            course.waits_since_ns = at_ns
+
+    def saw(self, event: Event) -> None:
+        """What the dispatcher reports of a vGPU that is known."""
+        course = self._courses[event.vgpu]
+        match event.kind:
+            case EventKind.WANTS:
+                self.wants(event.vgpu, event.at_ns)
+            case EventKind.IDLE:
+                course.waits_since_ns = None
+            case EventKind.WENT:
+                self._went(course, event.epoch, event.at_ns)
+            case EventKind.DRAINED:
+                self._drained(course, event)
+
+    def miss(self) -> None:
+        """Some events were lost: who holds and who waits is not known until the next ones."""
+        for key in self._courses:
+            self.rest(key)
+
+    def _went(self, course: _Course, epoch: int, at_ns: int) -> None:
+        since_ns, course.waits_since_ns = course.waits_since_ns, None
+        course.held.add(epoch)
+        lease = course.awaited.pop(epoch, None)
+        if since_ns is None:
+            return
+        course.waits.add(at_ns - since_ns)
+        if lease is None:
+            return
+        others = [self._courses.get(key, _NOBODY).drained_ns.get(before) for key, before in lease.after]
+        drains = [drained_ns for drained_ns in others if drained_ns is not None]
+        empty = len(drains) == len(others)
+        self.handovers.add(at_ns - max(*drains, since_ns, lease.start_ns) if empty else 0)
+
+    def _drained(self, course: _Course, event: Event) -> None:
+        over = {epoch for epoch in course.held if (event.epoch - epoch) % (2 * _HALF) < _HALF}
+        course.held -= over
+        course.drained_ns[event.epoch] = event.at_ns
+        if len(course.drained_ns) > _LATEST:
+            del course.drained_ns[next(iter(course.drained_ns))]
+        if not course.held:
+            course.waits_since_ns = event.at_ns if event.wants else None
+
+
+_NOBODY: Final = _Course()

@@ -1,0 +1,140 @@
+"""What a vGPU's programs use, seen over their life, and the size that would have been enough. Pure.
+
+Each second in which they used the GPU at all counts once, by the part of it that was busy: what matters for a size is
+how much they need while they work, not how often they do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuserver.core.leases import Statement, VgpuKey
+from gpuserver.core.policy import PPM
+from vgpu.protocol.meters import Advice
+from vgpu.units import MIB, format_bytes
+
+SECOND_NS: Final = 1_000_000_000
+LEAST_SECONDS: Final = 30
+"""Of work. Before that a start-up weighs as much as what it starts."""
+QUANTILE: Final = 0.95
+HEADROOM: Final = 1.1
+AT_ITS_LIMIT: Final = 0.95
+"""Who needs so much of what it may have might need more."""
+MEMORY_STEP_BYTES: Final = 256 * MIB
+_STEPS: Final = 100
+
+
+@dataclass(slots=True)
+class _Log:
+    at_ns: int
+    busy_ns: int
+    counts: list[int] = field(default_factory=lambda: [0] * (_STEPS + 1))
+
+
+class Usage:
+    """Of all vGPUs of a GPU, by key."""
+
+    def __init__(self) -> None:
+        self._logs: dict[VgpuKey, _Log] = {}
+
+    def note(self, now_ns: int, statements: Mapping[VgpuKey, Statement]) -> None:
+        """How all stand; looked at once a second, however often it is told."""
+        for key, statement in statements.items():
+            log = self._logs.get(key)
+            if log is None or statement.busy_ns < log.busy_ns:
+                self._logs[key] = _Log(now_ns, statement.busy_ns)
+                continue
+            passed_ns = now_ns - log.at_ns
+            if passed_ns < SECOND_NS:
+                continue
+            part = (statement.busy_ns - log.busy_ns) / passed_ns
+            if part > 0:
+                log.counts[min(_STEPS, math.ceil(part * _STEPS))] += 1
+            log.at_ns, log.busy_ns = now_ns, statement.busy_ns
+
+    def forget(self, key: VgpuKey) -> None:
+        self._logs.pop(key, None)
+
+    def seconds(self, key: VgpuKey) -> int:
+        """In which it used the GPU."""
+        log = self._logs.get(key)
+        return 0 if log is None else sum(log.counts)
+
+    def busy_ratio(self, key: VgpuKey) -> float:
+        """What it stayed below in ``QUANTILE`` of those seconds; 0 if there were none."""
+        log = self._logs.get(key)
+        if log is None:
+            return 0.0
+        least = QUANTILE * sum(log.counts)
+        counted = 0
+        for step, count in enumerate(log.counts):
+            counted += count
+            if count and counted >= least:
+                return step / _STEPS
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A vGPU as it is, and what was seen of it. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
+    time. ``temporal``: else its share is one of SMs, of which nobody measures the use."""
+
+    vgpu: str
+    seconds: int
+    busy_ratio: float
+    limit_ppm: int
+    temporal: bool
+    memory_peak_bytes: int
+    memory_limit_bytes: int
+    memory_refusals: int
+
+
+def advise(seen: Seen) -> Advice | None:
+    """A size for it; None before anything of it was seen."""
+    if not seen.seconds and not seen.memory_peak_bytes:
+        return None
+    percent, said = _compute(seen)
+    size = _memory(seen)
+    if seen.memory_refusals:
+        said.append(
+            f"it was refused memory {seen.memory_refusals} times at its {format_bytes(seen.memory_limit_bytes)}, so it "
+            "may need more"
+        )
+    elif size is not None:
+        said.append(f"it had {format_bytes(seen.memory_peak_bytes)} of {format_bytes(seen.memory_limit_bytes)} at most")
+    options = [f"--sm {percent:g}"] if percent is not None else []
+    options += [f"--mem {size // MIB}M"] if size is not None and size < seen.memory_limit_bytes else []
+    typed = f": vgpuctl set {seen.vgpu} {' '.join(options)}" if options else ""
+    text = "; ".join(said) + typed
+    return Advice(
+        observed_ns=seen.seconds * SECOND_NS,
+        busy_ratio=seen.busy_ratio,
+        memory_peak_bytes=seen.memory_peak_bytes,
+        sm_percent=percent,
+        memory_bytes=size,
+        text=text[:1].upper() + text[1:],
+    )
+
+
+def _compute(seen: Seen) -> tuple[float | None, list[str]]:
+    """The percentage of compute, if one can be named, and why."""
+    if seen.seconds < LEAST_SECONDS:
+        return None, [f"its programs used the GPU for {seen.seconds} s so far, {LEAST_SECONDS} s are the least to tell"]
+    limit_ratio = seen.limit_ppm / PPM
+    used = f"{seen.busy_ratio * 100:.0f} % of the GPU's time or less in 95 of 100 seconds of work"
+    if seen.busy_ratio >= AT_ITS_LIMIT * limit_ratio and limit_ratio < 1:
+        return None, [f"it used {used}, which is what it may: more might serve it better"]
+    if not seen.temporal:
+        return None, [f"it used {used}; how many SMs it needs nobody measures"]
+    percent = float(min(100, max(1, math.ceil(seen.busy_ratio * 100 * HEADROOM))))
+    return (percent if percent < limit_ratio * 100 else None), [f"it used {used}"]
+
+
+def _memory(seen: Seen) -> int | None:
+    if not seen.memory_peak_bytes or seen.memory_refusals:
+        return None
+    steps = math.ceil(seen.memory_peak_bytes * HEADROOM / MEMORY_STEP_BYTES)
+    return min(seen.memory_limit_bytes, steps * MEMORY_STEP_BYTES)

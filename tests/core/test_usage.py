@@ -1,0 +1,125 @@
+"""What a vGPU used over its life, and the size that is named for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserver.core.leases import Priority, Statement
+from gpuserver.core.usage import LEAST_SECONDS, Seen, Usage, advise
+
+S = 1_000_000_000
+GIB = 1 << 30
+STATEMENT = Statement(
+    vgpu=0, guarantee_ppm=500_000, limit_ppm=500_000, priority=Priority.NORMAL, wants=True, holds=True,
+    throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0,
+    tokens=0,
+)  # fmt: skip
+SEEN = Seen(
+    vgpu="vgpu-00000001",
+    seconds=100,
+    busy_ratio=0.2,
+    limit_ppm=500_000,
+    temporal=True,
+    memory_peak_bytes=2 * GIB,
+    memory_limit_bytes=8 * GIB,
+    memory_refusals=0,
+)
+
+
+def watched(parts: list[float], every_s: float = 1.0) -> Usage:
+    usage, busy_ns = Usage(), 0
+    usage.note(0, {0: STATEMENT})
+    for i, part in enumerate(parts, 1):
+        busy_ns += int(part * every_s * S)
+        usage.note(int(i * every_s * S), {0: replace(STATEMENT, busy_ns=busy_ns)})
+    return usage
+
+
+@given(st.lists(st.floats(0, 1), max_size=200))
+def test_the_figure_is_above_most_seconds_of_work_and_not_above_all(parts: list[float]) -> None:
+    usage = watched(parts)
+    worked = sorted(int(part * S) / S for part in parts if int(part * S) > 0)
+    assert usage.seconds(0) == len(worked)
+    found = usage.busy_ratio(0)
+    if not worked:
+        assert found == 0
+        return
+    assert sum(part <= found + 1e-9 for part in worked) >= 0.95 * len(worked)
+    assert found <= worked[-1] + 0.01 + 1e-9
+
+
+def test_it_is_looked_at_once_a_second_however_often_it_is_told() -> None:
+    assert watched([0.5] * 50, every_s=0.2).seconds(0) == 10
+    assert watched([0.5] * 50, every_s=0.2).busy_ratio(0) == pytest.approx(0.5, abs=0.011)
+
+
+def test_a_key_that_is_used_again_starts_anew() -> None:
+    usage = watched([1.0] * 40)
+    usage.note(41 * S, {0: STATEMENT})
+    assert usage.seconds(0) == 0
+    usage.forget(0)
+    assert (usage.seconds(0), usage.busy_ratio(0)) == (0, 0.0)
+
+
+def test_a_smaller_size_with_room_to_spare() -> None:
+    found = advise(SEEN)
+    assert found is not None
+    assert (found.sm_percent, found.memory_bytes) == (22, 9 * (GIB // 4))
+    assert found.text == (
+        "It used 20 % of the GPU's time or less in 95 of 100 seconds of work; it had 2 GiB of 8 GiB at most: "
+        "vgpuctl set vgpu-00000001 --sm 22 --mem 2304M"
+    )
+
+
+def test_nothing_to_type_where_its_limit_may_be_what_held_it_back() -> None:
+    found = advise(replace(SEEN, busy_ratio=0.49, memory_peak_bytes=8 * GIB, memory_refusals=3))
+    assert found is not None
+    assert (found.sm_percent, found.memory_bytes) == (None, None)
+    assert "which is what it may: more might serve it better" in found.text
+    assert "refused memory 3 times at its 8 GiB" in found.text
+    assert "vgpuctl" not in found.text
+
+
+def test_a_whole_gpu_that_is_used_up_is_no_limit_and_needs_all_of_it() -> None:
+    found = advise(replace(SEEN, busy_ratio=1.0, limit_ppm=1_000_000))
+    assert found is not None
+    assert found.sm_percent is None
+    assert "more might" not in found.text
+
+
+def test_too_little_seen_and_what_nobody_measures() -> None:
+    assert advise(replace(SEEN, seconds=0, memory_peak_bytes=0)) is None
+    early = advise(replace(SEEN, seconds=LEAST_SECONDS - 1))
+    spatial = advise(replace(SEEN, temporal=False))
+    assert early is not None
+    assert early.sm_percent is None
+    assert f"{LEAST_SECONDS} s are the least to tell" in early.text
+    assert early.memory_bytes is not None  # a peak is one from the first moment on
+    assert spatial is not None
+    assert spatial.sm_percent is None
+    assert "how many SMs it needs nobody measures" in spatial.text
+
+
+@given(
+    st.integers(0, 500), st.floats(0, 1), st.integers(1, 1_000_000), st.booleans(), st.integers(0, 16 * GIB),
+    st.integers(GIB // 4, 16 * GIB), st.integers(0, 2),
+)  # fmt: skip
+def test_what_is_advised_holds_what_was_seen(
+    seconds: int, busy: float, limit: int, temporal: bool, peak: int, most: int, refusals: int
+) -> None:
+    seen = Seen("v", seconds, busy, limit, temporal, min(peak, most), most, refusals)
+    found = advise(seen)
+    if found is None:
+        assert not seconds
+        assert not peak
+        return
+    if found.sm_percent is not None:
+        assert seen.busy_ratio * 100 <= found.sm_percent < limit / 10_000
+        assert temporal
+    if found.memory_bytes is not None:
+        assert seen.memory_peak_bytes <= found.memory_bytes <= most
+        assert not refusals
