@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from hypothesis import strategies as st
 
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.metrics.kinds import Seen
 from vgpu.protocol.messages import GpuReading, Metering, ProcessReading, Snapshot, VgpuReading
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
@@ -18,11 +19,11 @@ RATIOS = st.floats(0, 64, allow_nan=False)
 AMOUNTS = st.integers(0, 2**60)
 STATES = get_args(VgpuReading.model_fields["state"].annotation)
 GPU_STATES = get_args(GpuReading.model_fields["state"].annotation)
-SEEN = {"software": "9.9.9", "own_software": "0.1.0", "elapsed_s": lambda: 0.25}
 
 
 def seen(metering: Metering | None) -> Seen:
-    return Seen(metering, "9.9.9" if metering else "", "0.1.0", lambda: 0.25)
+    error = None if metering else VgpuError(ErrorCode.UNAVAILABLE, "nobody answers")
+    return Seen(metering, error, "9.9.9" if metering else "", "0.1.0", lambda: 0.25)
 
 
 def histogram(counts: tuple[int, ...] = (1,) * (len(BOUNDS_NS) + 1)) -> Histogram:
@@ -31,7 +32,7 @@ def histogram(counts: tuple[int, ...] = (1,) * (len(BOUNDS_NS) + 1)) -> Histogra
 
 @st.composite
 def histograms(draw: st.DrawFn) -> Histogram:
-    bounds = sorted(draw(st.sets(st.integers(1, 10**11), max_size=6)))
+    bounds = sorted(draw(st.sets(st.integers(1, 10**11), max_size=3)))
     counts = draw(st.lists(st.integers(0, 2**40), min_size=len(bounds) + 1, max_size=len(bounds) + 1))
     return Histogram(bounds_ns=tuple(bounds), counts=tuple(counts), sum_ns=draw(st.integers(0, 2**60)))
 
@@ -80,7 +81,7 @@ def processes(draw: st.DrawFn) -> ProcessReading:
         gpu_index=draw(st.integers(0, 2)),
         slot=draw(st.integers(0, 63)),
         pid=draw(st.integers(1, 4)),
-        command=draw(st.text(max_size=100)),
+        command=draw(st.text(max_size=12)),
         alive=draw(st.booleans()),
         launches=draw(COUNTS),
     )
@@ -94,12 +95,12 @@ def meterings(draw: st.DrawFn) -> Metering:
     snapshot = Snapshot(
         at_unix_s=1.0,
         gpus=tuple(draw(gpus(index)) for index in served),
-        vgpus=tuple(draw(st.lists(vgpus(), max_size=5))),
+        vgpus=tuple(draw(st.lists(vgpus(), max_size=3))),
     )
     metered = draw(st.sets(st.integers(0, 2)))
     return Metering(
         snapshot=snapshot,
-        processes=tuple(draw(st.lists(processes(), max_size=8))),
+        processes=tuple(draw(st.lists(processes(), max_size=4))),
         gpus=tuple(
             GpuMeters(gpu_index=index, handovers=draw(histograms()), loop_lag=draw(histograms())) for index in metered
         ),
@@ -142,15 +143,4 @@ def busy(count: int = 64, processes_each: int = 1) -> Metering:
         ),
         gpus=(GpuMeters(gpu_index=0, handovers=histogram(), loop_lag=histogram()),),
         vgpus=tuple(VgpuMeters(vgpu_id=vgpu_id, gpu_index=0, waits=histogram()) for vgpu_id in ids),
-    )
-
-
-def later(metering: Metering, **grown: Any) -> Metering:
-    """The same, with counters of all vGPUs as in ``grown``."""
-    return metering.model_copy(
-        update={
-            "snapshot": metering.snapshot.model_copy(
-                update={"vgpus": tuple(vgpu.model_copy(update=grown) for vgpu in metering.snapshot.vgpus)}
-            )
-        }
     )

@@ -59,7 +59,7 @@ def _samples(metric: Metric[Any], labels: dict[str, str], taken: Any) -> Iterato
             total += count
             yield Sample(f"{metric.name}_bucket", {**labels, "le": str(bound)}, total)
         yield Sample(f"{metric.name}_count", labels, total)
-        yield Sample(f"{metric.name}_sum", labels, taken.sum_ns * 1e-9)
+        yield Sample(f"{metric.name}_sum", labels, taken.sum_ns / 1e9)
     elif isinstance(taken, int | float):
         yield Sample(metric.name, labels, taken)
     elif taken is not None:

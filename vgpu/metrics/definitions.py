@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 from vgpu.metrics.kinds import Gpu, Kind, Metric, Of, Seen, Taken, Values, Vgpu
 from vgpu.protocol.messages import GpuReading, ProcessReading, VgpuReading
 
-NANO: Final = 1e-9
+SECOND_NS: Final = 1_000_000_000
 LONGEST_COMMAND: Final = 80
 COUNTER, GAUGE, HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
@@ -131,12 +131,12 @@ GPU: Final[tuple[Metric[Gpu], ...]] = (
         "Part of the last second in which vGPUs had work on the GPU, summed over them.",
         lambda g: g.reading.busy_ratio,
     ),
-    _gpu("period_seconds", GAUGE, "Length of one round of turns.", lambda g: g.reading.period_ns * NANO),
+    _gpu("period_seconds", GAUGE, "Length of one round of turns.", lambda g: g.reading.period_ns / SECOND_NS),
     _gpu(
         "window_seconds",
         GAUGE,
         "The most predicted GPU time that a process may have in flight while others want the GPU.",
-        lambda g: g.reading.window_ns * NANO,
+        lambda g: g.reading.window_ns / SECOND_NS,
     ),
     _gpu(
         "handover_gap_seconds",
@@ -236,26 +236,26 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "token_seconds_total",
         COUNTER,
         "Time for which it held a usable token, until drained or returned: what others could not use.",
-        lambda v: v.reading.held_ns * NANO,
+        lambda v: v.reading.held_ns / SECOND_NS,
     ),
     _vgpu(
         "busy_seconds_total",
         COUNTER,
         "Time with its work on the GPU: what its limit caps.",
-        lambda v: v.reading.busy_ns * NANO,
+        lambda v: v.reading.busy_ns / SECOND_NS,
     ),
     _vgpu(
         "overuse_seconds_total",
         COUNTER,
         "Time for which its work ran past the ends of its leases.",
-        lambda v: v.reading.overuse_ns * NANO,
+        lambda v: v.reading.overuse_ns / SECOND_NS,
     ),
-    _vgpu("lag_seconds", GAUGE, "GPU time that it is owed; below 0: that it owes.", lambda v: v.reading.lag_ns * NANO),
+    _vgpu("lag_seconds", GAUGE, "GPU time that it is owed; below 0: that it owes.", lambda v: v.reading.lag_ns / SECOND_NS),
     _vgpu(
         "debt_seconds",
         GAUGE,
         "GPU time that it owes: its turns come later until that is paid.",
-        lambda v: max(0, -v.reading.lag_ns) * NANO,
+        lambda v: max(0, -v.reading.lag_ns) / SECOND_NS,
     ),
     _vgpu("held_ratio", GAUGE, "Part of the last second in which it held a token.", lambda v: v.reading.held_ratio),
     _vgpu(
@@ -285,7 +285,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "waiting_seconds",
         GAUGE,
         "For how long it has wanted a token by now without having one; 0: it does not.",
-        lambda v: v.reading.waiting_ns * NANO,
+        lambda v: v.reading.waiting_ns / SECOND_NS,
     ),
     _vgpu(
         "wait_seconds",
@@ -297,7 +297,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "window_seconds",
         GAUGE,
         "The most predicted GPU time that one of its processes may have in flight while others want the GPU.",
-        lambda v: v.reading.window_ns * NANO,
+        lambda v: v.reading.window_ns / SECOND_NS,
     ),
     _vgpu("launches_total", COUNTER, "Kernels, graphs, fills and copies launched.", lambda v: v.reading.launches),
     _vgpu("processes", GAUGE, "Processes in it.", lambda v: v.reading.processes),
@@ -353,12 +353,12 @@ PROCESS: Final[tuple[Metric[ProcessReading], ...]] = (
         lambda p: _says(readable(p.command)),
         "command",
     ),
-    _process("busy_seconds_total", COUNTER, "GPU time of its work.", lambda p: p.busy_ns * NANO),
+    _process("busy_seconds_total", COUNTER, "GPU time of its work.", lambda p: p.busy_ns / SECOND_NS),
     _process(
         "overrun_seconds_total",
         COUNTER,
         "Time for which its work ran past the ends of leases.",
-        lambda p: p.overrun_ns * NANO,
+        lambda p: p.overrun_ns / SECOND_NS,
     ),
     _process("launches_total", COUNTER, "Kernels, graphs, fills and copies launched.", lambda p: p.launches),
     _process("graph_launches_total", COUNTER, "Graphs launched.", lambda p: p.graph_launches),
@@ -367,13 +367,13 @@ PROCESS: Final[tuple[Metric[ProcessReading], ...]] = (
         "gate_wait_seconds_total",
         COUNTER,
         "Time for which launches waited at the gate: for a token, or for room in the window.",
-        lambda p: p.gate_wait_ns * NANO,
+        lambda p: p.gate_wait_ns / SECOND_NS,
     ),
     _process(
         "longest_kernel_seconds",
         GAUGE,
         "The longest kernel or graph of it that was timed.",
-        lambda p: p.longest_kernel_ns * NANO,
+        lambda p: p.longest_kernel_ns / SECOND_NS,
     ),
     _process("copies_total", COUNTER, "Copies to and from the host.", lambda p: p.copies),
     _process("copied_bytes_total", COUNTER, "Bytes copied to and from the host.", lambda p: p.copied_bytes),

@@ -125,7 +125,7 @@ def _distribution(name: str, names: tuple[str, ...], labels: tuple[str, ...], ta
         yield f"{name}_bucket{label((*labels, bound))} {_number(total)}\n"
     whose = _labelling(names)(labels)
     yield f"{name}_count{whose} {_number(total)}\n"
-    yield f"{name}_sum{whose} {_number(taken.sum_ns * 1e-9)}\n"
+    yield f"{name}_sum{whose} {_number(taken.sum_ns / 1_000_000_000)}\n"
 
 
 def _number(value: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
+from vgpu.errors import VgpuError
 from vgpu.protocol.messages import GpuReading, Metering, ProcessReading, VgpuReading
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
 
@@ -41,10 +42,11 @@ LABELS: Final[dict[Of, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one scrape found. ``metering`` None: the node did not answer; ``software``, its version, is "" then.
-    ``elapsed_s``: since the scrape began."""
+    """What one scrape found: what the node said, with its version, ``software``; or the ``error`` that there is
+    instead. ``elapsed_s``: since the scrape began."""
 
     metering: Metering | None
+    error: VgpuError | None
     software: str
     own_software: str
     elapsed_s: Callable[[], float]
