@@ -250,7 +250,9 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "Time for which its work ran past the ends of its leases.",
         lambda v: v.reading.overuse_ns / SECOND_NS,
     ),
-    _vgpu("lag_seconds", GAUGE, "GPU time that it is owed; below 0: that it owes.", lambda v: v.reading.lag_ns / SECOND_NS),
+    _vgpu(
+        "lag_seconds", GAUGE, "GPU time that it is owed; below 0: that it owes.", lambda v: v.reading.lag_ns / SECOND_NS
+    ),
     _vgpu(
         "debt_seconds",
         GAUGE,
