@@ -19,6 +19,8 @@ from vgpu.protocol.service import software_version
 
 STOP_S: Final = 1.0
 """For answers that are on their way."""
+IDLE_S: Final = 120.0
+"""Longer than scrapers pause, so that each keeps its connection."""
 
 
 def application(control_socket: Path) -> FastAPI:
@@ -37,6 +39,7 @@ async def serve(control_socket: Path, listening: socket.socket, ready: Callable[
     config = Config()
     config.bind = [f"fd://{listening.detach()}"]
     config.graceful_timeout = config.shutdown_timeout = STOP_S
+    config.keep_alive_timeout = IDLE_S
     config.loglevel = "WARNING"
     config.include_server_header = False
     ended = trio.Event()
