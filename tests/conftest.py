@@ -46,6 +46,7 @@ TESTS = Path(__file__).parent
 PARALLEL = [
     *("broker", "core", "trace", "vocabulary"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
+    "metrics/test_exposition.py",
     *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),
     *("node/test_events.py", "node/test_health.py", "node/test_logs.py", "ctl/test_surroundings.py"),
     *(

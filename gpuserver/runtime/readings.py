@@ -100,7 +100,7 @@ def vgpu_reading(
     vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuReading:
     """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
-    record, slots = vgpu.record, vgpu.slots
+    record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
     return VgpuReading(
@@ -136,10 +136,10 @@ def vgpu_reading(
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
         memory_peak_bytes=bounded(sum(slot.peak_bytes for slot in slots)),
-        memory_refusals=vgpu.refusals,
+        memory_refusals=counts.refusals,
         memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
         processes=len(vgpu.alive),
-        launches=vgpu.launches,
+        launches=counts.launches,
         broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,
         leaving_to=vgpu.passage.leaving,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},

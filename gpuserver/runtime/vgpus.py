@@ -95,8 +95,8 @@ class Vgpu:
     ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
-    counted. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs of a process that has
-    several, in the order of attaching.
+    counted. ``shown``: the most of that, and of what others count, that was told. ``seen``: who was reported in which
+    slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
     ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
     a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
     """
@@ -114,6 +114,7 @@ class Vgpu:
     left: trio.Event = field(default_factory=trio.Event)
     failure: str = ""
     past: Past = Past()
+    shown: Past = Past()
     seen: dict[int, Process] = field(default_factory=dict)
     companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
     compared: set[Process] = field(default_factory=set)
@@ -229,6 +230,12 @@ class Vgpu:
     @property
     def launches(self) -> int:
         return bounded(self.past.launches + sum(slot.launches for slot in self.alive))
+
+    def show_counts(self) -> Past:
+        """Refusals and launches, never fewer than were told before: between a process's death and its broker's word of
+        it, and while the page is away, nobody has what it counted."""
+        self.shown = Past(max(self.shown.refusals, self.refusals), max(self.shown.launches, self.launches))
+        return self.shown
 
     @property
     def share(self) -> Share:

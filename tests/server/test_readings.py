@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from cython_ext.readings import SlotState
 from gpuserver.core.leases import Priority, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.runtime import readings
 from gpuserver.runtime.readings import Rates, RateWindow, warnings_when_idle
-from gpuserver.runtime.vgpus import Vgpu
+from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.spec import VgpuSpec
 
 MS = 1_000_000
@@ -64,3 +65,28 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
     assert told("10m", 1000, "no") == "It cannot be suspended when it is idle: no. It is tried again."
     monkeypatch.setattr(readings.os, "geteuid", lambda: 0)
     assert told("10m", 1001) == ""
+
+
+def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
+    """A process is dead in its page before its broker has said so: in neither sum are its counts then."""
+    live = SimpleNamespace(index=0, state=SlotState.ACTIVE, refusals=2, launches=1000)
+    dead = SimpleNamespace(index=0, state=SlotState.DEAD, refusals=2, launches=1000)
+    other = SimpleNamespace(index=1, state=SlotState.ACTIVE, refusals=1, launches=10)
+
+    def page(*slots: SimpleNamespace) -> Any:
+        alive = [slot for slot in slots if slot.state is not SlotState.DEAD]
+        return SimpleNamespace(
+            slots=lambda: list(slots), refusals=sum(slot.refusals for slot in alive), read_slot=slots.__getitem__
+        )
+
+    vgpu = Vgpu(cast(Any, None), 1, cast(Any, None), activity=page(live, other))
+    assert vgpu.show_counts() == Past(3, 1010)
+    vgpu.activity = page(dead, other)
+    assert vgpu.show_counts() == Past(3, 1010)
+    vgpu.count_past(0)
+    assert vgpu.show_counts() == Past(3, 1010)
+    vgpu.activity = None
+    assert vgpu.show_counts() == Past(3, 1010)
+    other.launches += 5
+    vgpu.activity = page(dead, other)
+    assert vgpu.show_counts() == Past(3, 1015)

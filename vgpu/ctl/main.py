@@ -14,7 +14,22 @@ from typing import Annotated
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import demo, doctor, events, gpus, hook, logs, node, options, programs, support, top, trace, vgpus
+from vgpu.ctl import (
+    demo,
+    doctor,
+    events,
+    gpus,
+    hook,
+    logs,
+    metrics,
+    node,
+    options,
+    programs,
+    support,
+    top,
+    trace,
+    vgpus,
+)
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.errors import VgpuError
 
@@ -37,7 +52,7 @@ def everywhere(
     options.tells_what_it_holds(ctx)
 
 
-for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace, events, logs, support, top):
+for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace, events, logs, support, top, metrics):
     module.register(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -1,0 +1,86 @@
+"""vgpuctl metrics: what the node counts, for Prometheus: once, into a file, or for whoever scrapes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from vgpu.ctl.exits import Exit, report
+from vgpu.errors import ErrorCode, VgpuError
+
+EXAMPLE: Final = "127.0.0.1:9835"
+
+
+def metrics(
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="ADDRESS",
+            help=f"Serve /metrics and /healthz there, as in {EXAMPLE}.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Into a file, for node_exporter's textfile collector.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Print all metrics of the node once, as text for Prometheus; or serve them."""
+    if listen is None:
+        return _once(out)
+    if out is not None:
+        raise VgpuError(ErrorCode.INVALID, "--listen serves metrics, and -o writes them once: give one of them")
+    return _serve(listen)
+
+
+def _once(out: Path | None) -> int:
+    """Of a node that is down it is told that it is, too: what was written before must not look current."""
+    import trio
+
+    from vgpu.ctl.trace import replaced
+    from vgpu.metrics.exposition import exposition
+    from vgpu.metrics.source import Source
+    from vgpu.paths import NodePaths
+
+    source = Source(NodePaths.from_environment().control_socket)
+    seen = trio.run(source.see)
+    text = exposition(seen)
+    if out is None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+    else:
+        with replaced(out) as file:
+            file.write(text)
+    return Exit.OK if seen.error is None else report(seen.error)
+
+
+def _serve(listen: str) -> int:
+    import trio
+
+    from vgpu import logs
+    from vgpu.listening import bind, parse_address
+    from vgpu.metrics.serve import serve
+    from vgpu.paths import NodePaths
+
+    logs.to_stderr()
+    listening, address = bind(parse_address(listen, EXAMPLE))
+
+    def ready() -> None:
+        print(f"metrics at {address.url}metrics", flush=True)
+
+    trio.run(serve, NodePaths.from_environment().control_socket, listening, ready)
+    return Exit.OK
+
+
+def register(app: typer.Typer) -> None:
+    app.command("metrics")(metrics)

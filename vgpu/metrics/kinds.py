@@ -1,0 +1,99 @@
+"""What a metric is: its description, whose it is, and what it is taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+from vgpu.errors import VgpuError
+from vgpu.protocol.messages import GpuReading, Metering, ProcessReading, VgpuReading
+from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
+
+UNITS: Final = ("seconds", "bytes", "ratio", "watts", "celsius", "hertz")
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Of(StrEnum):
+    """Whose a metric is."""
+
+    NODE = "node"
+    GPU = "GPU"
+    VGPU = "vGPU"
+    PROCESS = "process"
+    EXPORTER = "exporter"
+
+
+LABELS: Final[dict[Of, tuple[str, ...]]] = {
+    Of.NODE: (),
+    Of.GPU: ("gpu",),
+    Of.VGPU: ("gpu", "vgpu", "name", "uid"),
+    Of.PROCESS: ("gpu", "vgpu", "name", "uid", "pid"),
+    Of.EXPORTER: (),
+}
+"""What tells one from another of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one scrape found: what the node said, with its version, ``software``; or the ``error`` that there is
+    instead. ``elapsed_s``: since the scrape began."""
+
+    metering: Metering | None
+    error: VgpuError | None
+    software: str
+    own_software: str
+    elapsed_s: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """``fresh``: its GPU Server has answered just now."""
+
+    reading: GpuReading
+    meters: GpuMeters | None
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Vgpu:
+    reading: VgpuReading
+    meters: VgpuMeters | None
+
+
+Values = Sequence[tuple[tuple[str, ...], float]]
+"""A value for each combination of a metric's own labels."""
+Taken = float | Histogram | Values | None
+"""None: there is nothing to tell just now."""
+Whose = TypeVar("Whose", Seen, Gpu, Vgpu, ProcessReading)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[Whose]):
+    """``take``: from a reading, without I/O. ``labels``: its own, beside those that tell whose it is (``LABELS``).
+    ``lasting``: the node's own word, or a fact that stays true while the GPU Server is silent."""
+
+    name: str
+    of: Of
+    kind: Kind
+    help: str
+    take: Callable[[Whose], Taken]
+    labels: tuple[str, ...] = ()
+    lasting: bool = False
+
+    @property
+    def family(self) -> str:
+        """The name without what its kind adds to it."""
+        return self.name.removesuffix("_total") if self.kind is Kind.COUNTER else self.name
+
+    @property
+    def unit(self) -> str:
+        """One of ``UNITS``, or "" for a number of things."""
+        last = self.family.rpartition("_")[2]
+        return last if last in UNITS else ""

@@ -1,0 +1,82 @@
+"""Asks the node what it has counted, for whoever scrapes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+from pydantic import BaseModel, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.metrics.kinds import Seen
+from vgpu.protocol.hello import Hello, Request
+from vgpu.protocol.messages import GpuList, Gpus, Meter, Metering
+from vgpu.protocol.service import LINK_ENDED, checked, open_link, software_version
+from vgpu.spec import explain
+
+ANSWER_S: Final = 8.0
+"""The node waits 5 s for a GPU Server that does not answer, and Prometheus 10 s for us, by default."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``error``: why there is none. ``asked_s``: when it was asked for, on trio's clock."""
+
+    metering: Metering | None
+    software: str
+    error: VgpuError | None
+    asked_s: float
+
+
+class Source:
+    """One node, by its control socket. However many scrape at the same time, it is asked one question at a time, and
+    each of them gets the answer to one that was asked after it came."""
+
+    def __init__(self, control_socket: Path, *, answer_s: float = ANSWER_S) -> None:
+        self._control_socket = control_socket
+        self._answer_s = answer_s
+        self._asking = trio.Lock()
+        self._last: Answer | None = None
+
+    async def see(self) -> Seen:
+        """What there is to tell; of a node that does not answer, why."""
+        began_s, came_s = time.perf_counter(), trio.current_time()
+        async with self._asking:
+            if self._last is None or self._last.asked_s < came_s:
+                self._last = await self._ask()
+            last = self._last
+        return Seen(last.metering, last.error, last.software, software_version(), lambda: time.perf_counter() - began_s)
+
+    async def gpus(self) -> GpuList:
+        """How its GPUs are. ``VgpuError``: it does not answer."""
+        return (await self._asked(Gpus(), GpuList))[0]
+
+    async def _ask(self) -> Answer:
+        asked_s = trio.current_time()
+        try:
+            metering, software = await self._asked(Meter(), Metering)
+        except VgpuError as error:
+            return Answer(None, "", error, asked_s)
+        return Answer(metering, software, None, asked_s)
+
+    async def _asked(self, request: Request, model: type[Model]) -> tuple[Model, str]:
+        path = self._control_socket
+        with trio.move_on_after(self._answer_s):
+            try:
+                link, welcome = await open_link(path, Hello())
+                async with link:
+                    await link.send(request.model_dump(mode="json"))
+                    return model.model_validate(checked(await link.receive())), welcome.software
+            except LINK_ENDED as error:
+                raise VgpuError(ErrorCode.UNAVAILABLE, f"the link to {path} broke: {error}") from error
+            except ValidationError as error:
+                raise VgpuError(
+                    ErrorCode.VERSION,
+                    f"the node's answer is not understood: {explain(error)}",
+                    "install the same release on both ends",
+                ) from error
+        raise VgpuError(ErrorCode.TIMEOUT, f"the node at {path} did not answer within {self._answer_s:g} s")
