@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -267,8 +268,13 @@ _OPTION: Final = {
 
 def explain(error: ValidationError) -> str:
     """Every complaint of pydantic on one line, each under the option or field a person knows."""
+    return in_one_line(error.errors())
+
+
+def in_one_line(problems: Iterable[Mapping[str, Any]]) -> str:
+    """The same of complaints (``loc``, ``msg``) that came another way."""
     complaints = []
-    for problem in error.errors():
+    for problem in problems:
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
         reason = problem["msg"].removeprefix("Value error, ")
         complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)

@@ -15,6 +15,7 @@ import typer
 
 from client_hook.errors import CannotStart, HookError
 from vgpu.ctl import (
+    dashboard,
     demo,
     doctor,
     events,
@@ -52,7 +53,7 @@ def everywhere(
     options.tells_what_it_holds(ctx)
 
 
-for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace, events, logs, support, top, metrics):
+for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace, events, logs, support, top, metrics, dashboard):
     module.register(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

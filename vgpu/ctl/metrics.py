@@ -72,7 +72,7 @@ def _serve(listen: str) -> int:
     from vgpu.metrics.serve import serve
     from vgpu.paths import NodePaths
 
-    logs.to_stderr()
+    logs.to_stderr("metrics")
     listening, address = bind(parse_address(listen, EXAMPLE))
 
     def ready() -> None:

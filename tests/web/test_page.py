@@ -1,0 +1,208 @@
+"""The page in a browser that nobody sees: what a person does with a vGPU, from its creation to its removal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
+from tests.web.conftest import Dashboard
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PHONE = {"width": 360, "height": 740}
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def complaints() -> list[str]:
+    """What the browser had to say: errors of scripts, of the content policy, and requests to other hosts."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, dashboard: Dashboard, complaints: list[str]) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(PATIENCE_S * 1000)
+    expect.set_options(timeout=PATIENCE_S * 1000)
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request", lambda request: None if request.url.startswith(dashboard.url) else complaints.append(request.url)
+    )
+    page.goto(dashboard.printed)
+    yield page
+    context.close()
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator(".vgpu", has=page.get_by_text(name, exact=True))
+
+
+def percent(locator: Locator) -> float:
+    found = re.search(r"([\d.]+) %", locator.inner_text())
+    assert found, locator.inner_text()
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def program(node: SimulatedNode) -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_token_is_gone_from_the_address(page: Page, dashboard: Dashboard) -> None:
+    assert page.url == dashboard.url
+    expect(page.locator("#link-text")).to_have_text("live")
+    expect(page.locator(".gpu h2")).to_have_text(["GPU 0", "GPU 1"])
+    expect(page.locator(".gpu .pill.simulated").first).to_be_visible()
+    expect(page.locator(".gpu .empty code").first).to_have_text("vgpuctl create --sm 30 --mem 8G")
+
+
+def test_a_vgpu_is_created_with_the_keyboard(page: Page, node: SimulatedNode) -> None:
+    page.keyboard.press("n")
+    expect(page.get_by_label("Compute")).to_be_focused()
+    page.keyboard.type("30%")
+    page.get_by_label(re.compile("^Memory as in")).fill("1G")
+    page.get_by_label(re.compile("^Name instead")).fill("web-made")
+    page.get_by_label("GPU", exact=True).select_option("0")
+    expect(page.locator("#edit-command")).to_have_text("vgpuctl create --sm 30% --mem 1G --name web-made --gpu 0")
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Create").press("Enter")
+    expect(page.locator("#edit")).to_be_hidden()
+    expect(row(page, "web-made").locator(".promised, .cell.share")).to_contain_text("of 30 %")
+    with node.link() as link:
+        assert [(vgpu.name, vgpu.guarantee_ratio) for vgpu in link.list()] == [("web-made", 0.3)]
+
+
+def test_a_program_in_it_shows_its_tokens_and_its_share(
+    page: Page, node: SimulatedNode, program: list[subprocess.Popen[bytes]]
+) -> None:
+    command = [sys.executable, "-m", "vgpu.ctl", "exec", "web-made", "--"]
+    command += [sys.executable, "-m", "vgpu.workload", "--seconds", "600", "-o", "json"]
+    program.append(subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.DEVNULL))
+    mine = row(page, "web-made")
+    eventually(lambda: float(mine.locator(".cell.rate b").inner_text()) > 1, "its token rate")
+    eventually(lambda: abs(percent(mine.locator(".cell.share b")) - 30) < 6, "a share of 30 %")
+    expect(mine.locator(".cell.procs")).to_contain_text("1")
+    mine.get_by_role("button", expanded=False).click()
+    expect(mine.locator("tbody td").first).to_have_text(re.compile(r"\d+"))
+    expect(page.locator("#events .kind", has_text="attached")).to_be_visible()
+
+
+def test_its_leases_are_on_the_timeline(page: Page) -> None:
+    first = page.locator(".gpu").first
+    button = first.get_by_role("button", name="Timeline")
+    if button.get_attribute("aria-expanded") == "false":
+        button.click()
+    expect(first.locator("canvas")).to_have_attribute("aria-label", re.compile(r"Held: web-made \d"))
+    drawn = "canvas => canvas.getContext('2d').getImageData(canvas.width - 400, 4, 380, 8).data.some(byte => byte > 0)"
+    eventually(lambda: first.locator("canvas").evaluate(drawn), "a lease drawn")
+
+
+def test_it_is_resized_and_gets_more(page: Page) -> None:
+    mine = row(page, "web-made")
+    mine.get_by_role("button", name="Resize web-made").click()
+    page.get_by_label("Compute").fill("60")
+    expect(page.locator("#edit-command")).to_have_text("vgpuctl set web-made --sm 60")
+    page.locator("#edit-go").click()
+    expect(mine.locator(".cell.share")).to_contain_text("of 60 %")
+    eventually(lambda: abs(percent(mine.locator(".cell.share b")) - 60) < 8, "a share of 60 %")
+
+
+def test_what_is_refused_is_said_in_the_nodes_words_and_nothing_is_lost(page: Page) -> None:
+    page.keyboard.press("n")
+    page.get_by_label("Compute").fill("70")
+    page.get_by_label("GPU", exact=True).select_option("0")
+    page.locator("#edit-go").click()
+    expect(page.locator("#edit-refused")).to_contain_text("70% of the GPU's time asked for, 40% is left")
+    expect(page.locator("#edit-refused code")).to_have_text("the largest that fits: --sm 40")
+    expect(page.get_by_label("Compute")).to_have_value("70")
+    page.keyboard.press("Escape")
+    expect(page.locator("#edit")).to_be_hidden()
+
+
+def test_the_filter_finds_by_name(page: Page) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type("nobody")
+    expect(row(page, "web-made")).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(row(page, "web-made")).to_be_visible()
+
+
+def test_colours_are_chosen_and_kept(page: Page) -> None:
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = ground()
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    assert ground() != light
+    page.reload()
+    expect(row(page, "web-made")).to_be_visible()
+    assert ground() != light
+    page.locator("#theme").click()
+    assert ground() == light
+
+
+def test_a_phone_needs_no_scrolling_to_the_side(page: Page) -> None:
+    before = page.viewport_size
+    assert before is not None
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    expect(row(page, "web-made")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.set_viewport_size(before)
+
+
+def test_a_node_that_goes_away_is_missed_and_found_again(page: Page, node: SimulatedNode) -> None:
+    node.kill_node()
+    expect(page.locator("#banner")).to_contain_text("vgpuctl serve --detach")
+    expect(page.locator("#link-text")).to_contain_text("stale since")
+    expect(row(page, "web-made")).to_be_visible()  # as it was
+    node.start()
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(page.locator("#link-text")).to_have_text("live")
+
+
+def test_it_is_removed_once_its_program_is_not_in_the_way(page: Page) -> None:
+    mine = row(page, "web-made")
+    expect(mine.locator(".cell.procs")).to_contain_text("1")
+    mine.get_by_role("button", expanded=False).click()
+    mine.get_by_role("button", name="Remove…").click()
+    page.locator("#remove-go").click()
+    expect(page.locator("#remove-refused")).to_contain_text("process")
+    page.get_by_label("Although programs run in it").check()
+    page.locator("#remove-go").click()
+    expect(mine).to_have_count(0)
+    expect(page.locator("#events .kind", has_text="removed").first).to_be_visible()
+
+
+def test_the_browser_had_nothing_to_complain_of(complaints: list[str]) -> None:
+    """But for what was refused on purpose, and the node's absence."""
+    known = re.compile(r"Failed to load resource: the server responded with a status of (409|50\d)|net::ERR")
+    assert [text for text in complaints if not known.search(text)] == []

@@ -1,0 +1,40 @@
+"""An ASGI application as a process: hypercorn on trio, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import trio
+from fastapi import FastAPI
+from hypercorn.config import Config
+from hypercorn.trio import serve as serve_asgi
+
+IDLE_S: Final = 120.0
+"""Longer than scrapers pause, so that each keeps its connection."""
+
+
+async def serve_http(app: FastAPI, listening: socket.socket, ready: Callable[[], None], stop_s: float) -> None:
+    """Takes ``listening`` over. ``ready`` is called once requests are answered; ``stop_s``: for answers that are on
+    their way at the end."""
+    config = Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.graceful_timeout = config.shutdown_timeout = stop_s
+    config.keep_alive_timeout = IDLE_S
+    config.loglevel = "WARNING"
+    config.include_server_header = False
+    ended = trio.Event()
+
+    async def answer(task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        await serve_asgi(app, config, shutdown_trigger=ended.wait, task_status=task_status)  # type: ignore[arg-type]
+        nursery.cancel_scope.cancel()
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(answer)
+            ready()
+            async for _ in signals:
+                ended.set()
+                await trio.sleep_forever()  # until the answers are given

@@ -1,0 +1,217 @@
+"""The HTTP API, ``/api/v1``: the requests of the control link, with its models. What ``vgpuctl … -o json`` prints is
+what is answered here; what the node refuses is refused here in the same words."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.codec import ProtocolError
+from vgpu.protocol.hello import Request
+from vgpu.protocol.messages import (
+    Create,
+    EventList,
+    EventReading,
+    Events,
+    GpuList,
+    GpuReading,
+    Gpus,
+    Inspect,
+    List,
+    Look,
+    Migrate,
+    ModeChoice,
+    NodeStatus,
+    Processes,
+    ProcessList,
+    ProcessReading,
+    Remove,
+    Resume,
+    Set,
+    SetGpu,
+    Snapshot,
+    Status,
+    Suspend,
+    VgpuDetail,
+    VgpuList,
+    VgpuReading,
+)
+from vgpu.protocol.service import AnyModel, ask
+from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
+from vgpu.web.feed import Feed
+from vgpu.web.history import History
+from vgpu.web.streams import everything, leases
+from vgpu.web.timelines import Timelines
+
+LOOK_S: Final = 20.0
+"""More than the node's own patience with a GPU Server that is being restarted."""
+MOVE_S: Final = 620.0
+STATUS_OF: Final[dict[ErrorCode, int]] = {
+    ErrorCode.INVALID: 400,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.AMBIGUOUS: 409,
+    ErrorCode.REMOVED: 410,
+    ErrorCode.EXISTS: 409,
+    ErrorCode.NOT_YOURS: 403,
+    ErrorCode.NO_ROOM: 409,
+    ErrorCode.IN_USE: 409,
+    ErrorCode.FULL: 409,
+    ErrorCode.MODE: 409,
+    ErrorCode.UNREACHABLE: 503,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.TIMEOUT: 504,
+    ErrorCode.VERSION: 502,
+    ErrorCode.PROTOCOL: 502,
+    ErrorCode.INTERNAL: 500,
+}
+
+
+class Refused(BaseModel):
+    """Every answer that is not 2xx. ``hint``: what to type next, or ""."""
+
+    code: ErrorCode
+    error: str
+    hint: str = ""
+
+
+class GpuChanges(BaseModel):
+    """As ``vgpuctl gpu set``: what is given replaces what is so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: ModeChoice | None = None
+    period_ns: PeriodNs | None = None
+    window_ns: WindowNs | None = None
+
+
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": Refused} for status in sorted({401, 413, 421, *STATUS_OF.values()})
+}
+VgpuQuery = Annotated[str, Query(description="Id, unambiguous prefix of one, or name; all without it.")]
+
+
+def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
+    """Its routes, for the node at ``control_socket``."""
+    router = APIRouter(prefix="/api/v1", responses=REFUSALS)
+
+    async def node(request: Request, model: type[AnyModel], timeout_s: float = LOOK_S) -> AnyModel:
+        try:
+            return await ask(control_socket, request, model, timeout_s)
+        except ValidationError as error:
+            raise VgpuError(ErrorCode.VERSION, f"the node's answer is not understood: {explain(error)}") from error
+        except ProtocolError as error:
+            raise VgpuError(ErrorCode.PROTOCOL, f"the node broke the rules of its link: {error}") from error
+
+    @router.get("/status", tags=["node"])
+    async def status() -> NodeStatus:
+        """The node itself; as `vgpuctl status -o json`."""
+        return await node(Status(), NodeStatus)
+
+    @router.get("/snapshot", tags=["node"])
+    async def snapshot() -> Snapshot:
+        """Everything that moves, at this instant."""
+        return await node(Look(), Snapshot)
+
+    @router.get("/history", tags=["node"])
+    async def history(seconds: Annotated[float, Query(ge=1, le=300)] = 300.0) -> History:
+        """The last seconds of the figures that charts show."""
+        return feed.samples.since(time.time() - seconds)
+
+    @router.get("/events", tags=["node"])
+    async def events(
+        vgpu: VgpuQuery = "",
+        since_unix_s: float = 0.0,
+        most: Annotated[int, Query(ge=1, le=2000)] = 1000,
+    ) -> tuple[EventReading, ...]:
+        """What has happened, oldest first."""
+        return (await node(Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most), EventList)).events
+
+    @router.get("/stream", tags=["streams"], response_class=StreamingResponse)
+    async def stream() -> StreamingResponse:
+        """Server-sent events: `link` (LinkState), `snapshot` (Snapshot, twice a second), `event` (EventReading)."""
+        feed.admit()
+        return _stream(everything(feed))
+
+    @router.get("/gpus/{index}/timeline", tags=["streams"], response_class=StreamingResponse)
+    async def timeline(index: int) -> StreamingResponse:
+        """Server-sent events: `chunk` (TraceChunk of leases and waits, ten a second), `failure` (Failure)."""
+        feed.admit()
+        if all(gpu.index != index for gpu in (await node(Gpus(), GpuList)).gpus):
+            raise VgpuError(ErrorCode.NOT_FOUND, f"there is no GPU {index}", "vgpuctl gpu ls")
+        return _stream(leases(timelines, index))
+
+    @router.get("/gpus", tags=["GPUs"])
+    async def gpus() -> tuple[GpuReading, ...]:
+        """As `vgpuctl gpu ls -o json`."""
+        return (await node(Gpus(), GpuList)).gpus
+
+    @router.patch("/gpus/{gpu}", tags=["GPUs"])
+    async def set_gpu(gpu: str, changes: GpuChanges) -> GpuReading:
+        """As `vgpuctl gpu set`. `gpu`: index or UUID."""
+        _some(changes, "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
+        return await node(SetGpu(gpu=gpu, **changes.model_dump()), GpuReading)
+
+    @router.get("/processes", tags=["vGPUs"])
+    async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:
+        """As `vgpuctl ps -o json`."""
+        return (await node(Processes(vgpu=vgpu), ProcessList)).processes
+
+    @router.get("/vgpus", tags=["vGPUs"])
+    async def vgpus() -> tuple[VgpuReading, ...]:
+        """As `vgpuctl ls -o json`."""
+        return (await node(List(), VgpuList)).vgpus
+
+    @router.post("/vgpus", status_code=201, tags=["vGPUs"])
+    async def create(
+        spec: VgpuSpec, gpu: Annotated[str, Query(description="auto, an index or a UUID.")] = "auto"
+    ) -> VgpuReading:
+        """As `vgpuctl create`: sizes and durations also as texts (`"8G"`, `"30%"`, `"8h"`)."""
+        return await node(Create(spec=spec, gpu=gpu), VgpuReading)
+
+    @router.get("/vgpus/{ref}", tags=["vGPUs"])
+    async def inspect(ref: str) -> VgpuDetail:
+        """As `vgpuctl inspect -o json`. `ref`: id, unambiguous prefix of one, or name."""
+        return await node(Inspect(vgpu=ref), VgpuDetail)
+
+    @router.patch("/vgpus/{ref}", tags=["vGPUs"])
+    async def change(ref: str, changes: VgpuChanges) -> VgpuReading:
+        """As `vgpuctl set`: what is given replaces what is so, from the next token on."""
+        _some(changes, "vgpuctl set VGPU --sm 50 --mem 16G")
+        return await node(Set(vgpu=ref, changes=changes), VgpuReading)
+
+    @router.delete("/vgpus/{ref}", tags=["vGPUs"])
+    async def remove(ref: str, force: bool = False) -> VgpuReading:
+        """As `vgpuctl rm`; `force`: even with programs in it, whose next call fails."""
+        return await node(Remove(vgpu=ref, force=force), VgpuReading)
+
+    @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
+    async def suspend(ref: str) -> VgpuReading:
+        """As `vgpuctl suspend`: takes as long as its memory takes to the host's."""
+        return await node(Suspend(vgpu=ref), VgpuReading, MOVE_S)
+
+    @router.post("/vgpus/{ref}/resume", tags=["vGPUs"])
+    async def resume(ref: str) -> VgpuReading:
+        """As `vgpuctl resume`."""
+        return await node(Resume(vgpu=ref), VgpuReading, MOVE_S)
+
+    @router.post("/vgpus/{ref}/migrate", tags=["vGPUs"])
+    async def migrate(ref: str, gpu: Annotated[str, Query(description="An index or a UUID.")]) -> VgpuReading:
+        """As `vgpuctl migrate`: with its running programs, to another GPU of the node."""
+        return await node(Migrate(vgpu=ref, gpu=gpu), VgpuReading, MOVE_S)
+
+    return router
+
+
+def _some(changes: BaseModel, hint: str) -> None:
+    if not changes.model_dump(exclude_none=True):
+        raise VgpuError(ErrorCode.INVALID, "nothing to change", hint)
+
+
+def _stream(messages: Any) -> StreamingResponse:
+    return StreamingResponse(messages, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,215 @@
+// Making, resizing, moving and removing vGPUs. The node checks and refuses; its words are shown, and nothing that was
+// typed is lost.
+
+import { $, el, say, set, show } from "/static/dom.js";
+import { bytes, quoted, short, typed, typedDuration } from "/static/format.js";
+import { ask } from "/static/node.js";
+
+// `key`: the field of VgpuSpec and VgpuChanges; `option`: of vgpuctl; `of`: how it is typed, from a specification.
+const FIELDS = [
+  { key: "sm_percent", option: "--sm", label: "Compute", unit: "% of the GPU", example: "30", main: true,
+    of: (spec) => (spec.sm_percent == null ? "" : String(spec.sm_percent)) },
+  { key: "memory_bytes", option: "--mem", label: "Memory", unit: "as in 8G", example: "same part as compute", main: true, of: (spec) => size(spec.memory_bytes) },
+  { key: "name", option: "--name", label: "Name", unit: "instead of the id", example: "optional", main: true, of: (spec) => spec.name ?? "" },
+  { key: "gpu", option: "--gpu", label: "GPU", choices: [], main: true, fixed: true },
+  { key: "quota_request_percent", option: "--quota-request", label: "Guaranteed time", unit: "%", example: "as the limit", of: (spec) => number(spec.quota_request_percent) },
+  { key: "quota_limit_percent", option: "--quota-limit", label: "Largest time", unit: "%", example: "100", of: (spec) => number(spec.quota_limit_percent) },
+  { key: "memory_limit_bytes", option: "--mem-limit", label: "Memory while free", unit: "at most, as in 16G", example: "as memory", of: (spec) => size(spec.memory_limit_bytes) },
+  { key: "process_memory_bytes", option: "--mem-per-process", label: "Memory per program", unit: "at most", example: "all of it", of: (spec) => size(spec.process_memory_bytes) },
+  { key: "priority", option: "--priority", label: "Priority", choices: ["normal", "high", "low"], of: (spec) => spec.priority },
+  { key: "ttl_ns", option: "--ttl", label: "Removed after", unit: "as in 8h", example: "never", of: (spec) => time(spec.ttl_ns) },
+  { key: "idle_suspend_ns", option: "--idle-suspend", label: "Suspended when idle for", unit: "as in 10m", example: "never", of: (spec) => time(spec.idle_suspend_ns) },
+  { key: "on_server_loss", option: "--on-server-loss", label: "Without GPU Server", choices: ["block", "error", "run"], of: (spec) => spec.on_server_loss },
+  { key: "oversubscribe", option: "--oversubscribe", label: "More memory than fits", choices: ["", "swap", "managed"], words: ["no"], fixed: true },
+  { key: "group", option: "--group", label: "Holds together with", unit: "a group's name", example: "nobody", fixed: true },
+  { key: "share_group", option: "--share-group", label: "Shared with", unit: "a Unix group", example: "nobody", fixed: true },
+  { key: "burst", option: "--burst", label: "May use what is idle beyond its share", tick: true, of: (spec) => spec.burst },
+  { key: "overcommit", option: "--overcommit", label: "Although shares no longer fit: they become weights", tick: true, of: (spec) => spec.overcommit },
+];
+
+const size = (value) => (value == null ? "" : typed(value));
+const number = (value) => (value == null ? "" : String(value));
+const time = (value) => (value ? typedDuration(value) : "");
+
+class Dialog {
+  constructor(name, submit) {
+    this.node = $(name);
+    this.refused = $(`${name}-refused`);
+    this.go = $(`${name}-go`);
+    for (const button of this.node.querySelectorAll("[data-close]")) button.addEventListener("click", () => this.node.close());
+    this.node.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.try(submit);
+    });
+  }
+
+  open() {
+    this.refuse(null);
+    if (!this.node.open) this.node.showModal();
+  }
+
+  refuse(error) {
+    show(this.refused, error !== null);
+    if (!error) return;
+    say(this.refused.querySelector("p"), `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}.`);
+    const hint = this.refused.querySelector("code");
+    say(hint, error.hint ?? "");
+    show(hint, Boolean(error.hint));
+  }
+
+  async try(submit) {
+    if (this.busy) return;
+    this.busy = true;
+    set(this.go, "aria-busy", "true");
+    this.refuse(null);
+    try {
+      await submit();
+      this.node.close();
+    } catch (error) {
+      this.refuse(error);
+    } finally {
+      this.busy = false;
+      set(this.go, "aria-busy", null);
+    }
+  }
+}
+
+export class Dialogs {
+  // `page`: snapshot(), told(words), copy(text).
+  constructor(page) {
+    this.page = page;
+    this.edit = new Dialog("edit", () => this.submit());
+    this.removal = new Dialog("remove", () => this.submitRemoval());
+    this.moving = new Dialog("move", () => this.submitMove());
+    $("edit").addEventListener("input", () => this.preview());
+    $("edit-copy").addEventListener("click", () => page.copy($("edit-command").textContent));
+  }
+
+  create() {
+    const gpus = this.page.snapshot()?.gpus ?? [];
+    this.vgpu = null;
+    say($("edit-title"), "New vGPU");
+    say(this.edit.go, "Create");
+    this.build(FIELDS, {}, gpus);
+    say($("edit-lead"), gpus.map(room).join("  ·  "));
+    this.edit.open();
+    this.inputs.get("sm_percent").focus();
+  }
+
+  resize(vgpu) {
+    this.vgpu = vgpu;
+    say($("edit-title"), `Resize ${vgpu.name ?? vgpu.vgpu_id}`);
+    say(this.edit.go, "Resize");
+    this.build(FIELDS.filter((field) => !field.fixed), vgpu.spec, []);
+    const gpu = this.page.snapshot()?.gpus.find((one) => one.index === vgpu.gpu_index);
+    say($("edit-lead"), `${gpu ? `Beside it, ${room(gpu)}. ` : ""}It takes effect with the next token.`);
+    this.edit.open();
+    this.inputs.get("sm_percent").select();
+  }
+
+  build(fields, spec, gpus) {
+    this.fields = fields;
+    this.inputs = new Map();
+    this.before = new Map();
+    const made = { main: [], more: [] };
+    for (const field of fields) {
+      if (field.key === "gpu" && gpus.length < 2) continue;
+      const choices = field.key === "gpu" ? ["auto", ...gpus.map((gpu) => String(gpu.index))] : field.choices;
+      const value = this.vgpu ? field.of(spec) : field.tick ? false : choices?.[0] ?? "";
+      const input = choices
+        ? el("select", {}, ...choices.map((choice, i) => el("option", { value: choice }, choice || field.words[i])))
+        : el("input", field.tick ? { type: "checkbox" } : { type: "text", placeholder: field.example, autocomplete: "off", spellcheck: "false", inputmode: field.key === "sm_percent" ? "decimal" : null });
+      input.name = field.key;
+      input.id = `edit-${field.key}`;
+      if (field.tick) input.checked = value;
+      else input.value = value;
+      this.inputs.set(field.key, input);
+      this.before.set(field.key, value);
+      made[field.main ? "main" : "more"].push(field.tick
+        ? el("label", { class: "check" }, input, ` ${field.label}`)
+        : el("div", { class: "field" }, el("label", { for: input.id }, field.label, field.unit ? el("small", {}, ` ${field.unit}`) : ""), input));
+    }
+    $("edit-fields").replaceChildren(...made.main);
+    $("edit-more-fields").replaceChildren(...made.more);
+    $("edit-more").open = false;
+    this.preview();
+  }
+
+  // What differs from what was there.
+  changed() {
+    const found = [];
+    for (const field of this.fields) {
+      const input = this.inputs.get(field.key);
+      if (!input) continue;
+      const value = field.tick ? input.checked : input.value.trim();
+      if (value !== this.before.get(field.key)) found.push([field, value]);
+    }
+    return found;
+  }
+
+  preview() {
+    const words = this.vgpu ? ["vgpuctl", "set", this.vgpu.name ?? this.vgpu.vgpu_id] : ["vgpuctl", "create"];
+    for (const [field, value] of this.changed()) {
+      if (field.tick) words.push(value ? field.option : field.option.replace("--", "--no-"));
+      else if (value !== "") words.push(field.option, quoted(value));
+    }
+    say($("edit-command"), words.join(" "));
+  }
+
+  async submit() {
+    const changes = this.changed().filter(([, value]) => value !== "");
+    const emptied = this.changed().find(([, value]) => value === "");
+    if (this.vgpu && emptied) {
+      const [field] = emptied;
+      throw Object.assign(new Error(`${field.label}: a limit that was set is replaced, not taken away`), { hint: field.key === "idle_suspend_ns" ? "off" : "" });
+    }
+    const body = Object.fromEntries(changes.filter(([field]) => field.key !== "gpu").map(([field, value]) => [field.key, value]));
+    if (this.vgpu) {
+      const vgpu = await ask("PATCH", `vgpus/${this.vgpu.vgpu_id}`, body);
+      this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is resized`);
+      return;
+    }
+    const gpu = this.inputs.get("gpu")?.value ?? "auto";
+    const vgpu = await ask("POST", `vgpus?gpu=${encodeURIComponent(gpu)}`, body);
+    this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is made: export VGPU_ID=${vgpu.vgpu_id}`, vgpu.vgpu_id);
+  }
+
+  remove(vgpu) {
+    this.removed = vgpu;
+    say($("remove-title"), `Remove ${vgpu.name ?? vgpu.vgpu_id}`);
+    say($("remove-lead"), vgpu.processes ? `${vgpu.processes === 1 ? "A program runs" : `${vgpu.processes} programs run`} in it.` : "Its share and its memory are free for others then.");
+    show($("remove-force-row"), vgpu.processes > 0);
+    $("remove-force").checked = false;
+    this.removal.open();
+  }
+
+  async submitRemoval() {
+    const vgpu = this.removed;
+    try {
+      await ask("DELETE", `vgpus/${vgpu.vgpu_id}?force=${$("remove-force").checked}`);
+    } catch (error) {
+      if (error.code === "in-use") show($("remove-force-row"), true);
+      throw error;
+    }
+    this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is removed`);
+  }
+
+  migrate(vgpu) {
+    this.moved = vgpu;
+    say($("move-title"), `Migrate ${vgpu.name ?? vgpu.vgpu_id}`);
+    const others = this.page.snapshot().gpus.filter((gpu) => gpu.index !== vgpu.gpu_index);
+    $("move-gpu").replaceChildren(...others.map((gpu) => el("option", { value: String(gpu.index) }, room(gpu))));
+    this.moving.open();
+  }
+
+  async submitMove() {
+    const vgpu = await ask("POST", `vgpus/${this.moved.vgpu_id}/migrate?gpu=${$("move-gpu").value}`);
+    this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is on GPU ${vgpu.gpu_index}`);
+  }
+}
+
+function room(gpu) {
+  const time = Math.max(0, 1 - gpu.guaranteed_ratio);
+  const memory = Math.max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes);
+  return `GPU ${gpu.index} has ${short(time)} and ${bytes(memory)} left`;
+}

@@ -1,0 +1,25 @@
+// What happened, newest first.
+
+import { $, el, keyed, show } from "/static/dom.js";
+import { clock } from "/static/format.js";
+
+const SHOWN = 100;
+const LOUD = new Set(["died", "refused", "overrun", "not-suspended", "not-resumed", "stranded", "drift", "outside", "broker-restarted", "server-restarted"]);
+
+export class EventsList {
+  constructor() {
+    this.kept = new Map();
+  }
+
+  draw(events) {
+    const shown = events.slice(-SHOWN).reverse();
+    const byKey = new Map(shown.map((event) => [event.key, event]));
+    keyed($("events"), this.kept, [...byKey.keys()], (key) => ({ node: line(byKey.get(key)) }));
+    show($("events-empty"), !events.length);
+  }
+}
+
+const line = (event) => el("li", {},
+  el("time", { datetime: new Date(event.at_unix_s * 1000).toISOString() }, clock(event.at_unix_s)),
+  el("b", { class: LOUD.has(event.kind) ? "kind loud" : "kind" }, event.kind),
+  el("span", {}, event.text, " ", event.vgpu_id ? el("a", { href: `#${event.vgpu_id}` }, event.vgpu_id) : `GPU ${event.gpu_index}`));
