@@ -64,7 +64,7 @@ def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
     import trio
 
     from vgpu.demo.run import demonstrate
-    from vgpu.demo.signals import ended_by_signals
+    from vgpu.stage.signals import ended_by_signals
 
     try:
         return trio.run(ended_by_signals, demonstrate, plan, show)

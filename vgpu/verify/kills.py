@@ -1,0 +1,153 @@
+"""A holder that ends in mid-lease, beside a neighbour that wants the GPU, too: what the neighbour notices."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.link import ControlLink
+from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.trace import LeaseRecord
+from vgpu.stage.program import Told, Workload, environment_of
+from vgpu.trace.collect import Collector
+from vgpu.trace.recording import Recording
+from vgpu.verify.ground import Ground, start
+from vgpu.verify.measured import Ending
+
+HOLDER_PERCENT: Final = 60.0
+NEIGHBOUR_PERCENT: Final = 40.0
+HELD_BYTES: Final = 256 << 20
+"""What the holder has allocated besides its context."""
+PATIENCE_S: Final = 3.0
+"""Until then everything has to be back. A driver takes a second for a process with much memory."""
+_LONGEST_NS: Final = 120 * 10**9
+_POLL_S: Final = 0.003
+_SETTLED_S: Final = 0.3
+"""Before the end: both have had several leases, and their contexts are in the books."""
+_TOLD_S: Final = 5.0
+"""A recording tells what has happened within a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An end as it was seen from outside; what happened to the lease, the recording says later."""
+
+    at_ns: int
+    held_bytes: int
+    kept_bytes: int
+    gone_ns: int | None
+    neighbour_bytes: tuple[int, int]
+    neighbour_work: float
+
+
+async def endings(ground: Ground, count: int, number: signal.Signals, *, limited: bool) -> list[Ending]:
+    """``count`` holders, one after the other, ended by signal ``number``. Those that held no lease at that moment do not
+    count.
+
+    ``VgpuError``: none held one, or a program failed.
+    """
+    async with ground.vgpus(HOLDER_PERCENT, NEIGHBOUR_PERCENT) as vgpus:
+        link = await trio.to_thread.run_sync(ControlLink, ground.control_socket)
+        collector = Collector(link, str(ground.gpu.index), _LONGEST_NS, work=False)
+        try:
+            seen = await _ended(ground, vgpus, count, number, limited=limited)
+            recording = await _told_until(collector, seen[-1].at_ns + int(_SETTLED_S * 1e9))
+        finally:
+            await trio.to_thread.run_sync(collector.stop)
+            link.close()
+    holder, neighbour = (vgpu.vgpu_id for vgpu in vgpus)
+    found = [_ending(one, recording.leases, holder, neighbour) for one in seen]
+    counted = [ending for ending in found if ending is not None]
+    if not counted:
+        raise VgpuError(ErrorCode.INTERNAL, "no holder was ended while it held a lease", "try it once more")
+    return counted
+
+
+async def _ended(
+    ground: Ground, vgpus: Sequence[VgpuReading], count: int, number: signal.Signals, *, limited: bool
+) -> list[_Seen]:
+    holder, neighbour = (environment_of(vgpu, limited=limited) for vgpu in vgpus)
+    seen = []
+    async with trio.open_nursery() as nursery:
+        [(told, beside)] = await start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
+        for _ in range(count):
+            workload = Workload(_LONGEST_NS / 1e9, hold_bytes=HELD_BYTES)
+            [(_, process)] = await start(nursery, [workload], [holder])
+            await trio.sleep(_SETTLED_S)
+            seen.append(await _end(ground, vgpus, process, told, number))
+            process.kill()  # one that is only stopped
+            await process.wait()
+        beside.kill()
+    return seen
+
+
+async def _end(
+    ground: Ground, vgpus: Sequence[VgpuReading], process: trio.Process, told: Told, number: signal.Signals
+) -> _Seen:
+    with trio.move_on_after(PATIENCE_S):
+        while True:
+            holder, neighbour = before = await ground.readings(vgpus)
+            if holder.holds and neighbour.wants:
+                break
+            await trio.sleep(_POLL_S)
+    at_ns = time.monotonic_ns()
+    process.send_signal(number)
+    gone_ns = None
+    with trio.move_on_after(PATIENCE_S):
+        while True:
+            after = await ground.readings(vgpus)
+            if after[0].memory_used_bytes == 0:
+                gone_ns = time.monotonic_ns() - at_ns
+                break
+            await trio.sleep(_POLL_S)
+    worked = _work_after(told, at_ns)
+    with trio.move_on_after(PATIENCE_S):
+        while _work_after(told, at_ns) <= worked:
+            await trio.sleep(_POLL_S)
+    return _Seen(
+        at_ns=at_ns,
+        held_bytes=before[0].memory_used_bytes,
+        kept_bytes=after[0].memory_used_bytes,
+        gone_ns=gone_ns,
+        neighbour_bytes=(before[1].memory_used_bytes, after[1].memory_used_bytes),
+        neighbour_work=_work_after(told, at_ns),
+    )
+
+
+def _work_after(told: Told, at_ns: int) -> float:
+    """What the program has finished since its first report after ``at_ns``."""
+    since = [sample.work for sample in told.series.samples if sample.at_ns > at_ns]
+    return since[-1] - since[0] if since else 0.0
+
+
+async def _told_until(collector: Collector, until_ns: int) -> Recording:
+    with trio.move_on_after(_TOLD_S):
+        while collector.recording is None or collector.recording.end_ns < until_ns:
+            await trio.sleep(_POLL_S)
+    if collector.recording is None:
+        raise collector.error or VgpuError(ErrorCode.INTERNAL, "the GPU Server recorded nothing")
+    return collector.recording
+
+
+def _ending(seen: _Seen, leases: Sequence[LeaseRecord], holder: str, neighbour: str) -> Ending | None:
+    """None: ``holder`` held no lease then."""
+    held = any(
+        lease.vgpu_id == holder and lease.go_ns <= seen.at_ns < (lease.drained_ns or seen.at_ns + 1) for lease in leases
+    )
+    if not held:
+        return None
+    after = [lease.go_ns for lease in leases if lease.vgpu_id == neighbour and lease.go_ns > seen.at_ns]
+    return Ending(
+        lease_back_ns=min(after) - seen.at_ns if after else None,
+        held_bytes=seen.held_bytes,
+        kept_bytes=seen.kept_bytes,
+        gone_ns=seen.gone_ns,
+        neighbour_bytes=seen.neighbour_bytes,
+        neighbour_work=seen.neighbour_work,
+    )
