@@ -19,6 +19,9 @@ from vgpu.units import GIB, MIB
 MEMORY_BYTES: Final = 2 * GIB
 """Of each vGPU: a context takes up to half a GiB of it."""
 
+_POLL_S: Final = 0.003
+_REMOVED_S: Final = 10.0
+
 Result = TypeVar("Result")
 
 
@@ -62,17 +65,30 @@ class Ground:
 
     @asynccontextmanager
     async def vgpus(self, *percents: float) -> AsyncIterator[list[VgpuReading]]:
-        """One for each of ``percents``, removed afterwards; if that fails too, the node takes them along."""
+        """One for each of ``percents``, removed afterwards."""
         size = memory_bytes(self.gpu)
         specs = [VgpuSpec(sm_percent=p, memory_bytes=size, name=f"verify-{p:g}") for p in percents]
         made = await self.ask(lambda node: [node.create(spec, str(self.gpu.index)) for spec in specs])
-        yield made
-        await self.ask(lambda node: [node.remove(vgpu.vgpu_id, force=True) for vgpu in made])
+        try:
+            yield made
+        finally:
+            with trio.move_on_after(_REMOVED_S, shield=True):
+                await self.ask(lambda node: [node.remove(vgpu.vgpu_id, force=True) for vgpu in made])
 
     async def readings(self, vgpus: Sequence[VgpuReading]) -> list[VgpuReading]:
         """How they are now."""
         now = {vgpu.vgpu_id: vgpu for vgpu in await self.ask(lambda node: node.list())}
         return [now[vgpu.vgpu_id] for vgpu in vgpus]
+
+
+async def eventually(look: Callable[[], bool], within_s: float) -> bool:
+    """Whether ``look`` was true at last."""
+    with trio.move_on_after(within_s):
+        while True:
+            if look():
+                return True
+            await trio.sleep(_POLL_S)
+    return look()
 
 
 async def start(

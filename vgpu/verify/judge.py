@@ -295,14 +295,19 @@ def _launches(run: LaunchRun, delayed: LaunchRun, allowed: Tolerances) -> Check:
 
 
 def _launches_judged(run: LaunchRun, allowed: Tolerances) -> Judged:
-    added = median(gated - direct for gated, direct in zip(run.gated_ns, run.direct_ns, strict=True))
+    """By the fastest tenth of the turns: whoever else wants the host's cores can only make one longer."""
+    direct = _fast(run.direct_ns)
+    added = _fast(run.gated_ns) - direct
     quantities = (
         Quantity("added by the hook", What.LAUNCH, 0, round(added, 1), allowed[What.LAUNCH].value, at_most=True),
         Quantity("programs without the hook", What.COUNT, 0, 0 if run.hooked else 1, 0),
     )
-    direct = median(run.direct_ns)
-    said = f"{added:+.0f} ns on {direct:.0f} ns, median of {len(run.direct_ns)} pairs of turns"
+    said = f"{added:+.0f} ns on {direct:.0f} ns"
     return Judged(said if run.hooked else "the program was not hooked", quantities)
+
+
+def _fast(turns_ns: Sequence[float]) -> float:
+    return sorted(turns_ns)[len(turns_ns) // 10]
 
 
 # --- SMs ----------------------------------------------------------------------------------------------------------

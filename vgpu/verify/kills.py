@@ -17,16 +17,17 @@ from vgpu.protocol.trace import LeaseRecord
 from vgpu.stage.program import Told, Workload, environment_of
 from vgpu.trace.collect import Collector
 from vgpu.trace.recording import Recording
-from vgpu.verify.ground import Ground, start
+from vgpu.verify.ground import Ground, eventually, start
 from vgpu.verify.measured import Ending
 
-HOLDER_PERCENT: Final = 60.0
-NEIGHBOUR_PERCENT: Final = 40.0
+HOLDER_PERCENT: Final = 90.0
+"""Whenever it is ended, it most likely holds a lease."""
+NEIGHBOUR_PERCENT: Final = 10.0
 HELD_BYTES: Final = 256 << 20
 """What the holder has allocated besides its context."""
-PATIENCE_S: Final = 3.0
-"""Until then everything has to be back. A driver takes a second for a process with much memory."""
 _LONGEST_NS: Final = 120 * 10**9
+_IN_VAIN: Final = 4
+"""So many more may be ended, in place of those that held no lease."""
 _POLL_S: Final = 0.003
 _SETTLED_S: Final = 0.3
 """Before the end: both have had several leases, and their contexts are in the books."""
@@ -46,60 +47,75 @@ class _Seen:
     neighbour_work: float
 
 
-async def endings(ground: Ground, count: int, number: signal.Signals, *, limited: bool) -> list[Ending]:
-    """``count`` holders, one after the other, ended by signal ``number``. Those that held no lease at that moment do not
-    count.
+async def endings(
+    ground: Ground, count: int, number: signal.Signals, patience_s: float, *, limited: bool
+) -> list[Ending]:
+    """``count`` holders, one after the other, ended by signal ``number``; who held no lease at that moment does not
+    count. Within ``patience_s`` everything has to be back.
 
-    ``VgpuError``: none held one, or a program failed.
+    ``VgpuError``: hardly any held one, or a program failed.
     """
     async with ground.vgpus(HOLDER_PERCENT, NEIGHBOUR_PERCENT) as vgpus:
         link = await trio.to_thread.run_sync(ControlLink, ground.control_socket)
         collector = Collector(link, str(ground.gpu.index), _LONGEST_NS, work=False)
         try:
-            seen = await _ended(ground, vgpus, count, number, limited=limited)
-            recording = await _told_until(collector, seen[-1].at_ns + int(_SETTLED_S * 1e9))
+            return await _ended(ground, vgpus, collector, count, number, patience_s, limited=limited)
         finally:
-            await trio.to_thread.run_sync(collector.stop)
+            with trio.CancelScope(shield=True):  # it ends at once
+                await trio.to_thread.run_sync(collector.stop)
             link.close()
-    holder, neighbour = (vgpu.vgpu_id for vgpu in vgpus)
-    found = [_ending(one, recording.leases, holder, neighbour) for one in seen]
-    counted = [ending for ending in found if ending is not None]
-    if not counted:
-        raise VgpuError(ErrorCode.INTERNAL, "no holder was ended while it held a lease", "try it once more")
-    return counted
 
 
 async def _ended(
-    ground: Ground, vgpus: Sequence[VgpuReading], count: int, number: signal.Signals, *, limited: bool
-) -> list[_Seen]:
+    ground: Ground,
+    vgpus: Sequence[VgpuReading],
+    collector: Collector,
+    count: int,
+    number: signal.Signals,
+    patience_s: float,
+    *,
+    limited: bool,
+) -> list[Ending]:
     holder, neighbour = (environment_of(vgpu, limited=limited) for vgpu in vgpus)
-    seen = []
+    found: list[Ending] = []
     async with trio.open_nursery() as nursery:
         [(told, beside)] = await start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
-        for _ in range(count):
+        for _ in range(count + _IN_VAIN):
             workload = Workload(_LONGEST_NS / 1e9, hold_bytes=HELD_BYTES)
             [(_, process)] = await start(nursery, [workload], [holder])
             await trio.sleep(_SETTLED_S)
-            seen.append(await _end(ground, vgpus, process, told, number))
+            seen = await _end(ground, vgpus, process, told, number, patience_s)
+            recording = await _told_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
+            ending = _ending(seen, recording.leases, *(vgpu.vgpu_id for vgpu in vgpus))
             process.kill()  # one that is only stopped
             await process.wait()
+            found += [ending] if ending is not None else []
+            if len(found) == count:
+                break
         beside.kill()
-    return seen
+    if not found:
+        raise VgpuError(ErrorCode.INTERNAL, "no holder was ended while it held a lease", "try it once more")
+    return found
 
 
 async def _end(
-    ground: Ground, vgpus: Sequence[VgpuReading], process: trio.Process, told: Told, number: signal.Signals
+    ground: Ground,
+    vgpus: Sequence[VgpuReading],
+    process: trio.Process,
+    told: Told,
+    number: signal.Signals,
+    patience_s: float,
 ) -> _Seen:
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(patience_s):
         while True:
-            holder, neighbour = before = await ground.readings(vgpus)
-            if holder.holds and neighbour.wants:
+            before = await ground.readings(vgpus)
+            if before[0].holds and before[1].wants:
                 break
             await trio.sleep(_POLL_S)
     at_ns = time.monotonic_ns()
     process.send_signal(number)
     gone_ns = None
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(patience_s):
         while True:
             after = await ground.readings(vgpus)
             if after[0].memory_used_bytes == 0:
@@ -107,9 +123,7 @@ async def _end(
                 break
             await trio.sleep(_POLL_S)
     worked = _work_after(told, at_ns)
-    with trio.move_on_after(PATIENCE_S):
-        while _work_after(told, at_ns) <= worked:
-            await trio.sleep(_POLL_S)
+    await eventually(lambda: _work_after(told, at_ns) > worked, patience_s)
     return _Seen(
         at_ns=at_ns,
         held_bytes=before[0].memory_used_bytes,
@@ -127,9 +141,10 @@ def _work_after(told: Told, at_ns: int) -> float:
 
 
 async def _told_until(collector: Collector, until_ns: int) -> Recording:
-    with trio.move_on_after(_TOLD_S):
-        while collector.recording is None or collector.recording.end_ns < until_ns:
-            await trio.sleep(_POLL_S)
+    def told() -> bool:
+        return collector.recording is not None and collector.recording.end_ns >= until_ns
+
+    await eventually(told, _TOLD_S)
     if collector.recording is None:
         raise collector.error or VgpuError(ErrorCode.INTERNAL, "the GPU Server recorded nothing")
     return collector.recording

@@ -1,4 +1,4 @@
-"""What was measured, before anybody judges it. Times are ns; ``at_ns`` on CLOCK_MONOTONIC, stamps on the GPU's clock."""
+"""What was measured, before anybody judges it. Times are ns. Pure."""
 
 from __future__ import annotations
 

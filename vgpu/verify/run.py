@@ -116,20 +116,20 @@ class _Bench:
     async def _alone(self, name: str) -> None:
         lengths, ground = self.plan.lengths, self.ground
         if self.alone is None:
-            self.alone = await share_run(ground, [100.0], lengths.control_ns, limited=False)
-        run = await share_run(ground, [ALONE[name]], lengths.alone_ns, limited=self.plan.limited)
+            self.alone = await share_run(ground, [100.0], lengths.control_ns, lengths, limited=False)
+        run = await share_run(ground, [ALONE[name]], lengths.alone_ns, lengths, limited=self.plan.limited)
         self.evidence.shares[name], self.evidence.unlimited_shares[name] = run, self.alone
 
     async def _together(self, name: str) -> None:
         lengths, ground = self.plan.lengths, self.ground
-        run = await share_run(ground, TOGETHER[name], lengths.together_ns, limited=self.plan.limited)
-        without = await share_run(ground, TOGETHER[name], lengths.control_ns, limited=False)
+        run = await share_run(ground, TOGETHER[name], lengths.together_ns, lengths, limited=self.plan.limited)
+        without = await share_run(ground, TOGETHER[name], lengths.control_ns, lengths, limited=False)
         self.evidence.shares[name], self.evidence.unlimited_shares[name] = run, without
 
     async def _kills(self) -> None:
-        count, limited = self.plan.lengths.kills, self.plan.limited
-        killed = await endings(self.ground, count, signal.SIGKILL, limited=limited)
-        (stopped,) = await endings(self.ground, 1, signal.SIGSTOP, limited=limited)
+        lengths, limited = self.plan.lengths, self.plan.limited
+        killed = await endings(self.ground, lengths.kills, signal.SIGKILL, lengths.patience_s, limited=limited)
+        (stopped,) = await endings(self.ground, 1, signal.SIGSTOP, lengths.patience_s, limited=limited)
         self.evidence.killed, self.evidence.stopped = killed, stopped
 
     async def _launches(self) -> None:

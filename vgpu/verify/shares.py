@@ -1,4 +1,4 @@
-"""Programs that load the GPU as much as they may, alone or beside each other: what they finish, and how long it took."""
+"""Programs that load the GPU as much as they may, alone or beside each other: what they finish, and GPU time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu.stage.measure import Sample, Series
 from vgpu.stage.program import Told, Workload, begin, environment_of
 from vgpu.verify.ground import Ground, start
 from vgpu.verify.measured import Interval, ProgramRun, ShareRun, series_of, stamped_ratio
-from vgpu.verify.plan import TAIL_NS, WARM_UP_NS
+from vgpu.verify.plan import Lengths
 
 _HEAD_START_NS: Final = 30_000_000
 """For all programs to hear when to begin."""
@@ -24,7 +24,9 @@ PICTURE_NS: Final = 300_000_000
 """So much of the window is kept kernel by kernel."""
 
 
-async def share_run(ground: Ground, percents: Sequence[float], window_ns: int, *, limited: bool) -> ShareRun:
+async def share_run(
+    ground: Ground, percents: Sequence[float], window_ns: int, lengths: Lengths, *, limited: bool
+) -> ShareRun:
     """One program for each of ``percents``, in a vGPU of that share; ``limited`` False: in none.
 
     ``VgpuError`` if one fails, or ends before the window does.
@@ -32,7 +34,7 @@ async def share_run(ground: Ground, percents: Sequence[float], window_ns: int, *
     async with ground.vgpus(*percents) as vgpus, trio.open_nursery() as reading:
         books = [Series() for _ in vgpus]
         async with trio.open_nursery() as programs:
-            seconds = (WARM_UP_NS + window_ns + TAIL_NS) / 1e9
+            seconds = (lengths.warm_up_ns + window_ns + lengths.tail_ns) / 1e9
             workload = Workload(seconds, waits=True, stamped=True, report_every_s=_REPORT_EVERY_S)
             environments = [environment_of(vgpu, limited=limited) for vgpu in vgpus]
             started = await start(programs, [workload] * len(vgpus), environments)
@@ -42,9 +44,9 @@ async def share_run(ground: Ground, percents: Sequence[float], window_ns: int, *
             if limited:
                 reading.start_soon(_read_books, ground, vgpus, books)
         reading.cancel_scope.cancel()
-    window = begin_ns + WARM_UP_NS, begin_ns + WARM_UP_NS + window_ns
+    start_ns = begin_ns + lengths.warm_up_ns
     told = [one for one, _ in started]
-    return _run(percents, told, books if limited else None, window)
+    return _run(percents, told, books if limited else None, start_ns, start_ns + window_ns, lengths.warm_up_ns)
 
 
 async def _read_books(ground: Ground, vgpus: Sequence[VgpuReading], books: Sequence[Series]) -> None:
@@ -58,19 +60,24 @@ async def _read_books(ground: Ground, vgpus: Sequence[VgpuReading], books: Seque
 
 
 def _run(
-    percents: Sequence[float], told: Sequence[Told], books: Sequence[Series] | None, window: tuple[int, int]
+    percents: Sequence[float],
+    told: Sequence[Told],
+    books: Sequence[Series] | None,
+    start_ns: int,
+    end_ns: int,
+    warm_up_ns: int,
 ) -> ShareRun:
     stamps = [[(first, last) for first, last in one.result.get("intervals_ns", ())] for one in told]
     if not all(stamps):
         raise _too_short()
     # The GPU's clock is another than the host's: there, the window begins as long after the first kernel.
-    on_gpu_ns = max(kernels[0][0] for kernels in stamps) + WARM_UP_NS
-    until_ns = on_gpu_ns + window[1] - window[0]
+    on_gpu_ns = max(kernels[0][0] for kernels in stamps) + warm_up_ns
+    until_ns = on_gpu_ns + end_ns - start_ns
     if min(kernels[-1][1] for kernels in stamps) < until_ns:
         raise _too_short()
     try:
-        work_per_s = [one.series.rate(*window) for one in told]
-        busy = [None] * len(told) if books is None else [series.rate(*window) / 1e9 for series in books]
+        work_per_s = [one.series.rate(start_ns, end_ns) for one in told]
+        busy = [None] * len(told) if books is None else [series.rate(start_ns, end_ns) / 1e9 for series in books]
     except ValueError as error:
         raise _too_short() from error
     return ShareRun(

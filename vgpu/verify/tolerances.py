@@ -34,9 +34,7 @@ _RATIO_FULL: Final = Tolerance(
     0.01, "the window of ten seconds cuts a lease of up to 20 ms at each end, 0.4 points; the rest is for hand-overs"
 )
 _RATIO_QUICK: Final = Tolerance(0.02, "a window of three seconds cuts a lease of up to 20 ms at each end: 1.3 points")
-_LEASE_BACK_REAL: Final = Tolerance(
-    5e6, "the kernel says within 0.1 ms that a process died; the rest is its last kernels"
-)
+_LEASE_BACK_REAL: Final = Tolerance(5e6, "who died is known within 0.1 ms; the rest is its last kernels")
 _LEASE_BACK_SIMULATED: Final = Tolerance(
     50e6, "the simulated driver's last kernels, and whoever should hear of it, wait for a core of this machine"
 )

@@ -21,9 +21,10 @@ from vgpu.workload.kernels import PTX
 
 PIECE_BYTES = 2 << 20
 """What the driver takes from the card at a time."""
-BATCH = 500
-"""Launches in one turn: below the driver's queue of about a thousand, so that none waits for the GPU."""
-WARM_UP_TURNS = 6
+BATCH = 100
+"""Launches in one turn: below the driver's queue of about a thousand, so that none waits for the GPU, and so few that
+most turns are not interrupted by whoever else wants the core."""
+WARM_UP_TURNS = 20
 PLAIN_DLSYM = ("GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17")
 """The versions of ``dlsym``: glibc 2.34's, x86-64's and aarch64's before that."""
 CONTEXT_KNOWN_S = 3.0
