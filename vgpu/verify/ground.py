@@ -64,10 +64,13 @@ class Ground:
         self.others |= {process.pid: process for process in gpu.outside}
 
     @asynccontextmanager
-    async def vgpus(self, *percents: float) -> AsyncIterator[list[VgpuReading]]:
-        """One for each of ``percents``, removed afterwards."""
+    async def vgpus(self, *percents: float, bursting: float = 0.0) -> AsyncIterator[list[VgpuReading]]:
+        """One for each of ``percents``, removed afterwards. That of ``bursting`` percent has no limit of its own."""
         size = memory_bytes(self.gpu)
-        specs = [VgpuSpec(sm_percent=p, memory_bytes=size, name=f"verify-{p:g}") for p in percents]
+        specs = [
+            VgpuSpec(sm_percent=percent, memory_bytes=size, burst=percent == bursting, name=f"verify-{percent:g}")
+            for percent in percents
+        ]
         made = await self.ask(lambda node: [node.create(spec, str(self.gpu.index)) for spec in specs])
         try:
             yield made

@@ -23,10 +23,11 @@ from vgpu.verify.measured import Ending
 HOLDER_PERCENT: Final = 90.0
 """Whenever it is ended, it most likely holds a lease."""
 NEIGHBOUR_PERCENT: Final = 10.0
+"""Beyond which it may take what is idle: else it might wait for its own limit, and not for the lease."""
 HELD_BYTES: Final = 256 << 20
 """What the holder has allocated besides its context."""
 _LONGEST_NS: Final = 120 * 10**9
-_IN_VAIN: Final = 4
+_IN_VAIN: Final = 3
 """So many more may be ended, in place of those that held no lease."""
 _POLL_S: Final = 0.003
 _SETTLED_S: Final = 0.3
@@ -55,7 +56,7 @@ async def endings(
 
     ``VgpuError``: hardly any held one, or a program failed.
     """
-    async with ground.vgpus(HOLDER_PERCENT, NEIGHBOUR_PERCENT) as vgpus:
+    async with ground.vgpus(HOLDER_PERCENT, NEIGHBOUR_PERCENT, bursting=NEIGHBOUR_PERCENT) as vgpus:
         link = await trio.to_thread.run_sync(ControlLink, ground.control_socket)
         collector = Collector(link, str(ground.gpu.index), _LONGEST_NS, work=False)
         try:
@@ -86,7 +87,8 @@ async def _ended(
             await trio.sleep(_SETTLED_S)
             seen = await _end(ground, vgpus, process, told, number, patience_s)
             recording = await _told_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
-            ending = _ending(seen, recording.leases, *(vgpu.vgpu_id for vgpu in vgpus))
+            leases = [*recording.leases, *(one for one in recording.under_way if isinstance(one, LeaseRecord))]
+            ending = _ending(seen, leases, *(vgpu.vgpu_id for vgpu in vgpus))
             process.kill()  # one that is only stopped
             await process.wait()
             found += [ending] if ending is not None else []
