@@ -23,13 +23,15 @@ from vgpu.stage.measure import Sample, Series
 
 @dataclass(slots=True)
 class Told:
-    """What a workload has said so far. ``about``, ``result``: its first and last words, empty before them."""
+    """What a workload has said so far. ``about``, ``result``: its first and last words, empty before them. ``pid``: 0
+    before it runs."""
 
     series: Series = field(default_factory=Series)
     about: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     memory_refusals: int = 0
     bytes_allocated: int = 0
+    pid: int = 0
 
     @property
     def started(self) -> bool:
@@ -130,6 +132,7 @@ async def run_program(
             start_new_session=True,
         )
         process: trio.Process = await nursery.start(start)
+        told.pid = process.pid
         assert process.stdout is not None
         assert process.stderr is not None
         complaints: list[str] = []

@@ -36,6 +36,8 @@ class Ground:
     control_socket: Path
     gpu: GpuReading
     others: dict[int, OutsideProcess] = field(default_factory=dict)
+    programs: list[Told] = field(default_factory=list)
+    """Ours, and those that have ended."""
 
     @classmethod
     async def chosen(cls, control_socket: Path) -> Ground:
@@ -57,11 +59,32 @@ class Ground:
         return await trio.to_thread.run_sync(asked)
 
     async def note_others(self) -> None:
-        """Who else is on the GPU. To be asked while none of our programs is."""
+        """Who else is on the GPU now."""
         index = self.gpu.index
         (gpu,) = [gpu for gpu in await self.ask(lambda node: node.gpus()) if gpu.index == index]
         self.gpu = gpu
-        self.others |= {process.pid: process for process in gpu.outside}
+        ours = {told.pid for told in self.programs}
+        self.others |= {process.pid: process for process in gpu.outside if process.pid not in ours}
+
+    def told(self) -> Told:
+        """For one more program of ours."""
+        self.programs.append(Told())
+        return self.programs[-1]
+
+    async def start(
+        self, nursery: trio.Nursery, workloads: Sequence[Workload], environments: Sequence[Mapping[str, str]]
+    ) -> list[tuple[Told, trio.Process]]:
+        """The programs, once all of them have said that they are ready."""
+        told = [self.told() for _ in workloads]
+        started: dict[int, trio.Process] = {}
+
+        async def one(i: int) -> None:
+            started[i] = await nursery.start(run_workload, workloads[i], environments[i], told[i], lambda: None)
+
+        async with trio.open_nursery() as starting:
+            for i in range(len(workloads)):
+                starting.start_soon(one, i)
+        return [(told[i], started[i]) for i in range(len(workloads))]
 
     @asynccontextmanager
     async def vgpus(self, *percents: float, bursting: float = 0.0) -> AsyncIterator[list[VgpuReading]]:
@@ -92,19 +115,3 @@ async def eventually(look: Callable[[], bool], within_s: float) -> bool:
                 return True
             await trio.sleep(_POLL_S)
     return look()
-
-
-async def start(
-    nursery: trio.Nursery, workloads: Sequence[Workload], environments: Sequence[Mapping[str, str]]
-) -> list[tuple[Told, trio.Process]]:
-    """The programs, once all of them have said that they are ready."""
-    started: dict[int, tuple[Told, trio.Process]] = {}
-
-    async def one(i: int) -> None:
-        told = Told()
-        started[i] = told, await nursery.start(run_workload, workloads[i], environments[i], told, lambda: None)
-
-    async with trio.open_nursery() as starting:
-        for i in range(len(workloads)):
-            starting.start_soon(one, i)
-    return [started[i] for i in range(len(workloads))]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from vgpu.stage.measure import shares
 from vgpu.units import format_bytes
 from vgpu.verify.measured import Ending, Evidence, LaunchRun, MemoryRun, ShareRun, SmRun
 from vgpu.verify.tolerances import Tolerance, What
@@ -154,10 +155,10 @@ def _shares(evidence: Evidence, allowed: Tolerances) -> Iterator[Check]:
         if name in ALONE:
             yield Check(
                 name,
-                f"{ALONE[name]:g} % of the GPU's time, ± {points}, with nobody else there",
+                f"{ALONE[name]:g} % of the GPU's time, ± {points}, alone",
                 _alone(run, ALONE[name], allowed),
                 _alone(without, ALONE[name], allowed),
-                "the same program in no vGPU",
+                "in no vGPU",
                 allowed[What.TIME].reason,
             )
         else:
@@ -165,10 +166,10 @@ def _shares(evidence: Evidence, allowed: Tolerances) -> Iterator[Check]:
             said = " : ".join(f"{percent:g}" for percent in asked)
             yield Check(
                 name,
-                f"{said} % of the GPU's time and of all work finished, ± {points}",
+                f"{said} % of the work and of the GPU time, ± {points}",
                 _together(run, asked, allowed, limited=True),
                 _together(without, asked, allowed, limited=False),
-                "the same programs in no vGPUs",
+                "in no vGPU",
                 allowed[What.WORK].reason,
             )
 
@@ -177,16 +178,16 @@ def _alone(run: ShareRun, percent: float, allowed: Tolerances) -> Judged:
     """By GPU time. By work it would be unfair: where the clock depends on the power, as on an H200, 30 % of the time
     alone finish 38 % of the work."""
     (program,) = run.programs
-    ratios = {"by its kernels' own time stamps": program.device_ratio}
+    ratios = {"by its kernels' time stamps": program.device_ratio}
     if program.books_ratio is not None:
-        ratios["by the GPU Server's books"] = program.books_ratio
+        ratios["by the books"] = program.books_ratio
     quantities = [_ratio(name, What.TIME, percent / 100, ratio, allowed) for name, ratio in ratios.items()]
     return Judged(", ".join(f"{_percent(q.measured)} {q.name}" for q in quantities), tuple(quantities))
 
 
 def _together(run: ShareRun, asked: Sequence[float], allowed: Tolerances, *, limited: bool) -> Judged:
-    """By work and GPU time. Without limits by work alone: a kernel that the hardware interrupts for another program's
-    has the other's time between its stamps, too."""
+    """By work, and by GPU time among what was used. Without limits by work alone: a kernel that the hardware interrupts
+    for another program's has the other's time between its stamps, too."""
     work = run.work_ratios
     quantities = [
         _ratio(f"work of {percent:g} %", What.WORK, percent / 100, ratio, allowed)
@@ -194,12 +195,14 @@ def _together(run: ShareRun, asked: Sequence[float], allowed: Tolerances, *, lim
     ]
     said = f"{_percents(work)} of the work"
     if limited:
-        time = [program.device_ratio for program in run.programs]
+        total = sum(program.device_ratio for program in run.programs)
+        time = shares([program.device_ratio for program in run.programs])
         quantities += [
             _ratio(f"GPU time of {percent:g} %", What.TIME, percent / 100, ratio, allowed)
             for percent, ratio in zip(asked, time, strict=True)
         ]
-        said += f", {_percents(time)} of the time"
+        quantities.append(_ratio("GPU time of all", What.TOTAL, 1.0, total, allowed))
+        said += f", {_percents(time)} of the GPU time, which was {_percent(total)} of all"
     return Judged(said, tuple(quantities))
 
 
@@ -211,14 +214,12 @@ def _ratio(name: str, what: What, promised: float, measured: float, allowed: Tol
 
 
 def _memory(run: MemoryRun, without: MemoryRun, allowed: Tolerances) -> Check:
-    fit = run.free_bytes // run.piece_bytes
-    context = f", {fit} pieces of 2 MiB beside its context" if run.total_bytes == run.limit_bytes else ""
     return Check(
         MEMORY,
-        f"{format_bytes(run.limit_bytes)} to the byte{context}; the next is refused with CUDA's own error",
+        f"{format_bytes(run.limit_bytes)} to the byte, context included; then CUDA's own out-of-memory error",
         _memory_judged(run, allowed),
         _memory_judged(without, allowed),
-        "the same program in no vGPU",
+        "in no vGPU",
         allowed[What.BYTES].reason,
     )
 
@@ -238,19 +239,21 @@ def _memory_judged(run: MemoryRun, allowed: Tolerances) -> Judged:
         Quantity(f"refusals with {_OUT_OF_MEMORY}", What.COUNT, 1, 1 if run.refusal == _OUT_OF_MEMORY else 0, 0),
     )
     refused = f"then {run.refusal}" if run.refusal else "none refused"
-    return Judged(f"{format_bytes(run.total_bytes)} shown, {run.pieces} pieces, {refused}", quantities)
+    pieces = f"{run.pieces} pieces of {format_bytes(run.piece_bytes)}"
+    return Judged(f"{format_bytes(run.total_bytes)} shown, {pieces} allocated, {refused}", quantities)
 
 
 # --- kills --------------------------------------------------------------------------------------------------------
 
 
 def _kills(killed: Sequence[Ending], stopped: Ending, allowed: Tolerances) -> Check:
+    within = f"{allowed[What.LEASE_BACK].value / 1e6:g}"
     return Check(
         KILL,
-        "after kill -9 in mid-lease the lease is back, every byte is given back, and the neighbour goes on",
+        f"after kill -9 in mid-lease: lease back within {within} ms, all memory given back, the neighbour goes on",
         _endings_judged(killed, allowed),
         _endings_judged([stopped], allowed),
-        "a holder that is stopped (SIGSTOP), not killed",
+        "stopped instead of killed",
         allowed[What.LEASE_BACK].reason,
     )
 
@@ -286,10 +289,10 @@ def _endings_judged(endings: Sequence[Ending], allowed: Tolerances) -> Judged:
 def _launches(run: LaunchRun, delayed: LaunchRun, allowed: Tolerances) -> Check:
     return Check(
         LAUNCH,
-        f"the gate adds at most {allowed[What.LAUNCH].value:g} ns to a launch while nobody else wants the GPU",
+        f"at most {allowed[What.LAUNCH].value:g} ns added to a launch, with nobody else there",
         _launches_judged(run, allowed),
         _launches_judged(delayed, allowed),
-        f"{PLANTED_DELAY_NS / 1000:g} µs planted before the gate",
+        f"with {PLANTED_DELAY_NS / 1000:g} µs planted",
         allowed[What.LAUNCH].reason,
     )
 
@@ -314,14 +317,13 @@ def _fast(turns_ns: Sequence[float]) -> float:
 
 
 def _sm_counts(runs: Sequence[SmRun], without: SmRun, allowed: Tolerances) -> Check:
-    total = runs[0].total
     said = ", ".join(f"{run.planned} for {run.asked_percent:g} %" for run in runs)
     return Check(
         SMS,
-        f"spatial mode: of {total} SMs {said}, ± {allowed[What.SMS].value:g}",
+        f"of {runs[0].total} SMs {said}, ± {allowed[What.SMS].value:g} (spatial mode)",
         _sms_judged(runs, allowed),
         _sms_judged([without], allowed),
-        "the same program in no vGPU",
+        "in no vGPU",
         allowed[What.SMS].reason,
     )
 
@@ -331,7 +333,7 @@ def _sms_judged(runs: Iterable[SmRun], allowed: Tolerances) -> Judged:
         Quantity(f"SMs of {run.asked_percent:g} %", What.SMS, run.planned, run.driver, allowed[What.SMS].value)
         for run in runs
     )
-    return Judged(f"{', '.join(f'{q.measured:g}' for q in quantities)} SMs, by the driver's word", quantities)
+    return Judged(f"{', '.join(f'{q.measured:g}' for q in quantities)} SMs by the driver's word", quantities)
 
 
 # --- words --------------------------------------------------------------------------------------------------------

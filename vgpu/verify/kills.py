@@ -17,7 +17,7 @@ from vgpu.protocol.trace import LeaseRecord
 from vgpu.stage.program import Told, Workload, environment_of
 from vgpu.trace.collect import Collector
 from vgpu.trace.recording import Recording
-from vgpu.verify.ground import Ground, eventually, start
+from vgpu.verify.ground import Ground, eventually
 from vgpu.verify.measured import Ending
 
 HOLDER_PERCENT: Final = 90.0
@@ -80,10 +80,10 @@ async def _ended(
     holder, neighbour = (environment_of(vgpu, limited=limited) for vgpu in vgpus)
     found: list[Ending] = []
     async with trio.open_nursery() as nursery:
-        [(told, beside)] = await start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
+        [(told, beside)] = await ground.start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
         for _ in range(count + _IN_VAIN):
             workload = Workload(_LONGEST_NS / 1e9, hold_bytes=HELD_BYTES)
-            [(_, process)] = await start(nursery, [workload], [holder])
+            [(_, process)] = await ground.start(nursery, [workload], [holder])
             await trio.sleep(_SETTLED_S)
             seen = await _end(ground, vgpus, process, told, number, patience_s)
             recording = await _told_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))

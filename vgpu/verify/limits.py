@@ -29,8 +29,8 @@ def _probe(name: str, *options: str) -> list[str]:
     return [sys.executable, "-P", "-m", "vgpu.workload.probes", name, *options]
 
 
-async def _result(command: list[str], environment: Mapping[str, str]) -> Told:
-    told = Told()
+async def _result(ground: Ground, command: list[str], environment: Mapping[str, str]) -> Told:
+    told = ground.told()
     await run_program(command, environment, told, lambda: None)
     return told
 
@@ -40,7 +40,7 @@ async def memory_run(ground: Ground, *, limited: bool) -> MemoryRun:
     async with ground.vgpus(MEMORY_PERCENT) as (vgpu,):
         limit = vgpu.memory_limit_bytes
         options = () if limited else ("--unlimited", "--most-pieces", str(limit // PIECE_BYTES + BEYOND_PIECES))
-        said = (await _result(_probe("memory", *options), environment_of(vgpu, limited=limited))).result
+        said = (await _result(ground, _probe("memory", *options), environment_of(vgpu, limited=limited))).result
     return MemoryRun(
         limit_bytes=limit,
         total_bytes=said["total_bytes"],
@@ -57,14 +57,14 @@ async def launch_run(ground: Ground, seconds: float, planted_ns: int, *, limited
     """In a vGPU that has the GPU to itself."""
     async with ground.vgpus(100.0) as (vgpu,):
         command = _probe("launches", "--seconds", str(seconds), "--planted-ns", str(planted_ns))
-        said = (await _result(command, environment_of(vgpu, limited=limited))).result
+        said = (await _result(ground, command, environment_of(vgpu, limited=limited))).result
     return LaunchRun(bool(said["hooked"]), tuple(said["gated_ns"]), tuple(said["direct_ns"]))
 
 
 @asynccontextmanager
-async def _idle(environment: Mapping[str, str]) -> AsyncIterator[Told]:
+async def _idle(ground: Ground, environment: Mapping[str, str]) -> AsyncIterator[Told]:
     """A program that has a context, and does nothing until the end."""
-    told = Told()
+    told = ground.told()
     async with trio.open_nursery() as nursery:
         process = await nursery.start(run_program, _probe("idle"), environment, told, lambda: None)
         yield told
@@ -80,12 +80,12 @@ async def sm_runs(ground: Ground, *, limited: bool) -> tuple[list[SmRun], SmRun]
     await _into_spatial_mode(ground)
     runs = []
     for percent in SM_PERCENTS:
-        async with ground.vgpus(percent) as (vgpu,), _idle(environment_of(vgpu)) as told:
+        async with ground.vgpus(percent) as (vgpu,), _idle(ground, environment_of(vgpu)) as told:
             process = await _with_sms(ground, vgpu)
             driver = process.sm_count if limited else int(told.about["sm_count"])
             runs.append(SmRun(percent, ground.gpu.sm_count, process.sm_planned, driver))
             if percent == SM_PERCENTS[1]:
-                async with _idle(environment_of(vgpu, limited=False)) as free:
+                async with _idle(ground, environment_of(vgpu, limited=False)) as free:
                     without = SmRun(percent, ground.gpu.sm_count, process.sm_planned, int(free.about["sm_count"]))
     return runs, without
 

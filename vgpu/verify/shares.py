@@ -12,7 +12,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuReading
 from vgpu.stage.measure import Sample, Series
 from vgpu.stage.program import Told, Workload, begin, environment_of
-from vgpu.verify.ground import Ground, start
+from vgpu.verify.ground import Ground
 from vgpu.verify.measured import Interval, ProgramRun, ShareRun, series_of, stamped_ratio
 from vgpu.verify.plan import Lengths
 
@@ -37,7 +37,7 @@ async def share_run(
             seconds = (lengths.warm_up_ns + window_ns + lengths.tail_ns) / 1e9
             workload = Workload(seconds, waits=True, stamped=True, report_every_s=_REPORT_EVERY_S)
             environments = [environment_of(vgpu, limited=limited) for vgpu in vgpus]
-            started = await start(programs, [workload] * len(vgpus), environments)
+            started = await ground.start(programs, [workload] * len(vgpus), environments)
             begin_ns = time.monotonic_ns() + _HEAD_START_NS
             for _, process in started:
                 await begin(process, begin_ns)

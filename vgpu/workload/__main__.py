@@ -57,7 +57,7 @@ class Result:
 
 
 def saturate(
-    gpu: Gpu, job: Job, start_ns: int, end_ns: int, every_ns: int, report: Callable[[Tally, int], None]
+    gpu: Gpu, job: Job, start_ns: int, end_ns: int, report: Callable[[Tally, int], None], every_ns: int = SECOND_NS
 ) -> Tally:
     """Keep DEPTH batches queued until `end_ns` (CLOCK_MONOTONIC), and count those that were finished by then."""
     size = max(1, min(BATCH_KERNELS, BATCH_NS // job.kernel_ns))
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
         say("progress", {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels})
 
     end_ns = start_ns + int(options.seconds * SECOND_NS)
-    tally = saturate(gpu, job, start_ns, end_ns, int(options.report_every * SECOND_NS), report)
+    tally = saturate(gpu, job, start_ns, end_ns, report, int(options.report_every * SECOND_NS))
     for block in held:
         gpu.free(block)
     seconds = (tally.finished_ns - start_ns) / SECOND_NS
