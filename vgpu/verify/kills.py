@@ -29,7 +29,7 @@ HELD_BYTES: Final = 256 << 20
 _LONGEST_NS: Final = 120 * 10**9
 _IN_VAIN: Final = 3
 """So many more may be ended, in place of those that held no lease."""
-_POLL_S: Final = 0.003
+_POLL_S: Final = 0.01
 _SETTLED_S: Final = 0.3
 """Before the end: both have had several leases, and their contexts are in the books."""
 _TOLD_S: Final = 5.0

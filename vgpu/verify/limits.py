@@ -71,7 +71,7 @@ async def _idle(ground: Ground, environment: Mapping[str, str]) -> AsyncIterator
         await process.stdin.aclose()
 
 
-async def sm_runs(ground: Ground, *, limited: bool) -> tuple[list[SmRun], SmRun]:
+async def sm_runs(ground: Ground) -> tuple[list[SmRun], SmRun]:
     """What MPS gives to programs of ``SM_PERCENTS``, and to one in no vGPU, beside what the second of them would get.
     The GPU is in spatial mode from then on.
 
@@ -80,10 +80,9 @@ async def sm_runs(ground: Ground, *, limited: bool) -> tuple[list[SmRun], SmRun]
     await _into_spatial_mode(ground)
     runs = []
     for percent in SM_PERCENTS:
-        async with ground.vgpus(percent) as (vgpu,), _idle(ground, environment_of(vgpu)) as told:
+        async with ground.vgpus(percent) as (vgpu,), _idle(ground, environment_of(vgpu)):
             process = await _with_sms(ground, vgpu)
-            driver = process.sm_count if limited else int(told.about["sm_count"])
-            runs.append(SmRun(percent, ground.gpu.sm_count, process.sm_planned, driver))
+            runs.append(SmRun(percent, ground.gpu.sm_count, process.sm_planned, process.sm_count))
             if percent == SM_PERCENTS[1]:
                 async with _idle(ground, environment_of(vgpu, limited=False)) as free:
                     without = SmRun(percent, ground.gpu.sm_count, process.sm_planned, int(free.about["sm_count"]))

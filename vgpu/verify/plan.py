@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vgpu.verify.judge import ALONE, KILL, LAUNCH, MEMORY, NAMES, SM_PERCENTS, SMS, TOGETHER
+from vgpu.workload.probes import SETTLED_S
 
 SECOND_NS: Final = 10**9
 NODE_S: Final = 2.0
@@ -52,7 +53,7 @@ QUICK: Final = Lengths(
     together_ns=3 * SECOND_NS,
     control_ns=5 * SECOND_NS // 4,
     kills=2,
-    patience_s=2.0,
+    patience_s=2.5,
     launches_s=1.5,
     delayed_s=0.5,
 )
@@ -81,7 +82,7 @@ class Plan:
             around_s + ns / 1e9 for ns in (lengths.alone_ns, lengths.together_ns, lengths.control_ns)
         )
         estimated = dict.fromkeys(ALONE, alone_s) | dict.fromkeys(TOGETHER, together_s + control_s)
-        estimated[MEMORY] = 2 * program_s
+        estimated[MEMORY] = 2 * program_s + SETTLED_S
         estimated[KILL] = (lengths.kills + 2) * (program_s + 0.5) + lengths.patience_s + 1
         estimated[LAUNCH] = lengths.launches_s + lengths.delayed_s + 2 * program_s
         estimated[SMS] = (len(SM_PERCENTS) + 1) * program_s + 1

@@ -105,7 +105,9 @@ class _Bench:
             elif name == LAUNCH:
                 await self._launches()
             elif name == SMS:
-                self.evidence.sms, self.evidence.unlimited_sms = await sm_runs(self.ground, limited=self.plan.limited)
+                runs, without = await sm_runs(self.ground)
+                self.evidence.sms = runs if self.plan.limited else [without]
+                self.evidence.unlimited_sms = without
         except (VgpuError, BaseExceptionGroup) as raised:
             error = cause_of(raised)
             if not isinstance(error, VgpuError):

@@ -27,20 +27,39 @@ most turns are not interrupted by whoever else wants the core."""
 WARM_UP_TURNS = 20
 PLAIN_DLSYM = ("GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17")
 """The versions of ``dlsym``: glibc 2.34's, x86-64's and aarch64's before that."""
-CONTEXT_KNOWN_S = 3.0
+CONTEXT_KNOWN_S = 4.0
+SETTLED_S = 1.2
 """The GPU Server reads what contexts take from NVML once a second."""
+TRIALS = 3
+
+
+def settled(gpu: Gpu) -> None:
+    """Waits until what is free does not change any more: until the program's own context is in the books."""
+    free, total = gpu.memory_info()
+    begin_s = since_s = time.monotonic()
+    while time.monotonic() < begin_s + CONTEXT_KNOWN_S and (free == total or time.monotonic() < since_s + SETTLED_S):
+        time.sleep(0.02)
+        before, (free, total) = free, gpu.memory_info()
+        if free != before:
+            since_s = time.monotonic()
 
 
 def memory(gpu: Gpu, most_pieces: int, limited: bool) -> dict[str, object]:
     """Pieces of 2 MiB until one is refused, or ``most_pieces``. ``refusal``: CUDA's name for it, "" where none was."""
-    deadline_s = time.monotonic() + CONTEXT_KNOWN_S
+    if limited:
+        settled(gpu)
+    for _ in range(TRIALS):
+        found = _pieces(gpu, most_pieces)
+        if found["freed_bytes"] == found["free_bytes"]:
+            break  # else what the context takes was read anew meanwhile
+    return found
+
+
+def _pieces(gpu: Gpu, most: int) -> dict[str, object]:
     free, total = gpu.memory_info()
-    while limited and free == total and time.monotonic() < deadline_s:
-        time.sleep(0.02)  # the program's own context is not in the books yet
-        free, total = gpu.memory_info()
     pieces: list[int] = []
     refusal = ""
-    while len(pieces) < most_pieces:
+    while len(pieces) < most:
         address = ctypes.c_uint64()
         try:
             gpu.call("cuMemAlloc_v2", ctypes.byref(address), PIECE_BYTES)
