@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Final
 
 import trio
-from fastapi import FastAPI
 from hypercorn.config import Config
 from hypercorn.trio import serve as serve_asgi
+from starlette.types import ASGIApp
 
 IDLE_S: Final = 120.0
 """Longer than scrapers pause, so that each keeps its connection."""
 
 
-async def serve_http(app: FastAPI, listening: socket.socket, ready: Callable[[], None], stop_s: float) -> None:
+async def serve_http(app: ASGIApp, listening: socket.socket, ready: Callable[[], None], stop_s: float) -> None:
     """Takes ``listening`` over. ``ready`` is called once requests are answered; ``stop_s``: for answers that are on
     their way at the end."""
     config = Config()

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.demo.measure import Sample, Series, common_window, shares
 from vgpu.demo.report import Report, Sharer
-from vgpu.demo.sharer import Told
 from vgpu.errors import VgpuError
+from vgpu.stage.measure import Sample, Series, common_window, shares
+from vgpu.stage.program import Told
 
 SECOND = 10**9
 
@@ -145,7 +145,7 @@ CLEANING = """
 import signal, sys
 from pathlib import Path
 import trio
-from vgpu.demo.signals import ended_by_signals
+from vgpu.stage.signals import ended_by_signals
 async def work():
     try:
         print("ready", flush=True)

@@ -12,8 +12,9 @@ import trio
 from starlette.responses import PlainTextResponse
 
 from vgpu.errors import VgpuError
+from vgpu.listening import Address, bind, parse_address
 from vgpu.web.guard import MOST_BODY_BYTES, Asked, Guard, Rules, refusal
-from vgpu.web.server import Address, bind, parse_address, token_from
+from vgpu.web.server import token_from
 
 TOKEN = "a-token-of-some-length"
 LOCAL = Rules(TOKEN, local=True, port=7080)
@@ -140,20 +141,20 @@ def test_every_answer_keeps_the_page_to_its_own_host() -> None:
     ],
 )
 def test_addresses(text: str, address: Address) -> None:
-    assert parse_address(text) == address
+    assert parse_address(text, "127.0.0.1:7080") == address
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "²:²"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(VgpuError, match="is not an address"):
-        parse_address(text)
+        parse_address(text, "127.0.0.1:7080")
 
 
 def test_a_taken_port_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(VgpuError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
-            bind(parse_address(str(port)))
+            bind(parse_address(str(port), "127.0.0.1:7080"))
 
 
 def test_a_token_file_is_made_and_kept_to_its_owner(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def demo(
         raise VgpuError(ErrorCode.INVALID, f"--duration: {error}") from error
     if duration_ns < 2 * 10**9:
         raise VgpuError(ErrorCode.INVALID, "--duration: less than 2s says nothing about a share", "--duration 10s")
-    plan = Plan(duration_ns, _why_simulated(simulate), mode, gated=not no_limits)
+    plan = Plan(duration_ns, why_simulated(simulate), mode, gated=not no_limits)
     with shown(quiet=form is Output.JSON) as show:
         report = _demonstrate(plan, show)
     if form is Output.JSON:
@@ -49,7 +49,7 @@ def demo(
     return Exit.FAILURE if report.missed else Exit.OK
 
 
-def _why_simulated(asked: bool) -> str:
+def why_simulated(asked: bool) -> str:
     """In words; "" if the real GPU is to be used."""
     from client_hook.doctor import probe_driver
 
@@ -64,16 +64,12 @@ def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
     import trio
 
     from vgpu.demo.run import demonstrate
-    from vgpu.demo.signals import ended_by_signals
+    from vgpu.stage.signals import cause_of, ended_by_signals
 
     try:
         return trio.run(ended_by_signals, demonstrate, plan, show)
     except BaseExceptionGroup as group:
-        # Nurseries wrap what ended them; what a person should read is the first cause.
-        cause: BaseException = group
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        raise cause from None
+        raise cause_of(group) from None
 
 
 def _print(report: Report) -> None:

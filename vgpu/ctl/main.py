@@ -29,6 +29,7 @@ from vgpu.ctl import (
     support,
     top,
     trace,
+    verify,
     vgpus,
 )
 from vgpu.ctl.exits import Exit, report, say
@@ -53,7 +54,23 @@ def everywhere(
     options.tells_what_it_holds(ctx)
 
 
-for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace, events, logs, support, top, metrics, dashboard):
+for module in (
+    vgpus,
+    programs,
+    node,
+    gpus,
+    hook,
+    doctor,
+    demo,
+    trace,
+    events,
+    logs,
+    support,
+    top,
+    metrics,
+    dashboard,
+    verify,
+):
     module.register(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -81,6 +81,22 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
     console().print(table_text(columns, rows, shutil.get_terminal_size().columns), soft_wrap=True)
 
 
+def print_wrapped_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    """For cells that are sentences: on a terminal they are wrapped, elsewhere the table is that of ``print_table``."""
+    if not sys.stdout.isatty():
+        print_table(columns, rows)
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(column.title for column in columns), box=box.SIMPLE_HEAD, show_lines=True, pad_edge=False)
+    for row in rows:
+        cells = (field if isinstance(field, Cell) else Cell(field) for field in row)
+        table.add_row(*(Text(cell.text, cell.style) for cell in cells))
+    console().print(table)
+
+
 def table_text(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Text:
     """The table for a terminal."""
     from rich.text import Text

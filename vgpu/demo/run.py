@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +10,14 @@ from typing import Final
 
 import trio
 
-from client_hook.environment import joined_preload
 from vgpu.ctl.options import Mode
-from vgpu.ctl.programs import attachment
-from vgpu.demo.measure import Sample, Series, common_window, shares
-from vgpu.demo.node import private_node
 from vgpu.demo.report import Report, Sharer
-from vgpu.demo.sharer import Told, Workload, run_workload
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import GpuReading, VgpuReading
 from vgpu.spec import VgpuSpec
+from vgpu.stage.measure import Sample, Series, common_window, shares
+from vgpu.stage.node import private_node
+from vgpu.stage.program import Told, Workload, environment_of, run_workload
 from vgpu.units import MIB
 
 SHARES_PERCENT: Final = (30.0, 70.0)
@@ -112,7 +109,7 @@ class _Stage:
         scene.start_ns = time.monotonic_ns() + WARM_UP_NS
         scene.end_ns = scene.start_ns + plan.alone_ns
         workload = Workload(seconds=(WARM_UP_NS + plan.alone_ns + TAIL_NS) / 1e9)
-        await run_workload(workload, self._environment(0, gated=False), scene.alone, self._changed)
+        await run_workload(workload, environment_of(self.scene.vgpus[0], limited=False), scene.alone, self._changed)
         start_ns = scene.alone.series.samples[0].at_ns
         return scene.alone.series.rate(start_ns, start_ns + plan.alone_ns)
 
@@ -131,7 +128,8 @@ class _Stage:
             async with trio.open_nursery() as programs:
                 for i, told in enumerate(scene.told):
                     workload = Workload(seconds, begin_ns, self._appetite_bytes(i))
-                    programs.start_soon(run_workload, workload, self._environment(i, plan.gated), told, self._changed)
+                    environment = environment_of(scene.vgpus[i], limited=plan.gated)
+                    programs.start_soon(run_workload, workload, environment, told, self._changed)
             nursery.cancel_scope.cancel()
         return self._report(rate_alone, tokens)
 
@@ -157,16 +155,6 @@ class _Stage:
         """The first asks for more than it owns, and holds what it got; the others hold half of theirs."""
         limit = self.scene.vgpus[i].memory_limit_bytes
         return limit + REFUSED_BYTES if i == 0 else limit // 2
-
-    def _environment(self, i: int, gated: bool) -> dict[str, str]:
-        environment = attachment([self.scene.vgpus[i]]).environment(os.environ)
-        if not gated:
-            # The same program on the same GPU; only what would put it into the vGPU is missing.
-            del environment["VGPU_ID"]
-            environment["LD_PRELOAD"] = joined_preload(environment.get("LD_PRELOAD", ""), None)
-            if not self.scene.plan.simulated:
-                environment["CUDA_VISIBLE_DEVICES"] = self.scene.vgpus[i].gpu_uuid
-        return environment
 
     def _report(self, rate_alone: float, tokens: Sequence[Series]) -> Report:
         scene, plan = self.scene, self.scene.plan

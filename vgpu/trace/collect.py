@@ -15,19 +15,20 @@ LOOK_S = 0.1
 
 
 class Collector:
-    """The recording of one GPU, from ``link``. ``error``: why it ended early, if it did."""
+    """The recording of one GPU, from ``link``. ``error``: why it ended early, if it did. ``work`` False: leases and
+    waits alone."""
 
-    def __init__(self, link: ControlLink, gpu: str, duration_ns: int) -> None:
+    def __init__(self, link: ControlLink, gpu: str, duration_ns: int, *, work: bool = True) -> None:
         self.recording: Recording | None = None
         self.error: VgpuError | None = None
         self._stopped = False
         self._link = link
-        self._thread = threading.Thread(target=self._collect, args=(gpu, duration_ns), daemon=True)
+        self._thread = threading.Thread(target=self._collect, args=(gpu, duration_ns, work), daemon=True)
         self._thread.start()
 
-    def _collect(self, gpu: str, duration_ns: int) -> None:
+    def _collect(self, gpu: str, duration_ns: int, work: bool) -> None:
         try:
-            for chunk in self._link.trace(gpu, duration_ns):
+            for chunk in self._link.trace(gpu, duration_ns, work=work):
                 if self.recording is None:
                     self.recording = Recording.beginning_with(chunk)
                 else:

@@ -1,4 +1,4 @@
-"""``python -m vgpu.workload``: load the GPU for some seconds, report each second and at the end.
+"""``python -m vgpu.workload``: load the GPU for some seconds, report meanwhile and at the end.
 
 With ``-o json`` every line is one JSON object with an ``event``: started, progress, result or error.
 """
@@ -56,17 +56,19 @@ class Result:
     intervals_ns: list[tuple[int, int]] = field(default_factory=list)
 
 
-def saturate(gpu: Gpu, job: Job, start_ns: int, end_ns: int, report: Callable[[Tally, int], None]) -> Tally:
+def saturate(
+    gpu: Gpu, job: Job, start_ns: int, end_ns: int, report: Callable[[Tally, int], None], every_ns: int = SECOND_NS
+) -> Tally:
     """Keep DEPTH batches queued until `end_ns` (CLOCK_MONOTONIC), and count those that were finished by then."""
     size = max(1, min(BATCH_KERNELS, BATCH_NS // job.kernel_ns))
     spare = [(gpu.event(), gpu.event()) for _ in range(DEPTH)]
     flying: deque[tuple[c_void_p, c_void_p]] = deque()
     tally = Tally(finished_ns=start_ns)
-    due_ns = start_ns + SECOND_NS
+    due_ns = start_ns + every_ns
     while (now_ns := time.monotonic_ns()) < end_ns:
         if now_ns >= due_ns:
             report(tally, now_ns)
-            due_ns += SECOND_NS
+            due_ns += every_ns
         if spare:
             first, last = spare.pop()
             gpu.record(first)
@@ -111,8 +113,9 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
         held = []
     gpu.synchronize()
     say("started", about | {"kernel_ns": job.kernel_ns, "unit": job.unit})
-    if options.start_at_ns:
-        time.sleep(max(0, options.start_at_ns - time.monotonic_ns()) / SECOND_NS)
+    start_at_ns = int(sys.stdin.readline() or 0) if options.wait else options.start_at_ns
+    if start_at_ns:
+        time.sleep(max(0, start_at_ns - time.monotonic_ns()) / SECOND_NS)
     start_ns = time.monotonic_ns()
 
     def report(tally: Tally, now_ns: int) -> None:
@@ -120,7 +123,8 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
         work = tally.kernels * job.work
         say("progress", {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels})
 
-    tally = saturate(gpu, job, start_ns, start_ns + int(options.seconds * SECOND_NS), report)
+    end_ns = start_ns + int(options.seconds * SECOND_NS)
+    tally = saturate(gpu, job, start_ns, end_ns, report, int(options.report_every * SECOND_NS))
     for block in held:
         gpu.free(block)
     seconds = (tally.finished_ns - start_ns) / SECOND_NS
@@ -151,6 +155,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--bytes", type=int, default=0, help="memory to hold while working; in mode alloc: to try for")
     p.add_argument("--step-bytes", type=int, default=STEP_BYTES, help="size of one allocation (default 256 MiB)")
     p.add_argument("--start-at-ns", type=int, default=0, help="begin at this CLOCK_MONOTONIC time")
+    p.add_argument("--wait", action="store_true", help="once started, read that time from stdin instead")
+    p.add_argument("--report-every", type=float, default=1.0, metavar="S", help="seconds between reports (default 1)")
     p.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return p
 

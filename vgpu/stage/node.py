@@ -1,11 +1,11 @@
-"""A node that belongs to one demonstration: directories, supervisor and vGPUs of its own, all gone afterwards."""
+"""A node that belongs to one command: directories, supervisor and vGPUs of its own, all gone afterwards."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +35,10 @@ class _Place:
 
 
 @contextmanager
-def _place() -> Iterator[_Place]:
+def _place(purpose: str) -> Iterator[_Place]:
     # The path of a socket has 107 characters at most, and some build machines spend them on TMPDIR.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_BASE else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="vgpu-demo-", dir=base, ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix=f"vgpu-{purpose}-", dir=base, ignore_cleanup_errors=True) as directory:
         runtime, state, log = Path(directory, "run"), Path(directory, "state"), Path(directory, "node.log")
         runtime.mkdir()
         state.mkdir()
@@ -47,15 +47,18 @@ def _place() -> Iterator[_Place]:
 
 
 @asynccontextmanager
-async def private_node(simulated: bool, mode: Mode) -> AsyncIterator[Path]:
+async def private_node(
+    simulated: bool, mode: Mode, purpose: str = "demo", gpus: Iterable[int] = ()
+) -> AsyncIterator[Path]:
     """Starts a node beside any other on this machine and yields its control socket, once it answers there.
+    ``purpose``: a part of its directory's name; ``gpus``: the indices of those to serve, else all.
 
     On leaving, in whatever way, the node is asked to end, then made to, and its directories are removed.
     """
-    with _place() as place:
+    with _place(purpose) as place:
         run = partial(
             trio.run_process,
-            node_command(1 if simulated else 0, mode),
+            node_command(1 if simulated else 0, mode, gpus),
             env=os.environ | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
             stdin=subprocess.DEVNULL,
             stdout=place.output,

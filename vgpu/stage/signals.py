@@ -21,6 +21,13 @@ async def ended_by_signals(work: Callable[[*Arguments], Awaitable[Result]], *arg
     return result
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """Nurseries wrap what ended them; what a person should read is the first cause."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 async def _raise_at_signal(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as received:
         task_status.started()

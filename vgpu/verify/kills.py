@@ -1,0 +1,170 @@
+"""A holder that ends in mid-lease, beside a neighbour that wants the GPU, too: what the neighbour notices."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.link import ControlLink
+from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.trace import LeaseRecord
+from vgpu.stage.program import Told, Workload, environment_of
+from vgpu.trace.collect import Collector
+from vgpu.trace.recording import Recording
+from vgpu.verify.ground import Ground, eventually
+from vgpu.verify.measured import Ending
+
+HOLDER_PERCENT: Final = 90.0
+"""Whenever it is ended, it most likely holds a lease."""
+NEIGHBOUR_PERCENT: Final = 10.0
+"""Beyond which it may take what is idle: else it might wait for its own limit, and not for the lease."""
+HELD_BYTES: Final = 256 << 20
+"""What the holder has allocated besides its context."""
+_LONGEST_NS: Final = 120 * 10**9
+_IN_VAIN: Final = 3
+"""So many more may be ended, in place of those that held no lease."""
+_POLL_S: Final = 0.01
+_SETTLED_S: Final = 0.3
+"""Before the end: both have had several leases, and their contexts are in the books."""
+_TOLD_S: Final = 5.0
+"""A recording tells what has happened within a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An end as it was seen from outside; what happened to the lease, the recording says later."""
+
+    at_ns: int
+    held_bytes: int
+    kept_bytes: int
+    gone_ns: int | None
+    neighbour_bytes: tuple[int, int]
+    neighbour_work: float
+
+
+async def endings(
+    ground: Ground, count: int, number: signal.Signals, patience_s: float, *, limited: bool
+) -> list[Ending]:
+    """``count`` holders, one after the other, ended by signal ``number``; who held no lease at that moment does not
+    count. Within ``patience_s`` everything has to be back.
+
+    ``VgpuError``: hardly any held one, or a program failed.
+    """
+    async with ground.vgpus(HOLDER_PERCENT, NEIGHBOUR_PERCENT, bursting=NEIGHBOUR_PERCENT) as vgpus:
+        link = await trio.to_thread.run_sync(ControlLink, ground.control_socket)
+        collector = Collector(link, str(ground.gpu.index), _LONGEST_NS, work=False)
+        try:
+            return await _ended(ground, vgpus, collector, count, number, patience_s, limited=limited)
+        finally:
+            with trio.CancelScope(shield=True):  # it ends at once
+                await trio.to_thread.run_sync(collector.stop)
+            link.close()
+
+
+async def _ended(
+    ground: Ground,
+    vgpus: Sequence[VgpuReading],
+    collector: Collector,
+    count: int,
+    number: signal.Signals,
+    patience_s: float,
+    *,
+    limited: bool,
+) -> list[Ending]:
+    holder, neighbour = (environment_of(vgpu, limited=limited) for vgpu in vgpus)
+    found: list[Ending] = []
+    async with trio.open_nursery() as nursery:
+        [(told, beside)] = await ground.start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
+        for _ in range(count + _IN_VAIN):
+            workload = Workload(_LONGEST_NS / 1e9, hold_bytes=HELD_BYTES)
+            [(_, process)] = await ground.start(nursery, [workload], [holder])
+            await trio.sleep(_SETTLED_S)
+            seen = await _end(ground, vgpus, process, told, number, patience_s)
+            recording = await _told_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
+            leases = [*recording.leases, *(one for one in recording.under_way if isinstance(one, LeaseRecord))]
+            ending = _ending(seen, leases, *(vgpu.vgpu_id for vgpu in vgpus))
+            process.kill()  # one that is only stopped
+            await process.wait()
+            found += [ending] if ending is not None else []
+            if len(found) == count:
+                break
+        beside.kill()
+    if not found:
+        raise VgpuError(ErrorCode.INTERNAL, "no holder was ended while it held a lease", "try it once more")
+    return found
+
+
+async def _end(
+    ground: Ground,
+    vgpus: Sequence[VgpuReading],
+    process: trio.Process,
+    told: Told,
+    number: signal.Signals,
+    patience_s: float,
+) -> _Seen:
+    with trio.move_on_after(patience_s):
+        while True:
+            before = await ground.readings(vgpus)
+            if before[0].holds and before[1].wants:
+                break
+            await trio.sleep(_POLL_S)
+    at_ns = time.monotonic_ns()
+    process.send_signal(number)
+    gone_ns = None
+    with trio.move_on_after(patience_s):
+        while True:
+            after = await ground.readings(vgpus)
+            if after[0].memory_used_bytes == 0:
+                gone_ns = time.monotonic_ns() - at_ns
+                break
+            await trio.sleep(_POLL_S)
+    worked = _work_after(told, at_ns)
+    await eventually(lambda: _work_after(told, at_ns) > worked, patience_s)
+    return _Seen(
+        at_ns=at_ns,
+        held_bytes=before[0].memory_used_bytes,
+        kept_bytes=after[0].memory_used_bytes,
+        gone_ns=gone_ns,
+        neighbour_bytes=(before[1].memory_used_bytes, after[1].memory_used_bytes),
+        neighbour_work=_work_after(told, at_ns),
+    )
+
+
+def _work_after(told: Told, at_ns: int) -> float:
+    """What the program has finished since its first report after ``at_ns``."""
+    since = [sample.work for sample in told.series.samples if sample.at_ns > at_ns]
+    return since[-1] - since[0] if since else 0.0
+
+
+async def _told_until(collector: Collector, until_ns: int) -> Recording:
+    def told() -> bool:
+        return collector.recording is not None and collector.recording.end_ns >= until_ns
+
+    await eventually(told, _TOLD_S)
+    if collector.recording is None:
+        raise collector.error or VgpuError(ErrorCode.INTERNAL, "the GPU Server recorded nothing")
+    return collector.recording
+
+
+def _ending(seen: _Seen, leases: Sequence[LeaseRecord], holder: str, neighbour: str) -> Ending | None:
+    """None: ``holder`` held no lease then."""
+    held = any(
+        lease.vgpu_id == holder and lease.go_ns <= seen.at_ns < (lease.drained_ns or seen.at_ns + 1) for lease in leases
+    )
+    if not held:
+        return None
+    after = [lease.go_ns for lease in leases if lease.vgpu_id == neighbour and lease.go_ns > seen.at_ns]
+    return Ending(
+        lease_back_ns=min(after) - seen.at_ns if after else None,
+        held_bytes=seen.held_bytes,
+        kept_bytes=seen.kept_bytes,
+        gone_ns=seen.gone_ns,
+        neighbour_bytes=seen.neighbour_bytes,
+        neighbour_work=seen.neighbour_work,
+    )
