@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import demo, doctor, gpus, hook, node, options, programs, trace, vgpus
+from vgpu.ctl import config, demo, doctor, gpus, hook, node, options, programs, systemd, trace, vgpus
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.errors import VgpuError
 
@@ -37,7 +37,7 @@ def everywhere(
     options.tells_what_it_holds(ctx)
 
 
-for module in (vgpus, programs, node, gpus, hook, doctor, demo, trace):
+for module in (vgpus, programs, node, gpus, config, systemd, hook, doctor, demo, trace):
     module.register(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
