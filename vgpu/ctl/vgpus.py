@@ -207,7 +207,7 @@ def set_(
 
 
 def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
-    """Let its programs stand still, and give their GPU memory to others. Temporal mode."""
+    """Let its programs stand still, and free their GPU memory. Temporal mode."""
     _move(vgpu, form, "suspend", "its memory goes to the host")
 
 
