@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Final
 
-PATIENCE_S: Final = 0.5
+PATIENCE_S: Final = 1.0
 _CHUNK: Final = 1 << 16
 
 
