@@ -1,6 +1,6 @@
 """The wheel: one for every Python, with all that people need and nothing else.
 
-Nothing is compiled here: what was built in place is laid where the build would have put it, and is newer than its sources.
+Nothing is compiled here: what was built in place is laid where the build would have put it, newer than its sources.
 """
 
 from __future__ import annotations
