@@ -14,7 +14,8 @@ def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["--help"]) == 0
     told = capsys.readouterr().out
     assert OTHER not in told
-    listed = [line.split()[0] for line in told.partition("vGPUs:")[2].splitlines() if line.startswith("  ")]
+    table = told.partition("vGPUs:")[2].partition("To begin:")[0]
+    listed = [line.split()[0] for line in table.splitlines() if line.startswith("  ")]
     assert sorted(listed) == sorted(group.commands)  # type: ignore[attr-defined]
 
 
