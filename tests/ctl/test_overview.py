@@ -15,7 +15,7 @@ def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert OTHER not in told
     table = told.partition("vGPUs:")[2].partition("To begin:")[0]
-    listed = [line.split()[0] for line in table.splitlines() if line.startswith("  ")]
+    listed = [line.split()[0] for line in table.splitlines() if line.strip() and line.startswith("  ")]
     assert sorted(listed) == sorted(group.commands)  # type: ignore[attr-defined]
 
 
