@@ -67,9 +67,12 @@ mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='g
 	HYPOTHESIS_PROFILE=mutation nice -n 19 $(BIN)/mutmut run --max-children 2 $(ONLY)
 	$(BIN)/mutmut results
 
-wheel: setup ## a wheel under dist/
-	rm -rf build/lib*  # what was deleted since the last wheel must not come back
-	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+# What was deleted since the last wheel must not come back. auditwheel names the oldest glibc that it loads on.
+wheel: setup ## a wheel under dist/: needs no compiler, for every Python from 3.11 on and glibc from 2.28
+	rm -rf build/lib* build/wheel
+	$(BIN)/python -m pip install --quiet --group wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 clean: ## remove what was built, keep .venv
 	rm -rf build dist mutants cython_ext/lib cython_ext/*.so

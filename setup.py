@@ -2,7 +2,8 @@
 
 Two kinds of artefact come out of ``cython_ext/``:
 
-* every ``cython_ext/*.pyx`` becomes an ordinary extension module;
+* every ``cython_ext/*.pyx`` becomes an extension module for Python's Limited API, so that one wheel serves every
+  version from ``LEAST_PYTHON`` on;
 * each folder named in ``LIBRARIES`` becomes one plain shared library (no ABI tag in its name) under
   ``cython_ext/lib/``. Its ``.pyx`` files hold nothing but ``noexcept nogil`` functions, so the linker can drop
   the module initialisers, and with them every reference to libpython. ``-z defs`` proves it: a Python symbol
@@ -24,9 +25,12 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
+LEAST_PYTHON = (3, 11)  # of the Limited API: the first whose has the buffer protocol
 # Cython writes its loops with a signed bound over unsigned counters, and keeps inline functions nobody calls.
-COMMON_CFLAGS = ["-O2", "-g1", "-Wno-sign-compare", "-Wno-unused-function"]
+COMMON_CFLAGS = ["-O2", "-g1", "-Wno-sign-compare", "-Wno-unused-function", "-include", str(NATIVE / "old_glibc.h")]
 CFLAGS = [*COMMON_CFLAGS, "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-Wall"]
+# By file name: before glibc 2.34 dlopen and pthread_create lived there, and a newer linker would not name them.
+OLD_LIBRARIES = ["-l:libdl.so.2", "-l:libpthread.so.0"]
 # Bsymbolic: what a library calls of itself stays inside, as in the real driver. A preloaded hook sees a call once.
 LDFLAGS = ["-Wl,--gc-sections", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--no-undefined-version"]
 
@@ -46,11 +50,10 @@ class Library:
 
 
 LIBRARIES = [
-    # by file name: before glibc 2.34 dlopen and pthread_create lived there, and a newer linker would not name them
     # preloaded, so its thread-local words have a fixed place: no call stands before them
-    Library("libvgpu_hook.so", "hook", ["-l:libdl.so.2", "-l:libpthread.so.0"], ["-ftls-model=initial-exec"]),
-    Library("sim/libcuda.so.1", "sim/cuda", ["-lpthread", "-lm"]),
-    Library("sim/libnvidia-ml.so.1", "sim/nvml", ["-lpthread", "-lm"]),
+    Library("libvgpu_hook.so", "hook", OLD_LIBRARIES, ["-ftls-model=initial-exec"]),
+    Library("sim/libcuda.so.1", "sim/cuda", [*OLD_LIBRARIES, "-lm"]),
+    Library("sim/libnvidia-ml.so.1", "sim/nvml", [*OLD_LIBRARIES, "-lm"]),
 ]
 
 
@@ -68,6 +71,10 @@ class BuildNative(build_ext):
 
     def run(self) -> None:
         super().run()
+        if self.inplace:
+            # Python prefers a module built for it alone, so one of an earlier build would stand before the new one.
+            for stale in NATIVE.glob("*.cpython-*.so"):
+                stale.unlink()
         lib_root = Path("." if self.inplace else self.build_lib) / NATIVE / "lib"
         changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
@@ -121,7 +128,9 @@ def extensions() -> list[Extension]:
             [str(source)],
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMMON_CFLAGS,
-            extra_link_args=["-lpthread"],
+            extra_link_args=["-Wl,--no-as-needed", *OLD_LIBRARIES, "-Wl,--as-needed"],
+            define_macros=[("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*LEAST_PYTHON))],
+            py_limited_api=True,
             depends=headers,
         )
         for source in sorted(NATIVE.glob("*.pyx"))
@@ -143,4 +152,8 @@ def cythonized() -> list[Extension]:
 
 for generator in sorted(NATIVE.glob("generate_*.py")):
     subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
-setup(ext_modules=cythonized(), cmdclass={"build_ext": BuildNative})
+setup(
+    ext_modules=cythonized(),
+    cmdclass={"build_ext": BuildNative},
+    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*LEAST_PYTHON)}},
+)

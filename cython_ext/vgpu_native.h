@@ -1,4 +1,4 @@
-/* The little that Cython cannot say itself: atomics, futexes, thread-local storage, old symbol versions.
+/* The little that Cython cannot say itself: atomics, futexes, thread-local storage.
  * Everything else native is Cython. Included by pages, gate, hook, dispatcher and the simulated GPU alike. */
 #ifndef VGPU_NATIVE_H
 #define VGPU_NATIVE_H
@@ -14,15 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <linux/futex.h>
-
-/* Binaries must load on glibc 2.28: bind what moved into libc.so in 2.34 to its older version. */
-#if defined(__x86_64__)
-#define VGPU_OLD_GLIBC "GLIBC_2.2.5"
-#elif defined(__aarch64__)
-#define VGPU_OLD_GLIBC "GLIBC_2.17"
-#else
-#error "st-vgpu supports x86-64 and aarch64"
-#endif
+#include "old_glibc.h"
 
 #define VGPU_LOAD(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define VGPU_LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)

@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
     parser.add_argument("--simulated", action="store_true", help="the GPU is one of $VGPU_SIM_DIR")
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
+    parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
+    parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     arguments = parser.parse_args()
     go_first()
     settings = Settings(
@@ -42,6 +44,8 @@ def main() -> None:
         arguments.simulated,
         NodePaths.from_environment(),
         arguments.host_memory,
+        arguments.quantum,
+        arguments.window,
     )
     try:
         to_stderr("server", gpu=settings.index)

@@ -44,7 +44,8 @@ TESTS = Path(__file__).parent
 # No clock of this machine in them: the decision cores, native code that is called and not waited for, and the suite's
 # rehearsal, of which no figure counts.
 PARALLEL = [
-    *("broker", "core", "trace", "vocabulary"),
+    *("broker", "core", "trace", "vocabulary", "wheel"),
+    *("ctl/test_config.py", "ctl/test_overview.py", "ctl/test_systemd.py"),
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
     "metrics/test_exposition.py",
     *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),

@@ -69,13 +69,16 @@ Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the node says at the start. ``mode``: "auto" is decided here. ``host_memory_bytes``: the most that what is
-    away from the card may have."""
+    away from the card may have. ``period_ns``, ``window_ns``: of the policy; None is what ``gpu set`` left, else its
+    own."""
 
     index: int
     mode: ModeChoice
     simulated: bool
     paths: NodePaths
     host_memory_bytes: int
+    period_ns: int | None = None
+    window_ns: int | None = None
 
 
 class GpuServer:
@@ -100,10 +103,10 @@ class GpuServer:
         # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
         found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
-        if self._row.period_ns is not None:
-            self.policy = with_period(self.policy, self._row.period_ns)
-        if self._row.window_ns is not None:
-            self.policy = replace(self.policy, window_ns=self._row.window_ns)
+        if period_ns := settings.period_ns or self._row.period_ns:
+            self.policy = with_period(self.policy, period_ns)
+        if window_ns := settings.window_ns or self._row.window_ns:
+            self.policy = replace(self.policy, window_ns=window_ns)
         self.mode, self.mode_reason = self._choose_mode()
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)

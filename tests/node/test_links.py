@@ -14,7 +14,7 @@ import trio.testing
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.node import supervisor
-from vgpu.node.servers import Servers
+from vgpu.node.servers import Servers, Sharing
 from vgpu.node.supervisor import MOST_LINKS_OF_ONE, Node
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
@@ -96,7 +96,7 @@ def test_one_user_does_not_take_all_links(
 
     async def run() -> None:
         paths = NodePaths(tmp_path, tmp_path)
-        node = Node(paths, Servers("temporal", simulated=True, environment={}), (), simulated=True)
+        node = Node(paths, Servers(Sharing(), simulated=True, environment={}), (), simulated=True)
         links: list[MessageStream] = []
         async with trio.open_nursery() as nursery:
 

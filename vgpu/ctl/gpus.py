@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vgpu.ctl import options, progress
+from vgpu.ctl import completion, options, progress
 from vgpu.ctl.options import Mode, Output, OutputOption
 
 gpu_app = typer.Typer(
@@ -45,7 +45,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
 
 @gpu_app.command("set")
 def set_(
-    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Index or UUID.")],
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Index or UUID.", autocompletion=completion.gpus)],
     mode: Annotated[
         Mode | None, typer.Option(help="How vGPUs share it; only while no program is attached.", show_default=False)
     ] = None,

@@ -15,6 +15,7 @@ import typer
 
 from client_hook.errors import CannotStart, HookError
 from vgpu.ctl import (
+    config,
     dashboard,
     demo,
     doctor,
@@ -27,19 +28,30 @@ from vgpu.ctl import (
     options,
     programs,
     support,
+    systemd,
     top,
     trace,
     verify,
     vgpus,
 )
 from vgpu.ctl.exits import Exit, report, say
+from vgpu.ctl.overview import Overview
 from vgpu.errors import VgpuError
+
+BEGIN = """To begin:
+
+    vgpuctl demo                                 two programs, 30 and 70 %
+    vgpuctl serve --detach                       the node; --simulate 1 without a GPU
+    vgpuctl run --sm 30 --mem 8G -- COMMAND      a program in a vGPU of its own
+    vgpuctl ls -w                                who uses what, live"""
 
 app = typer.Typer(
     name="vgpuctl",
+    cls=Overview,
     help="Shares of a GPU: compute, time and memory, held by tokens.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=options.explained(BEGIN),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -51,25 +63,22 @@ def everywhere(
     if version:
         node.version()
         raise typer.Exit
+    if ctx.invoked_subcommand == "dashboard":
+        ctx.default_map = listening("dashboard")
     options.tells_what_it_holds(ctx)
 
 
+def listening(section: str) -> dict[str, dict[str, str]] | None:
+    """What takes the place of the default of ``--listen``, where the configuration file says something."""
+    from vgpu.config import load
+
+    address = getattr(load().config, section).listen
+    return {section: {"listen": address}} if address else None
+
+
 for module in (
-    vgpus,
-    programs,
-    node,
-    gpus,
-    hook,
-    doctor,
-    demo,
-    trace,
-    events,
-    logs,
-    support,
-    top,
-    metrics,
-    dashboard,
-    verify,
+    *(vgpus, programs, node, gpus, config, systemd, hook, doctor, demo, verify),
+    *(top, dashboard, metrics, trace, events, logs, support),
 ):
     module.register(app)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from vgpu.config import Config
     from vgpu.protocol.messages import NodeStatus
 
 START_UP_S: Final = 30.0
@@ -34,34 +36,59 @@ def software_version() -> str:
 
 
 def node_command(
-    simulate: int, mode: Mode, gpus: Iterable[int] = (), host_memory_bytes: int | None = None
+    simulate: int,
+    mode: str,
+    gpus: Iterable[int] = (),
+    host_memory_bytes: int | None = None,
+    *,
+    quantum_ns: int | None = None,
+    window_ns: int | None = None,
+    others: Mapping[int, Mapping[str, str | int | None]] | None = None,
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
-    ``host_memory_bytes``: for what is swapped out."""
-    simulated = ["--simulate", str(simulate)] if simulate else []
-    alone = [argument for index in gpus for argument in ("--gpu", str(index))]
-    host = [] if host_memory_bytes is None else ["--host-memory", str(host_memory_bytes)]
+    ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
+    another way."""
     # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
-    return [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode, *simulated, *alone, *host]
+    command = [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode]
+    values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
+    for option, value in ({"--simulate": simulate or None} | values).items():
+        command += [] if value is None else [option, str(value)]
+    for index in gpus:
+        command += ["--gpu", str(index)]
+    return command + (["--others", json.dumps(others)] if others else [])
 
 
-def size_of(text: str) -> int:
-    """``--host-memory``, in bytes; ``VgpuError`` (invalid)."""
-    from vgpu.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise VgpuError(ErrorCode.INVALID, f"--host-memory: {error}") from None
+def configured_command(config: Config) -> list[str]:
+    """The argv of a supervisor as ``config`` has it."""
+    serve = config.serve
+    others = {
+        index: {
+            "mode": gpu.mode or serve.mode,
+            "period_ns": gpu.quantum_ns or serve.quantum_ns,
+            "window_ns": gpu.window_ns or serve.window_ns,
+        }
+        for index, gpu in config.gpu.items()
+    }
+    return node_command(
+        serve.simulate,
+        serve.mode,
+        serve.gpus or (),
+        serve.host_memory_bytes,
+        quantum_ns=serve.quantum_ns,
+        window_ns=serve.window_ns,
+        others=others,
+    )
 
 
 def serve(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
-    simulate: Annotated[int, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=16)] = 0,
-    mode: Annotated[Mode, typer.Option(help="How vGPUs share a GPU.")] = Mode.TEMPORAL,
+    simulate: Annotated[int | None, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=16)] = None,
+    mode: Annotated[Mode | None, typer.Option(help="How vGPUs share a GPU; else temporal.")] = None,
     gpu: Annotated[
-        list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0)
+        list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0, max=255)
     ] = None,
+    quantum: Annotated[str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms.")] = None,
+    window: Annotated[str | None, typer.Option(metavar="TIME", help="Most GPU time in flight, as in 12ms.")] = None,
     host_memory: Annotated[
         str | None,
         typer.Option(
@@ -70,8 +97,21 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop."""
-    command = node_command(simulate, mode, gpu or (), None if host_memory is None else size_of(host_memory))
+    """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
+
+    What the command line leaves open stands in the configuration file, if there is one: vgpuctl config.
+    """
+    from vgpu.config import load
+
+    config = load().config.with_options(
+        gpus=gpu or None,
+        simulate=simulate,
+        mode=mode.value if mode else None,
+        quantum=quantum,
+        window=window,
+        host_memory=host_memory,
+    )
+    command = configured_command(config)
     if not detach:
         sys.stdout.flush()
         os.execv(command[0], command)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 import typer
 
 from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
+from vgpu.ctl import completion
 
 if TYPE_CHECKING:
     from vgpu.spec import VgpuSpec
@@ -39,7 +40,10 @@ class Mode(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="A table for people, JSON for programs.")]
-VgpuArgument = Annotated[str, typer.Argument(metavar="VGPU", help="Id, unambiguous prefix of one, or name.")]
+VgpuArgument = Annotated[
+    str,
+    typer.Argument(metavar="VGPU", help="Id, unambiguous prefix of one, or name.", autocompletion=completion.vgpus),
+]
 
 Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Part of the GPU's compute, as in 30.")]
 Mem = Annotated[
@@ -107,7 +111,10 @@ def _wanted(
     quota_limit: QuotaLimit = None,
     burst: Annotated[bool, typer.Option("--burst", help=BURST)] = False,
     priority: PriorityOption = None,
-    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="auto, an index or a UUID.")] = "auto",
+    gpu: Annotated[
+        str,
+        typer.Option("--gpu", metavar="GPU", help="auto, an index or a UUID.", autocompletion=completion.gpus_or_auto),
+    ] = "auto",
     name: Name = None,
     ttl: Ttl = None,
     idle_suspend: IdleSuspend = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from vgpu.ctl import options, progress
+from vgpu.ctl import completion, options, progress
 from vgpu.ctl.exits import report
 from vgpu.ctl.options import Wanted
 from vgpu.errors import ErrorCode, VgpuError, not_yours
@@ -47,7 +47,13 @@ class LaunchingCommand(TyperCommand):
 def exec_(
     ctx: typer.Context,
     vgpu: Annotated[
-        str, typer.Argument(metavar="VGPU", envvar="VGPU_ID", help="Id, unambiguous prefix of one, or name.")
+        str,
+        typer.Argument(
+            metavar="VGPU",
+            envvar="VGPU_ID",
+            help="Id, unambiguous prefix of one, or name.",
+            autocompletion=completion.vgpus,
+        ),
     ] = "",
 ) -> None:
     """Become a program inside an existing vGPU. Exit code and signals are the program's own."""

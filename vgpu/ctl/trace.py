@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import progress
+from vgpu.ctl import completion, progress
 from vgpu.ctl.exits import Exit, say
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -27,7 +27,10 @@ def trace(
         Path | None, typer.Option("--png", metavar="FILE", help="A picture of it, too.", show_default=False)
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="GPU", help="Index or UUID; else all.", show_default=False)
+        str | None,
+        typer.Option(
+            "--gpu", metavar="GPU", help="Index or UUID; else all.", show_default=False, autocompletion=completion.gpus
+        ),
     ] = None,
 ) -> int:
     """Record leases, waits, hand-overs and GPU activity. Ctrl-C ends it early, and keeps what there is."""

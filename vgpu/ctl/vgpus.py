@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import options, output, progress, tables
+from vgpu.ctl import completion, options, output, progress, tables
 from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
@@ -156,7 +156,10 @@ def _moving(vgpu: VgpuReading) -> dict[str, str]:
 
 
 def ps(
-    vgpu: Annotated[str, typer.Argument(metavar="VGPU", help="Only this vGPU's.", show_default=False)] = "",
+    vgpu: Annotated[
+        str,
+        typer.Argument(metavar="VGPU", help="Only this vGPU's.", show_default=False, autocompletion=completion.vgpus),
+    ] = "",
     everyone: Annotated[
         bool, typer.Option("-a", "--all", help="Those too that use a GPU of this node in no vGPU.")
     ] = False,
@@ -242,7 +245,7 @@ def changes_of(**given: object) -> VgpuChanges:
 
 
 def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
-    """Let its programs stand still, and give their GPU memory to others. Temporal mode."""
+    """Let its programs stand still, and free their GPU memory. Temporal mode."""
     _move(vgpu, form, "suspend", "its memory goes to the host")
 
 
@@ -253,7 +256,9 @@ def resume(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 def migrate(
     vgpu: VgpuArgument,
-    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="An index or a UUID.")],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="GPU", help="An index or a UUID.", autocompletion=completion.gpus)
+    ],
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Move it, with its running programs, to another GPU of the node. Temporal mode."""
@@ -276,7 +281,10 @@ def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> N
 
 
 def rm(
-    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU", help="Ids, unambiguous prefixes, or names.")],
+    vgpus: Annotated[
+        list[str],
+        typer.Argument(metavar="VGPU", help="Ids, unambiguous prefixes, or names.", autocompletion=completion.vgpus),
+    ],
     force: Annotated[
         bool, typer.Option("-f", "--force", help="Even with programs in it; their next call fails.")
     ] = False,

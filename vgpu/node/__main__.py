@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -18,7 +19,7 @@ from client_hook.environment import simulation_libraries
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
-from vgpu.node.servers import Servers, gpu_count
+from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
 from vgpu.paths import NodePaths
 
@@ -37,28 +38,50 @@ def main() -> None:
     parser.add_argument(
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
+    parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
+    parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
+    parser.add_argument(
+        "--others",
+        type=read_others,
+        default={},
+        metavar="JSON",
+        help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
+    )
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
-        run(paths, arguments.mode, arguments.simulate, arguments.gpu, arguments.host_memory)
+        sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
+        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
     except VgpuError as error:
         sys.exit(report(error))
 
 
+def read_others(text: str) -> dict[int, Sharing]:
+    """``--others``, as ``vgpuctl serve`` wrote it."""
+    return {int(index): Sharing(**fields) for index, fields in json.loads(text).items()}
+
+
 def run(
-    paths: NodePaths, mode: str, simulate: int, gpus: Sequence[int] = (), host_memory_bytes: int | None = None
+    paths: NodePaths,
+    sharing: Sharing,
+    others: Mapping[int, Sharing],
+    simulate: int,
+    gpus: Sequence[int] = (),
+    host_memory_bytes: int | None = None,
 ) -> None:
-    """Serve until told to stop; ``gpus``: these indices alone; ``host_memory_bytes``: half of the host's, if not told.
-    ``VgpuError``: why it cannot."""
+    """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
+    ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
         served = chosen(gpus, count)
+        chosen(tuple(others), count)
         if host_memory_bytes is None:
             host_memory_bytes = psutil.virtual_memory().total // 2
         servers = Servers(
-            mode,
+            sharing,
+            others,
             simulated=bool(simulate),
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
@@ -104,7 +127,7 @@ def simulated_gpus(folder: Path, count: int) -> int:
 def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
     """What GPU Servers and brokers are started with: this node's places, and no vGPU of their own."""
     environment = dict(os.environ)
-    for name in ("VGPU_ID", "VGPU_SIM_DIR"):
+    for name in ("VGPU_ID", "VGPU_SIM_DIR", "NOTIFY_SOCKET"):
         environment.pop(name, None)
     libraries = [part for part in environment.pop("LD_LIBRARY_PATH", "").split(":") if part]
     libraries = [part for part in libraries if part != str(simulation_libraries())]

@@ -33,6 +33,16 @@ SETTLED_S: Final = 10.0
 STOP_S: Final = 8.0
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a GPU is shared when its server starts. ``period_ns`` (one round of turns), ``window_ns``: None is what was
+    set last (``vgpuctl gpu set``), else the policy's own."""
+
+    mode: str = "temporal"
+    period_ns: int | None = None
+    window_ns: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class ServerProcess:
     """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure;
@@ -59,10 +69,18 @@ class Servers:
     """``keep`` runs for each server until the node stops; ``stop`` ends them."""
 
     def __init__(
-        self, mode: str, *, simulated: bool, environment: Mapping[str, str], host_memory_bytes: int = 0
+        self,
+        sharing: Sharing,
+        others: Mapping[int, Sharing] | None = None,
+        *,
+        simulated: bool,
+        environment: Mapping[str, str],
+        host_memory_bytes: int = 0,
     ) -> None:
-        """``host_memory_bytes``: of each of them, for what is swapped out."""
-        self._mode = mode
+        """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
+        swapped out."""
+        self._sharing = sharing
+        self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
         self._simulated = simulated
         self._environment = dict(environment)
@@ -142,8 +160,11 @@ class Servers:
             await trio.sleep(0.01)
 
     def _spawn(self, server: ServerProcess) -> int:
-        argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", self._mode]
+        sharing = self._others.get(server.index, self._sharing)
+        argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", sharing.mode]
         argv += ["--host-memory", str(self._host_memory_bytes)]
+        for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
+            argv += [] if value_ns is None else [option, str(value_ns)]
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)

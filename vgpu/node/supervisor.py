@@ -25,6 +25,7 @@ from vgpu.node.logfiles import keep_small
 from vgpu.node.readings import only, put_together, restarted, unknown_gpu
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
+from vgpu.node.service import tell_service_manager
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
@@ -116,12 +117,14 @@ class Node:
                 await process.settled.wait()
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
+            tell_service_manager("READY=1")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
+                tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()

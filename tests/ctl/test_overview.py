@@ -1,0 +1,28 @@
+"""``vgpuctl --help``: every command in a section, and each of them in one line."""
+
+from __future__ import annotations
+
+import pytest
+import typer.main
+
+from vgpu.ctl.main import app, run
+from vgpu.ctl.overview import OTHER, SECTIONS, sections
+
+
+def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    group = typer.main.get_command(app)
+    assert run(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert OTHER not in told
+    table = told.partition("vGPUs:")[2].partition("To begin:")[0]
+    listed = [line.split()[0] for line in table.splitlines() if line.strip() and line.startswith("  ")]
+    assert sorted(listed) == sorted(group.commands)  # type: ignore[attr-defined]
+
+
+def test_nothing_stands_in_two_sections() -> None:
+    names = [name for members in SECTIONS.values() for name in members]
+    assert len(names) == len(set(names))
+
+
+def test_what_nobody_placed_is_shown_all_the_same() -> None:
+    assert list(sections(["new", "ls"])) == [("vGPUs", ["ls"]), (OTHER, ["new"])]

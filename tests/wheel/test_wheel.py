@@ -1,0 +1,101 @@
+"""The wheel: one for every Python, with all that people need and nothing else.
+
+Nothing is compiled here: what was built in place is laid where the build would have put it, newer than its sources.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gpuserver", "vgpu", "client_hook", "cython_ext")
+NEWEST_GLIBC = (2, 28)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    native = folder / "lib" / "cython_ext"
+    shutil.copytree(ROOT / "cython_ext" / "lib", native / "lib", copy_function=shutil.copyfile)
+    for module in (ROOT / "cython_ext").glob("*.abi3.so"):
+        shutil.copyfile(module, native / module.name)
+    build = ["build", "--build-base", str(folder), "--build-lib", str(folder / "lib")]
+    pack = ["bdist_wheel", "--bdist-dir", str(folder / "bdist"), "--dist-dir", str(folder / "dist")]
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder), *build, *pack]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert packed.returncode == 0, packed.stderr
+    assert not list(folder.rglob("*.o")), "a test that compiles takes minutes"
+    [made] = (folder / "dist").iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def contents(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("contents")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+def sources(*folders: str) -> set[str]:
+    """Files in folders of the repository, but for what is made there."""
+    found = (file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file())
+    kept = {str(file.relative_to(ROOT)) for file in found if "__pycache__" not in file.parts}
+    return {file for file in kept if not re.search(r"\.so\b|^cython_ext/hook/generated/", file)}
+
+
+def test_it_is_for_every_python_from_3_11_on(wheel: Path, contents: Path) -> None:
+    assert re.fullmatch(r"st_vgpu-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
+    modules = {
+        file for file in files(contents) if re.fullmatch(r"cython_ext/\w+\.[\w.-]+", file) and file.endswith(".so")
+    }
+    assert modules == {f"cython_ext/{source.stem}.abi3.so" for source in (ROOT / "cython_ext").glob("*.pyx")}
+
+
+def test_it_holds_the_hook_and_the_simulated_gpu(contents: Path) -> None:
+    libraries = {file for file in files(contents) if file.startswith("cython_ext/lib/")}
+    assert libraries == {
+        f"cython_ext/lib/{name}" for name in ("libvgpu_hook.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1")
+    }
+
+
+def test_it_holds_nothing_but_the_packages(contents: Path) -> None:
+    held = {file.partition("/")[0] for file in files(contents)}
+    assert {name for name in held if not name.startswith("st_vgpu-")} == set(PACKAGES)
+    assert not {file for file in files(contents) if file.endswith((".pyx", ".pxd", ".c", ".h", ".map"))}
+
+
+def test_it_holds_every_file_that_a_package_reads(contents: Path) -> None:
+    """Modules, and what lies beside them: pages and their assets, templates."""
+    built_from = (".pyx", ".pxd", ".c", ".h", ".map", ".md")
+    expected = {file for file in sources(*PACKAGES) if not file.endswith(built_from)}
+    assert expected - files(contents) == set()
+
+
+def test_it_holds_what_is_put_on_a_machine(contents: Path) -> None:
+    [shared] = contents.glob("*.data/data/share/st-vgpu")
+    assert files(shared) == {file.removeprefix("deploy/") for file in sources("deploy")}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="binutils are not installed")
+def test_it_loads_on_old_c_libraries(contents: Path) -> None:
+    """What ``make wheel`` has auditwheel put into the wheel's name has to come true: manylinux_2_28 or older."""
+    too_new = {}
+    for library in [file for file in contents.rglob("*") if ".so" in file.name]:
+        needed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
+        versions = re.findall(r"(\w+)@GLIBC_([\d.]+)", needed.stdout)
+        assert versions, library
+        if names := [name for name, version in versions if tuple(map(int, version.split("."))) > NEWEST_GLIBC]:
+            too_new[library.name] = names
+    assert too_new == {}

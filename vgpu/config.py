@@ -1,0 +1,240 @@
+"""The configuration file: what ``vgpuctl serve`` and its companions begin with where their command line is silent.
+
+``find`` says which file is meant, ``parse`` reads its text (pure), ``load`` does both. A key that nobody knows is an
+error, with its line and the nearest one that is known: what is misspelt must not be ignored for months.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.spec import PeriodNs, WindowNs
+from vgpu.units import parse_bytes
+
+ModeName = Literal["auto", "spatial", "temporal"]
+MOST_GPUS: Final = 256
+MOST_SIMULATED: Final = 16
+
+_HEADER: Final = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]")
+_PART: Final = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+_KEY: Final = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
+
+
+def _size(value: Any) -> Any:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[IPV6]:PORT``; port 0 is any that is free. ``ValueError`` for anything else."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    numbered = port.isascii() and port.isdigit() and int(port) <= 65535
+    if not (colon and bare and numbered) or (":" in bare) != bracketed or "[" in bare:
+        raise ValueError(f"{text!r} is not an address: write 127.0.0.1:7080 or [::1]:7080")
+    return bare, int(port)
+
+
+def _address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GpuConfig(_Section):
+    """``[gpu.INDEX]``: how this GPU is shared, where it differs from ``[serve]``."""
+
+    mode: ModeName | None = None
+    quantum_ns: PeriodNs | None = Field(None, alias="quantum")
+    window_ns: WindowNs | None = Field(None, alias="window")
+
+
+class ServeConfig(_Section):
+    """``[serve]``: what the options of ``vgpuctl serve`` say. ``gpus`` None: all; ``host_memory_bytes`` None: half of
+    the host's; ``quantum_ns``, ``window_ns`` None: what ``vgpuctl gpu set`` left, else the policy's."""
+
+    gpus: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_GPUS)], ...], Field(min_length=1)] | None = None
+    simulate: int = Field(0, ge=0, le=MOST_SIMULATED)
+    mode: ModeName = "temporal"
+    quantum_ns: PeriodNs | None = Field(None, alias="quantum")
+    window_ns: WindowNs | None = Field(None, alias="window")
+    host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
+
+
+class ListenConfig(_Section):
+    """``[metrics]``, ``[dashboard]``: where it listens; None is the command's own default."""
+
+    listen: Annotated[str, AfterValidator(_address)] | None = None
+
+
+class Config(_Section):
+    """The whole file. Every section and every key may be left out."""
+
+    serve: ServeConfig = ServeConfig()
+    gpu: dict[Annotated[int, Field(ge=0, lt=MOST_GPUS)], GpuConfig] = Field(default_factory=dict)
+    metrics: ListenConfig = ListenConfig()
+    dashboard: ListenConfig = ListenConfig()
+
+    def with_options(self, **options: Any) -> Config:
+        """With what the command line of ``serve`` says (None: nothing) in place of what stands here, for every GPU;
+        keys as in ``[serve]``. Simulated GPUs that the command line asks for are none of those that stand here.
+
+        ``VgpuError`` (invalid) names the option that is wrong.
+        """
+        said = {key: value for key, value in options.items() if value is not None}
+        others = said.get("simulate", self.serve.simulate) != self.serve.simulate
+        kept = self.serve.model_dump(by_alias=True, exclude_defaults=True, exclude={"gpus"} if others else None)
+        try:
+            serve = ServeConfig.model_validate(kept | said)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            option = str(problem["loc"][0]).replace("_", "-").replace("gpus", "gpu")
+            raise VgpuError(ErrorCode.INVALID, f"--{option}: {problem['msg'].removeprefix('Value error, ')}") from None
+        everywhere = said.keys() & known_keys("gpu")
+        gpus = {
+            index: GpuConfig.model_validate(
+                {key: value for key, value in gpu.model_dump(by_alias=True).items() if key not in everywhere}
+            )
+            for index, gpu in ({} if others else self.gpu).items()
+        }
+        return self.model_copy(update={"serve": serve, "gpu": gpus})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a file; ``line`` counts from 1, 0 is the file as a whole."""
+
+    line: int
+    message: str
+
+    def at(self, path: Path) -> str:
+        return f"{path}:{self.line}: {self.message}" if self.line else f"{path}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, the file it came from (None: there is no file, all is default) and what stood there."""
+
+    config: Config
+    path: Path | None = None
+    text: str = ""
+
+    def source(self, *keys: str) -> str:
+        """Where the value at ``keys`` (as written in the file) comes from: ``PATH:LINE`` or ``default``."""
+        if self.path is None or not _holds(tomllib.loads(self.text), keys):
+            return "default"
+        return f"{self.path}:{line_of(self.text, keys)}"
+
+
+def find(environment: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """``$VGPU_CONFIG``; without it ``/etc/vgpu/config.toml`` for root, ``~/.config/vgpu/config.toml`` for a user."""
+    named = environment.get("VGPU_CONFIG")
+    if named:
+        return Path(named).absolute()
+    if (os.getuid() if uid is None else uid) == 0:
+        return Path("/etc/vgpu/config.toml")
+    own = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '/nonexistent')}/.config"
+    return Path(own) / "vgpu" / "config.toml"
+
+
+def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Loaded:
+    """The file at ``path``, else the one that ``find`` names; that one may be missing unless ``$VGPU_CONFIG`` named it.
+
+    ``VgpuError``: it cannot be read (not found), or something in it is wrong (invalid); the first thing, with its line.
+    """
+    meant = path or find(environment)
+    try:
+        text = meant.read_text()
+    except FileNotFoundError:
+        if path is None and not environment.get("VGPU_CONFIG"):
+            return Loaded(Config())
+        raise VgpuError(
+            ErrorCode.NOT_FOUND, f"there is no configuration file {meant}", "see: vgpuctl config --help"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise VgpuError(ErrorCode.INVALID, f"cannot read {meant}: {error}") from error
+    found = parse(text)
+    if isinstance(found, Config):
+        return Loaded(found, meant, text)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise VgpuError(ErrorCode.INVALID, found[0].at(meant) + more, f"vgpuctl config check {meant}")
+
+
+def parse(text: str) -> Config | list[Problem]:
+    """The configuration in ``text``, or everything that is wrong with it, in the order of the file."""
+    try:
+        return Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(where[1]) if where else text.count("\n") + 1  # "at end of document"
+        return [Problem(line, f"this is not TOML: {error}")]
+    except ValidationError as error:
+        found = {
+            Problem(line_of(text, keys), _complaint(keys, problem["type"], problem["msg"]))
+            for problem in error.errors()
+            for keys in [tuple(str(part) for part in problem["loc"] if part != "[key]")]
+        }
+        return sorted(found, key=lambda problem: (problem.line, problem.message))
+
+
+def known_keys(*sections: str) -> list[str]:
+    """What may be written under ``sections`` (a name that is a GPU's index stands for any)."""
+    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig}
+    model = of_section.get(sections[0], ListenConfig) if sections else Config
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _complaint(keys: tuple[str, ...], kind: str, message: str) -> str:
+    if kind != "extra_forbidden":
+        return f"{'.'.join(keys)}: {message.removeprefix('Value error, ')}"
+    *sections, key = keys
+    here = known_keys(*sections)
+    near = difflib.get_close_matches(key, here, n=1, cutoff=0.5)
+    place = f"[{'.'.join(sections)}]" if sections else "the file"
+    there_are = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(here)}"
+    return f"{place} has no {key!r}; {there_are}"
+
+
+def _holds(table: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    value: Any = table
+    for key in keys:
+        if not isinstance(value, Mapping) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def line_of(text: str, keys: tuple[str, ...]) -> int:
+    """The line, from 1, that speaks of ``keys`` or of the longest beginning of it; 0 if none does.
+
+    tomllib forgets lines. Tables, dotted and quoted keys are recognised; within an inline table the line of the table.
+    """
+    best, at = 0, 0
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            path = table = _parts(header[1])
+        elif key := _KEY.match(line):
+            path = (*table, *_parts(key[1]))
+        else:
+            continue
+        if len(path) > best and path == keys[: len(path)]:
+            best, at = len(path), number
+    return at
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_PART, dotted))

@@ -1,0 +1,63 @@
+"""What a shell offers for a vGPU or a GPU: those of the node that runs, or nothing, in silence.
+
+A person waits for it at every press of a key: no pydantic, whose import takes longer than all the rest, and little
+patience with a node that is busy.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+PATIENCE_S: Final = 1.0
+_CHUNK: Final = 1 << 16
+
+
+def vgpus(incomplete: str) -> list[tuple[str, str]]:
+    """Ids and names that begin with ``incomplete``, each with a word on it."""
+    found = []
+    for vgpu in ask("list", "vgpus"):
+        spec = vgpu.get("spec") or {}
+        share = f"{spec['sm_percent']:g} %" if spec.get("sm_percent") else "a part"
+        name, place = vgpu.get("name"), f"{share} of GPU {vgpu.get('gpu_index')}, {vgpu.get('state')}"
+        # Names first: who gave one wants to read it.
+        found += [(name, f"{vgpu['vgpu_id']}, {place}")] if name else []
+        found.append((vgpu["vgpu_id"], f"{name}, {place}" if name else place))
+    return [one for one in found if one[0].startswith(incomplete)]
+
+
+def gpus(incomplete: str) -> list[tuple[str, str]]:
+    """Indices of GPUs that begin with ``incomplete``; UUIDs once one has been begun."""
+    key = "uuid" if incomplete and not incomplete.isdigit() else "index"
+    found = [(str(gpu[key]), f"{gpu.get('name')}, {gpu.get('mode')} mode") for gpu in ask("gpus", "gpus")]
+    return [one for one in found if one[0].lower().startswith(incomplete.lower())]
+
+
+def gpus_or_auto(incomplete: str) -> list[tuple[str, str]]:
+    auto = [("auto", "the one with most room")] if "auto".startswith(incomplete) else []
+    return auto + gpus(incomplete)
+
+
+def ask(op: str, field: str) -> list[dict[str, Any]]:
+    """What the node lists; nothing where it does not run, is slow, or says something else. Raises nothing."""
+    try:
+        return _ask(op, field)
+    except Exception:  # whatever it is, a shell that completes is no place to tell of it
+        return []
+
+
+def _ask(op: str, field: str) -> list[dict[str, Any]]:
+    from vgpu.paths import NodePaths
+    from vgpu.protocol.codec import Decoder, encode
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(PATIENCE_S)
+        link.connect(str(NodePaths.from_environment().control_socket))
+        link.sendall(encode({"op": "hello", "id": 0}) + encode({"op": op, "id": 1}))
+        decoder = Decoder()
+        while data := link.recv(_CHUNK):
+            decoder.feed(data)
+            for message in decoder:
+                if message.get("id") == 1:
+                    return list(message["result"][field])
+    return []

@@ -1,0 +1,147 @@
+"""vgpuctl config and config check: what the configuration file says, and what holds where it says nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vgpu.ctl.exits import Exit, say
+from vgpu.ctl.options import Output, OutputOption, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vgpu.config import Loaded
+
+_FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.config/vgpu/config.toml for a user:
+
+    [serve]
+    mode = "temporal"        # auto, spatial
+    gpus = [0, 1]            # else all
+    host_memory = "64G"      # for what is swapped out
+
+    [gpu.1]
+    mode = "spatial"
+    quantum = "40ms"
+    window = "12ms"
+
+    [dashboard]
+    listen = "127.0.0.1:7080"
+
+    [metrics]
+    listen = "127.0.0.1:9835"
+
+The command line of serve goes before the file."""
+
+config_app = typer.Typer(
+    invoke_without_command=True,
+    help="The configuration file: what is in force, and from where.",
+    epilog=explained(_FILE),
+)
+
+
+@config_app.callback()
+def show(ctx: typer.Context, form: OutputOption = Output.TABLE) -> None:
+    """What serve begins with, unless its command line says otherwise, and where that stands."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from vgpu.config import find, load
+    from vgpu.ctl import output
+
+    loaded = load()
+    settings = list(_settings(loaded))
+    if form is Output.JSON:
+        output.print_json(
+            {
+                "file": None if loaded.path is None else str(loaded.path),
+                "settings": [{"key": key, "value": value, "source": source} for key, value, source in settings],
+            }
+        )
+        return
+    print(f"file: {loaded.path or f'{find()}, which is not there'}")
+    print()
+    columns = (output.Column("KEY"), output.Column("VALUE", elastic=True), output.Column("FROM", elastic=True))
+    output.print_table(columns, [(key, _shown(key, value), source) for key, value, source in settings])
+
+
+@config_app.command("check")
+def check(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Else the one that serve would read.")] = None,
+) -> Exit:
+    """Say everything that is wrong with a configuration file, by line; exit code 2 if anything is."""
+    from vgpu.config import Config, find, parse
+    from vgpu.errors import ErrorCode, VgpuError
+
+    path = file or find()
+    try:
+        found = parse(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise VgpuError(ErrorCode.INVALID, f"cannot read {path}: {reason}") from error
+    if isinstance(found, Config):
+        print(f"{path}: all right")
+        return Exit.OK
+    for problem in found:
+        say(problem.at(path))
+    return Exit.USAGE
+
+
+@config_app.command("example")
+def example() -> None:
+    """Print a file with every key in it, all of them comments, to begin from."""
+    from vgpu.shipped import shipped
+
+    print(shipped("config.toml").read_text(), end="")
+
+
+def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
+    """(key as in the file, value in plain units, where it comes from), in the order of the file."""
+    from vgpu.paths import NodePaths
+
+    config = loaded.config
+    for section in ("serve", "dashboard", "metrics"):
+        model = getattr(config, section)
+        for name, field in type(model).model_fields.items():
+            key = field.alias or name
+            yield f"{section}.{key}", getattr(model, name), loaded.source(section, key)
+    for index, gpu in sorted(config.gpu.items()):
+        for name, field in type(gpu).model_fields.items():
+            key = field.alias or name
+            value = getattr(gpu, name)
+            if value is None:
+                yield f"gpu.{index}.{key}", getattr(config.serve, name), f"serve.{key}"
+            else:
+                yield f"gpu.{index}.{key}", value, loaded.source("gpu", str(index), key)
+    paths = NodePaths.from_environment()
+    for key, variable in (("runtime", "VGPU_RUNTIME_DIR"), ("state", "VGPU_STATE_DIR")):
+        yield f"{key} directory", str(getattr(paths, key)), f"${variable}" if os.environ.get(variable) else "default"
+
+
+_UNSET = {
+    "serve.gpus": "all",
+    "serve.host_memory": "half of the host's",
+    "quantum": "as set last",
+    "window": "as set last",
+    "listen": "the command's own",
+}
+"""What holds where a value is None, by the whole key or by its last part."""
+
+
+def _shown(key: str, value: Any) -> str:
+    from vgpu.units import format_bytes, format_duration
+
+    last = key.rpartition(".")[2]
+    if value is None:
+        return _UNSET.get(key) or _UNSET.get(last, "")
+    if last in {"quantum", "window"}:
+        return format_duration(value)
+    if last == "host_memory":
+        return format_bytes(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(config_app, name="config")
