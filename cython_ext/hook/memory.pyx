@@ -126,7 +126,7 @@ cdef void amend(Gate* gate, uint64_t reserved, uint64_t taken) noexcept nogil:
 
 
 cdef public void vgpu_note_linear(Gate* gate, uint64_t reserved, uint64_t address, uint64_t size) noexcept nogil:
-    """Linear memory is there: for what it takes of the pieces the gate pays, as far as it is ``reserved``, with that."""
+    """Linear memory is there: for what it takes of the pieces the gate pays, as far as it is ``reserved`` with that."""
     cdef Block block, old
     cdef uint64_t taken, bytes = 0
     cdef bint stale

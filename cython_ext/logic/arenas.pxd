@@ -141,9 +141,11 @@ cdef inline bint arenas_give(Arenas* arenas, uint64_t address, uint64_t size) no
     cdef Block gone
     cdef Arena* arena
     cdef Arena* last
+    cdef uint64_t index
     if place == NULL:
         return 0
-    arena = &arenas.arena[place.aux]
+    index = place.aux
+    arena = &arenas.arena[index]
     mark_units(arena, <uint32_t>((address - base) / UNIT_BYTES), units_for(size))
     arena.free += units_for(size)
     arena.longest = arena.free
@@ -154,7 +156,7 @@ cdef inline bint arenas_give(Arenas* arenas, uint64_t address, uint64_t size) no
     last = &arenas.arena[arenas.count]
     if last != arena:
         arena[0] = last[0]
-        alloc_find(&arenas.places, arena.address).aux = gone.aux
+        alloc_find(&arenas.places, arena.address).aux = index
     return 1
 
 
