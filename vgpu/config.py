@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.listening import split_address
 from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes
 
@@ -34,19 +35,8 @@ def _size(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``[IPV6]:PORT``; port 0 is any that is free. ``ValueError`` for anything else."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    numbered = port.isascii() and port.isdigit() and int(port) <= 65535
-    if not (colon and bare and numbered) or (":" in bare) != bracketed or "[" in bare:
-        raise ValueError(f"{text!r} is not an address: write 127.0.0.1:7080 or [::1]:7080")
-    return bare, int(port)
-
-
 def _address(text: str) -> str:
-    parse_address(text)
+    split_address(text)
     return text
 
 

@@ -25,18 +25,29 @@ class Address:
         return f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
 
 
-def parse_address(text: str, example: str) -> Address:
-    """``127.0.0.1:7080``, ``[::1]:7080``, ``localhost:7080``, ``:7080`` (this machine's), ``7080``. A port of 0: any
-    that is free. ``VgpuError`` (invalid), with ``example``."""
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``127.0.0.1:7080``, ``[::1]:7080``, ``localhost:7080``, ``:7080`` (this machine's), ``7080``. A
+    port of 0: any that is free. ``ValueError`` for anything else."""
     host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise VgpuError(ErrorCode.INVALID, f"--listen: {text!r} is not an address", f"--listen {example}")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    numbered = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if not numbered or (":" in bare) != bracketed or "[" in bare:
+        raise ValueError(f"{text!r} is not an address: write 127.0.0.1:7080 or [::1]:7080")
+    return bare or "127.0.0.1", int(port)
+
+
+def parse_address(text: str, example: str) -> Address:
+    """As ``split_address``; ``VgpuError`` (invalid), with ``example``."""
+    try:
+        host, port = split_address(text)
+    except ValueError:
+        raise VgpuError(ErrorCode.INVALID, f"--listen: {text!r} is not an address", f"--listen {example}") from None
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    return Address(host, int(port), local)
+    return Address(host, port, local)
 
 
 def bind(address: Address) -> tuple[socket.socket, Address]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode
 from tests.metrics.meterings import busy
+from vgpu.ctl import metrics as command
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import run
 
@@ -82,3 +83,16 @@ def test_served_until_a_signal_also_with_a_scraper_that_keeps_its_connection(
             assert exporter.stderr.read() == ""
         finally:
             exporter.kill()
+
+
+def test_the_configuration_file_says_where_it_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[metrics]\nlisten = "192.0.2.1:9836"\n')
+    monkeypatch.setenv("VGPU_CONFIG", str(file))
+    found: list[str] = []
+    monkeypatch.setattr(command, "_serve", lambda listen: found.append(listen) or 0)
+    assert run(["metrics", "--serve"]) == 0
+    assert run(["metrics", "--serve", "--listen", "127.0.0.1:1"]) == 0
+    file.write_text("")
+    assert run(["metrics", "--serve"]) == 0
+    assert found == ["192.0.2.1:9836", "127.0.0.1:1", command.EXAMPLE]

@@ -144,7 +144,9 @@ def test_addresses(text: str, address: Address) -> None:
     assert parse_address(text, "127.0.0.1:7080") == address
 
 
-@pytest.mark.parametrize("text", ["", "localhost", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "²:²"])
+@pytest.mark.parametrize(
+    "text", ["", "localhost", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "²:²", "::1:80", "[h:80", "h:-1"]
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(VgpuError, match="is not an address"):
         parse_address(text, "127.0.0.1:7080")

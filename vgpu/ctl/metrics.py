@@ -24,6 +24,10 @@ def metrics(
             show_default=False,
         ),
     ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help=f"Serve them where the configuration file says, else at {EXAMPLE}."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -36,10 +40,14 @@ def metrics(
     ] = None,
 ) -> int:
     """Print all metrics of the node once, as text for Prometheus; or serve them."""
-    if listen is None:
+    if listen is None and not serve:
         return _once(out)
     if out is not None:
         raise VgpuError(ErrorCode.INVALID, "--listen serves metrics, and -o writes them once: give one of them")
+    if listen is None:
+        from vgpu.config import load
+
+        listen = load().config.metrics.listen or EXAMPLE
     return _serve(listen)
 
 
@@ -69,7 +77,7 @@ def _serve(listen: str) -> int:
 
     from vgpu import logs
     from vgpu.listening import bind, parse_address
-    from vgpu.metrics.serve import serve
+    from vgpu.metrics import serve
     from vgpu.paths import NodePaths
 
     logs.to_stderr("metrics")
@@ -78,7 +86,7 @@ def _serve(listen: str) -> int:
     def ready() -> None:
         print(f"metrics at {address.url}metrics", flush=True)
 
-    trio.run(serve, NodePaths.from_environment().control_socket, listening, ready)
+    trio.run(serve.serve, NodePaths.from_environment().control_socket, listening, ready)
     return Exit.OK
 
 
