@@ -65,6 +65,7 @@ part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"
 LINES_SHOWN=12
 part siblings 120 python3 -m benchmarks.siblings --gpu
 part demo 60 python3 -m vgpu.ctl demo --duration 10s -o json
+part verify 240 python3 -m vgpu.ctl verify --gpu "${GPU:-0}" --report "$out/verify.html" -o json
 part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
 part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
