@@ -11,7 +11,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode
+from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
 from vgpu.errors import ErrorCode
 from vgpu.protocol.messages import GpuReading, ProcessReading, Snapshot, VgpuDetail, VgpuReading
@@ -148,7 +148,13 @@ def messages(api: httpx.Client, path: str, wanted: set[str]) -> dict[str, dict[s
 def test_a_stream_tells_how_things_stand_and_what_happens(api: httpx.Client, vgpu: VgpuReading) -> None:
     said = messages(api, "stream", {"link", "snapshot", "event"})
     assert said["link"]["connected"] is True
-    assert vgpu.vgpu_id in {one.vgpu_id for one in Snapshot.model_validate(said["snapshot"]).vgpus}
+
+    def told() -> bool:
+        """The first thing that a page is told may be of the time before it was open."""
+        snapshot = Snapshot.model_validate(messages(api, "stream", {"snapshot"})["snapshot"])
+        return vgpu.vgpu_id in {one.vgpu_id for one in snapshot.vgpus}
+
+    eventually(told, "pages are told of the vGPU")
 
 
 def test_a_timeline_tells_leases_while_somebody_looks(api: httpx.Client) -> None:
