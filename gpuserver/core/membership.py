@@ -5,7 +5,8 @@ A vGPU is in one of six states, told by its account:
     idle        wants nothing, holds nothing; its virtual time stands still and never goes down (debt is kept)
     waiting     wants a token and may get one at once
     holding     has a lease that has not drained
-    throttled   wants, but its limit bucket is below its fill line; keeps its lag until the bucket is refilled
+    throttled   wants, but its limit bucket is below its fill line; keeps its credit until the bucket is refilled, and
+                the others' progress pays its debt
     barred      wants, but is deep in debt (a holder that overran everybody's patience): comes back when the others'
                 virtual time has caught up with its own, so that its debt distorts nobody else's place
     away        wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
@@ -103,9 +104,9 @@ class Membership(ABC):
         hold.settled_ns = max(hold.settled_ns, at_ns)
 
     def _lag(self, account: Account, clock: int, now_ns: int) -> int:
-        if account.kept_lag_ns is not None:
-            return account.kept_lag_ns
-        return self._lag_after(account, self._time_at(account, now_ns), clock)
+        kept_ns = account.kept_lag_ns
+        lag_ns = self._lag_after(account, self._time_at(account, now_ns), clock)
+        return lag_ns if kept_ns is None else max(kept_ns, min(lag_ns, 0))
 
     def _lag_after(self, account: Account, time: int, clock: int) -> int:
         return real(clock - time, account.guarantee)
@@ -183,19 +184,21 @@ class Membership(ABC):
     def _throttle(self, account: Account, now_ns: int) -> None:
         """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
         itself, every throttling would forgive a part of its debt. What its own limit kept it from using nobody owes it:
-        beside a small guarantee that takes the rest, its lag would grow for ever, and drag V away from everybody."""
+        beside a small guarantee that takes the rest, its lag would grow for ever, and drag V away from everybody. What
+        it owes they have meanwhile: one that waited for its bucket first, and then for them, would have 8 % of 10."""
         self._leave(account, now_ns)
         lag = self._lag(account, self.clock(now_ns), now_ns)
         account.kept_lag_ns = min(lag, self._idle_credit(account))
 
     def _release(self, account: Account, now_ns: int) -> None:
-        """The bucket is refilled: back into the competition with the lag that it left with."""
+        """The bucket is refilled: back into the competition, with the credit that it left with, or what is left of its
+        debt."""
         self._rejoin(account, now_ns)
         self._enter(account, now_ns)
 
     def _rejoin(self, account: Account, now_ns: int) -> None:
-        assert account.kept_lag_ns is not None
-        account.shift_to(self.clock(now_ns) - virtual(account.kept_lag_ns, account.guarantee))
+        clock = self.clock(now_ns)
+        account.shift_to(clock - virtual(self._lag(account, clock, now_ns), account.guarantee))
         account.kept_lag_ns = None
 
     def _bar(self, account: Account, now_ns: int) -> None:

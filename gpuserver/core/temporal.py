@@ -76,8 +76,9 @@ class TemporalScheduler(Competition):
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
-            if end is not None and end - self.policy.lookahead_ns > now_ns:
-                due.append(end - self.policy.lookahead_ns)
+            lookahead = self._lookahead(self._accounts[current.lease.vgpu])
+            if end is not None and end - lookahead > now_ns:
+                due.append(end - lookahead)
         return min(due, default=None)
 
     def check(self) -> None:
@@ -156,6 +157,15 @@ class TemporalScheduler(Competition):
         if account.muster is not None:
             return self.policy.quantum_min_ns
         return min(self.policy.grace_ns, max(self._quantum(account), 2 * account.longest_kernel_ns))
+
+    def _lookahead(self, holder: Account) -> int:
+        """How long before its end it is decided whether a holder goes on. A hook lets nothing more into a lease once
+        less than half of a kernel fits (``cython_ext/logic/gate.pxd``): an end that moves after that moves in vain. A
+        gang's kernels are as long as it waits for its members."""
+        usual = self.policy.lookahead_ns
+        if holder.muster is not None:
+            return usual
+        return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
     @property
     def period_ns(self) -> int:
@@ -328,7 +338,7 @@ class TemporalScheduler(Competition):
         if choice.account is holder:
             if choice.open_ended:
                 self._revise(current, now_ns, end_ns=None)
-            elif now_ns >= end - self.policy.lookahead_ns:
+            elif now_ns >= end - self._lookahead(holder):
                 self._revise(current, now_ns, end_ns=end + choice.length_ns)
         elif following is None:
             self._next = self._grant(choice, at_ns)

@@ -190,6 +190,7 @@ def test_without_its_limit_a_throttled_vgpu_comes_back_at_once() -> None:
 
 
 def test_throttling_forgives_and_takes_nothing() -> None:
+    """The others' progress pays a debt, whether one waits for the bucket or has stopped to want."""
     desk = Desk(TemporalScheduler(), CAPPED, HALF)
     desk.runs(0, 0)
     desk.wants(1, 30)
@@ -197,13 +198,26 @@ def test_throttling_forgives_and_takes_nothing() -> None:
     before = desk.statement(0, 80)
     assert before.throttled
     desk.went(1, 2, 80)
-    assert desk.statement(0, 85).lag_ns == before.lag_ns
+    assert desk.statement(0, 85).lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)
     desk.idle(0, 85)
     after = desk.statement(0, 85)
     assert (after.throttled, after.waiting_since_ns) == (False, None)
-    assert after.lag_ns == pytest.approx(before.lag_ns, abs=2)
+    assert after.lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)
     desk.tick(90)
-    assert desk.statement(0, 90).lag_ns == pytest.approx(before.lag_ns + 5 * MS, abs=2)  # the others go on
+    assert desk.statement(0, 90).lag_ns == pytest.approx(before.lag_ns + 10 * MS, abs=2)
+
+
+def test_a_debt_is_paid_while_throttled_and_becomes_no_credit() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10), Share(PPM // 10))
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.drained(0, 1, 60, wants=True)
+    assert desk.statement(0, 60).lag_ns < -50 * MS
+    desk.went(1, 2, 60)
+    assert desk.statement(0, 100).lag_ns == pytest.approx(desk.statement(0, 60).lag_ns + 40 * MS, abs=4)
+    desk.tick(300)
+    assert desk.statement(0, 300).throttled
+    assert desk.statement(0, 300).lag_ns == 0
 
 
 @BOTH
@@ -367,8 +381,8 @@ def test_who_comes_back_from_its_limit_is_where_it_was_among_the_others() -> Non
     desk.tick(110)
     after, other = desk.statement(0, 110), desk.statement(1, 110)
     assert not after.throttled
-    # Its distance to the other is kept: to a clock that counts it again, that is half on each side.
-    assert after.lag_ns - other.lag_ns == pytest.approx(before.lag_ns, abs=4)
+    # Its distance to the other: to a clock that counts it again, that is half on each side.
+    assert after.lag_ns - other.lag_ns == pytest.approx(before.lag_ns + 35 * MS, abs=4)
 
 
 def test_only_its_own_withdrawn_lease_can_hold_up_a_partition() -> None:
