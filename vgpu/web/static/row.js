@@ -42,7 +42,7 @@ export class Row {
 
   draw(vgpu, hue, nowS) {
     this.vgpu = vgpu;
-    this.spark.add(nowS, vgpu.tokens_per_second);
+    const added = this.spark.add(nowS, vgpu.tokens_per_second);
     if (!this.onScreen) return;
     paint(this.node, "--hue", String(hue));
     say(this.name, vgpu.name ?? vgpu.vgpu_id);
@@ -51,7 +51,7 @@ export class Row {
     set(this.state, "data-state", vgpu.state);
     set(this.state, "title", vgpu.reason || null);
     say(this.rate, rate(vgpu.tokens_per_second));
-    this.spark.draw(nowS);
+    if (added) this.spark.draw(nowS);
     this.drawShare(vgpu);
     say(this.memory, bytesOf(vgpu.memory_used_bytes, vgpu.memory_limit_bytes));
     paint(this.meter, "background-size", part(vgpu.memory_used_bytes / Math.max(1, vgpu.memory_limit_bytes)));

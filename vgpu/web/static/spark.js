@@ -17,11 +17,13 @@ export class Spark {
     this.points = [];
   }
 
+  // Whether there is a new point to draw.
   add(atS, value) {
     const last = this.points.at(-1);
-    if (last && atS - last[0] < 0.9) return;
+    if (last && atS - last[0] < 0.9) return false;
     this.points.push([atS, value]);
     while (this.points.length > 1 && this.points[1][0] < atS - SPAN_S) this.points.shift();
+    return true;
   }
 
   draw(nowS) {
