@@ -20,7 +20,7 @@ from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
 from vgpu.paths import NodePaths
-from vgpu.precedence import go_first
+from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,7 @@ def run(settings: Settings) -> None:
 
 async def serve(server: GpuServer, settings: Settings) -> None:
     listener = listen(settings.paths.server_socket(settings.index), mode=0o600)
+    keep_all()
     with listener:
         await server.run(listener, Control(server).serve)
 

@@ -12,6 +12,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as serve_asgi
 from starlette.types import ASGIApp
 
+from vgpu.precedence import keep_all
+
 IDLE_S: Final = 120.0
 """Longer than scrapers pause, so that each keeps its connection."""
 
@@ -34,6 +36,7 @@ async def serve_http(app: ASGIApp, listening: socket.socket, ready: Callable[[],
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             await nursery.start(answer)
+            keep_all()
             ready()
             async for _ in signals:
                 ended.set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from vgpu.broker.runtime import Broker
-from vgpu.precedence import go_first
+from vgpu.precedence import go_first, keep_all
 
 
 def main() -> None:
@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
     arguments = parser.parse_args()
     go_first()
+    keep_all()
     trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
 
 

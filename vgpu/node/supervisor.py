@@ -27,6 +27,7 @@ from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
 from vgpu.paths import NodePaths
+from vgpu.precedence import keep_all
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     REQUESTS,
@@ -117,6 +118,7 @@ class Node:
                 await process.settled.wait()
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
+            keep_all()
             tell_service_manager("READY=1")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
