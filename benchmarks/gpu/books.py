@@ -75,18 +75,25 @@ def ratios(first: tuple[float, VgpuReading], last: tuple[float, VgpuReading]) ->
     }
 
 
-def watch(books: Sequence[Books], start: float, stop: float, every_s: float = 0.0) -> None:
-    """Reads them at both ends of the window (``time.monotonic()``) and, unless it is 0, ``every_s`` between."""
+def watch(books: Sequence[Books], start: float, stop: float, every_s: float = 0.0) -> dict[str, float]:
+    """Reads them at both ends of the window (``time.monotonic()``) and, unless it is 0, ``every_s`` between: then
+    ``woken_late_ms``, at worst, tells of a host that stood still, and ``answered_late_ms`` of servers that did."""
     sleep_until(start)
     for book in books:
         book.begin()
+    woken_late_s = answered_late_s = 0.0
     while every_s and time.monotonic() < stop - every_s:
+        slept = time.monotonic()
         time.sleep(every_s)
+        woken = time.monotonic()
         for book in books:
             book.look()
+        woken_late_s = max(woken_late_s, woken - slept - every_s)
+        answered_late_s = max(answered_late_s, time.monotonic() - woken)
     sleep_until(stop)
     for book in books:
         book.end()
+    return {"woken_late_ms": 1e3 * woken_late_s, "answered_late_ms": 1e3 * answered_late_s} if every_s else {}
 
 
 def sleep_until(at: float) -> None:

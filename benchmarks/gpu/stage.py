@@ -345,7 +345,7 @@ class Stage:
                 if sharer.node is not None
             ]
             try:
-                watch(books, start, start + seconds, WATCH_S if watch_waits else 0.0)
+                figures = watch(books, start, start + seconds, WATCH_S if watch_waits else 0.0)
             except VgpuError as error:  # no vGPU, since no program: what that said is more telling
                 raise next((s.failure("has ended") for s in sharers if s.ended()), error) from error
         told = {book.name: book.figures() for book in books}
@@ -356,4 +356,4 @@ class Stage:
             if result["late_s"] > pace.lead_s:
                 raise sharer.failure(f"began {result['late_s']:.1f} s late")
             results.append(result | told.get(sharer.name, {}))
-        return Outcome(tuple(results), {} if utilisation is None else utilisation.figures())
+        return Outcome(tuple(results), figures | ({} if utilisation is None else utilisation.figures()))

@@ -163,6 +163,8 @@ PART = Part(
         *(Column(f"charged{i}_percent", f"charged {i}", digits=2) for i in (1, 2, 3)),
         Column("waiting_percent", "work waited, most"),
         Column("nvml_percent", "NVML"),
+        Column("woken_late_ms", "host late at worst, ms"),
+        Column("answered_late_ms", "node late, ms"),
     ),
     measure,
     derive,
