@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -356,13 +357,32 @@ def test_other_users_may_look_but_not_touch(node: SimulatedNode) -> None:
     assert as_nobody(stranger) == [vgpu.vgpu_id, "not-yours", "65534", "True", "kept out"]
 
 
-def as_nobody(act: Callable[[], list[str]]) -> list[str]:
-    """What ``act`` says as uid 65534. A fork, not a program: that user may not even reach the interpreter."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_group_shares_a_vgpu_that_is_shared_with_it(node: SimulatedNode) -> None:
+    """A user belongs to most of its groups by /etc/group, and they are none of its primary one."""
+    (shared,) = [group for group in grp.getgrall() if group.gr_name == "users"]
+    vgpu = node.create(sm_percent=10, memory_bytes="1G", share_group=shared.gr_name)
+    node.directory.chmod(0o755)
+
+    def attaches() -> list[str]:
+        try:
+            reply, _ = process.knock(node.paths.broker_socket(vgpu.vgpu_id), process.attach_request())
+        except PermissionError:
+            return ["kept out"]
+        return [str(reply["ok"])]
+
+    assert as_nobody(attaches) == ["kept out"]
+    assert as_nobody(attaches, groups=[70_000, shared.gr_gid]) == ["True"]
+
+
+def as_nobody(act: Callable[[], list[str]], groups: Sequence[int] = ()) -> list[str]:
+    """What ``act`` says as uid 65534, who is in ``groups`` besides. A fork, not a program: that user may not even reach
+    the interpreter."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
+            os.setgroups(list(groups))
             os.setgid(65534)
             os.setuid(65534)
             said = act()

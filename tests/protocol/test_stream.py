@@ -143,6 +143,26 @@ def test_who_is_at_the_other_end() -> None:
     on_trio(body)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may choose its groups")
+@pytest.mark.parametrize("count", [0, 2, 256, 300])
+def test_the_supplementary_groups_of_a_peer(count: int) -> None:
+    groups = list(range(70_000, 70_000 + count))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")
+        listener.listen()
+        child = os.fork()
+        if child == 0:
+            os.setgroups(groups)
+            knocking = socket.socket(socket.AF_UNIX)
+            knocking.connect(listener.getsockname())
+            knocking.recv(1)
+            os._exit(0)
+        sock, _ = listener.accept()
+        with sock:
+            assert peer_of(sock).groups == {os.getegid(), *groups}
+        os.waitpid(child, 0)
+
+
 def test_a_peer_that_has_died_has_no_start_time() -> None:
     async def body(stream: MessageStream, far: trio.socket.SocketType) -> None:
         knocked = socket.socket(socket.AF_UNIX)

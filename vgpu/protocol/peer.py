@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import signal
 import socket
@@ -19,7 +20,8 @@ _CREDENTIALS: Final = struct.Struct("iII")
 # Not named by the socket module of Python 3.11.
 _SO_PEERGROUPS: Final = 59
 _SO_PEERPIDFD: Final = 77  # Linux 6.5
-_MOST_GROUPS_BYTES: Final = 65536 * 4
+_GROUPS_BYTES: Final = 1024
+"""The most that Python's getsockopt takes."""
 _ENDED: Final = (b"Z", b"X")
 _STOPPED: Final = (b"T", b"t")
 
@@ -29,10 +31,21 @@ def peer_of(sock: trio.socket.SocketType | socket.socket) -> Peer:
     pidfd of the peer (where the kernel has SO_PEERPIDFD); a peer that has died has ``start_time`` 0."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
-    groups = array.array("I")
-    with suppress(OSError):
-        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_GROUPS_BYTES))
-    return Peer(Process(pid, _checked_start_time(sock, pid)), uid, frozenset(groups) | {gid})
+    return Peer(Process(pid, _checked_start_time(sock, pid)), uid, _groups_of(sock, pid) | {gid})
+
+
+def _groups_of(sock: trio.socket.SocketType | socket.socket, pid: int) -> frozenset[int]:
+    """The supplementary ones that it had when it connected; of one with more than 256, those that it has now."""
+    try:
+        return frozenset(array.array("I", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)))
+    except OSError as error:
+        if error.errno != errno.ERANGE:  # an older kernel
+            return frozenset()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Groups:"):
+                return frozenset(int(group) for group in line.split()[1:])
+    return frozenset()
 
 
 def _checked_start_time(sock: trio.socket.SocketType | socket.socket, pid: int) -> int:
