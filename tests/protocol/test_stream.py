@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,7 +18,7 @@ from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import REQUESTS, AnyRequest, List, VgpuList
 from vgpu.protocol.peer import is_alive, peer_of, start_time
 from vgpu.protocol.service import serve, welcome
-from vgpu.protocol.stream import STALL_S, MessageStream
+from vgpu.protocol.stream import STALL_S, MessageStream, connect, listen
 
 
 def on_trio(body: Callable[[MessageStream, trio.socket.SocketType], Awaitable[None]]) -> None:
@@ -50,6 +51,26 @@ def test_descriptors_travel_with_their_message() -> None:
                 os.close(descriptor)
 
     on_trio(body)
+
+
+def test_an_answer_may_be_much_longer_than_what_was_asked(tmp_path: Path) -> None:
+    async def run() -> None:
+        with listen(tmp_path / "socket", mode=0o600) as listener:
+            asking = await connect(tmp_path / "socket")
+            sock, _ = await listener.accept()
+            async with asking, MessageStream(sock) as answering, trio.open_nursery() as nursery:
+                nursery.start_soon(answering.send, {"a": "x" * 8_000_000})
+                received = await asking.receive()
+                assert received is not None
+                assert len(received[0]["a"]) == 8_000_000
+                with pytest.raises(ValueError, match="exceeds"):
+                    await asking.send({"a": "x" * 2_000_000})
+                nursery.start_soon(asking.socket.send, encode({"a": "x" * 2_000_000}, 4_000_000))
+                with pytest.raises(ProtocolError, match="announced a message of 2000008 bytes"):
+                    await answering.receive()
+                nursery.cancel_scope.cancel()
+
+    trio.run(run)
 
 
 def test_large_messages_arrive_whole() -> None:

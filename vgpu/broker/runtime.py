@@ -241,7 +241,7 @@ class Broker:
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES) as stream:
+            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES) as stream:
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:

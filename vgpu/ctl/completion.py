@@ -48,13 +48,13 @@ def ask(op: str, field: str) -> list[dict[str, Any]]:
 
 def _ask(op: str, field: str) -> list[dict[str, Any]]:
     from vgpu.paths import NodePaths
-    from vgpu.protocol.codec import Decoder, encode
+    from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, encode
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(PATIENCE_S)
         link.connect(str(NodePaths.from_environment().control_socket))
         link.sendall(encode({"op": "hello", "id": 0}) + encode({"op": op, "id": 1}))
-        decoder = Decoder()
+        decoder = Decoder(MAX_ANSWER_BYTES)
         while data := link.recv(_CHUNK):
             decoder.feed(data)
             for message in decoder:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
-from vgpu.protocol.codec import Decoder, Message, encode
+from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
 from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import (
     Create,
@@ -63,7 +63,7 @@ class ControlLink:
     def __init__(self, path: Path | None = None, *, timeout_s: float = 10.0) -> None:
         """Connects and shakes hands. ``path``: by default the environment's node; ``timeout_s`` bounds each answer."""
         self._path = NodePaths.from_environment().control_socket if path is None else path
-        self._decoder = Decoder()
+        self._decoder = Decoder(MAX_ANSWER_BYTES)
         self._next_id = 0
         self._timeout_s = timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

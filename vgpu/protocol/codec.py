@@ -18,6 +18,9 @@ Message = dict[str, Any]
 
 MAX_HOOK_BYTES: Final = 64 << 10
 MAX_CONTROL_BYTES: Final = 1 << 20
+"""What a server or a node takes from whoever connects."""
+MAX_ANSWER_BYTES: Final = 32 << 20
+"""What it answers. A node with 512 vGPUs tells 0.8 MB of them, and a thousand programs are told in another."""
 _LENGTH: Final = struct.Struct("<I")
 
 

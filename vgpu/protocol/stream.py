@@ -18,7 +18,7 @@ from typing import Final, NoReturn, Self
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.codec import MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
+from vgpu.protocol.codec import MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
 
 STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
@@ -28,15 +28,21 @@ _BREATH_S: Final = 0.1
 
 
 class MessageStream:
-    """One link. ``receive`` from one task, ``send`` from any: whole messages do not interleave.
+    """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
+    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
     """
 
-    def __init__(self, sock: trio.socket.SocketType, max_bytes: int = MAX_CONTROL_BYTES) -> None:
+    def __init__(
+        self,
+        sock: trio.socket.SocketType,
+        takes_bytes: int = MAX_CONTROL_BYTES,
+        gives_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:
         self.socket = sock
-        self._max_bytes = max_bytes
-        self._decoder = Decoder(max_bytes)
+        self._gives_bytes = gives_bytes
+        self._decoder = Decoder(takes_bytes)
         self._inbox: deque[tuple[Message, list[int]]] = deque()
         self._arrived: list[int] = []  # with the latest read
         self._pending: list[int] = []  # of the message that is not complete yet
@@ -108,7 +114,7 @@ class MessageStream:
 
     async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Errors: ``VgpuError`` (timeout) if the peer does not read; ``OSError`` of the link."""
-        data = memoryview(encode(message, self._max_bytes))
+        data = memoryview(encode(message, self._gives_bytes))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         with trio.move_on_after(STALL_S) as scope:
             async with self._sending:
@@ -119,7 +125,7 @@ class MessageStream:
             raise VgpuError(ErrorCode.TIMEOUT, f"the peer did not read its messages for {STALL_S:g} s")
 
 
-async def connect(path: Path, max_bytes: int = MAX_CONTROL_BYTES) -> MessageStream:
+async def connect(path: Path) -> MessageStream:
     """A link to the socket at ``path``; ``OSError`` if nobody listens."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -127,7 +133,7 @@ async def connect(path: Path, max_bytes: int = MAX_CONTROL_BYTES) -> MessageStre
     except BaseException:
         sock.close()
         raise
-    return MessageStream(sock, max_bytes)
+    return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES)
 
 
 def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
