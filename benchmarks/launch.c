@@ -7,7 +7,8 @@
  * paced: the host does something else before each launch, which finds the GPU idle.
  * cold: as allocate, but the caches forget us inside each call, as a real driver's tens of microseconds in the kernel make
  * them. The simulated one calls mmap and munmap there, which are ours. What forgetting takes is not counted.
- * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences.
+ * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences,
+ * these with their 95 % interval.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -165,7 +166,12 @@ int main(int argc, char **argv) {
         without[round] = took[0];
         difference[round] = took[1] - took[0];
     }
-    printf("{\"hooked\": %s, \"rounds\": %d, \"gated_ns\": %.1f, \"direct_ns\": %.1f, \"added_ns\": %.1f}\n",
-           launches[0] == launches[1] ? "false" : "true", rounds, median(with, rounds), median(without, rounds), median(difference, rounds));
+    double added = median(difference, rounds);
+    int tail = 0; /* the 95 % interval of a median is between two of the sorted values, by the sign test: n/2 -+ 0.98 sqrt(n) */
+    while (tail * tail < 0.98 * 0.98 * rounds) tail++;
+    tail = rounds / 2 > tail ? rounds / 2 - tail : 0;
+    printf("{\"hooked\": %s, \"rounds\": %d, \"gated_ns\": %.1f, \"direct_ns\": %.1f, \"added_ns\": %.1f, \"added_low_ns\": %.1f, \"added_high_ns\": %.1f}\n",
+           launches[0] == launches[1] ? "false" : "true", rounds, median(with, rounds), median(without, rounds), added, difference[tail],
+           difference[rounds - 1 - tail]);
     return 0;
 }

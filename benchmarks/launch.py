@@ -83,8 +83,8 @@ def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, 
 
 
 def in_turns(node: Node, program: Path, rounds: int = ROUNDS, *arguments: str, percent: int = 100) -> dict[str, float]:
-    """What the program says in a vGPU of ``percent``: ``gated_ns``, ``direct_ns`` and ``added_ns`` per launch, and
-    ``hooked``."""
+    """What the program says in a vGPU of ``percent``: ``gated_ns``, ``direct_ns`` and ``added_ns`` per launch, the 95 %
+    interval of that, ``added_low_ns`` to ``added_high_ns``, and ``hooked``."""
     command = ["run", "--sm", str(percent), "--mem", "1G", "--", str(program), str(rounds), *arguments]
     answer: dict[str, float] = json.loads(node.run(*command, timeout=300))
     return answer
@@ -103,11 +103,12 @@ def main() -> None:
         ]
         if not args.gpu:
             cases.append(("... cold", COLD_ROUNDS, "cold", 100))
-        print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}")
+        print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}{'95 % from':>12}{'to':>10}")
         for name, rounds, what, percent in cases:
             answer = in_turns(node, program, rounds, *what.split(), percent=percent)
             row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
-            print(f"{name + ', ns':28}{row}")
+            interval = f"{answer['added_low_ns']:12.1f}{answer['added_high_ns']:10.1f}"
+            print(f"{name + ', ns':28}{row}{interval}")
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return

@@ -61,6 +61,8 @@ PART = Part(
     0.0,
     (
         Column("added_ns", "added by the hook", "low", 1, (Bar(30.0),)),
+        Column("added_low_ns", "95 % from"),
+        Column("added_high_ns", "to"),
         Column("added_under_limit_ns", "under a limit", "low", 0),
         Column("added_to_allocation_ns", "to an allocation", "low", 0, (Bar(1000.0),)),
         Column("gated_ns", "through the hook"),
