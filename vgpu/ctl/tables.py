@@ -74,6 +74,11 @@ _STYLES: Final = {
 }
 
 
+def token_rate(vgpu: VgpuReading) -> str:
+    """Tokens a second; ``open`` while one without an end is held, as nobody else wants the GPU."""
+    return "open" if vgpu.holds and vgpu.tokens_per_second < 0.05 else f"{vgpu.tokens_per_second:.1f}"
+
+
 def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
     """A row of ``VGPUS``."""
     now = time.time() if now_unix_s is None else now_unix_s
@@ -86,7 +91,7 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
         percent(vgpu.busy_ratio),
         used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
-        f"{vgpu.tokens_per_second:.1f}",
+        token_rate(vgpu),
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),

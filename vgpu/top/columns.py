@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vgpu.ctl.tables import rounded_ns
+from vgpu.ctl.tables import rounded_ns, token_rate
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
 from vgpu.top.model import Choice, Row
@@ -132,7 +132,7 @@ COLUMNS: Final = (
     Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),
     Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=80),
     Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
-    Column("TOKENS/S", "tokens", 8, 9, 96, plain(lambda vgpu: f"{vgpu.tokens_per_second:.1f}"), right=True),
+    Column("TOKENS/S", "tokens", 8, 9, 96, plain(token_rate), right=True),
     Column(SPARK_TITLE, "", 10, 40, 75, _history),
     Column("MEMORY", "memory", COLUMN_WIDTHS["memory"], 29, 90, _memory, right=True, bar_keep=37),
     Column("PROCS", "procs", 6, 6, 40, plain(lambda vgpu: str(vgpu.processes)), right=True),

@@ -50,7 +50,9 @@ export class Row {
     say(this.state, vgpu.throttled && vgpu.state === "waiting" ? "at limit" : vgpu.state);
     set(this.state, "data-state", vgpu.state);
     set(this.state, "title", vgpu.reason || null);
-    say(this.rate, rate(vgpu.tokens_per_second));
+    const open = vgpu.holds && vgpu.tokens_per_second < 0.05;
+    say(this.rate, open ? "open" : rate(vgpu.tokens_per_second));
+    set(this.rate, "title", open && "one token without an end: nobody else wants the GPU");
     if (added) this.spark.draw(nowS);
     this.drawShare(vgpu);
     say(this.memory, bytesOf(vgpu.memory_used_bytes, vgpu.memory_limit_bytes));
