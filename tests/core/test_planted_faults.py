@@ -73,6 +73,14 @@ class ClampBeforeCharge(TemporalScheduler):
             a.bucket = min(a.bucket, 2 * self._fill_line(a) * PPM)
 
 
+class DebtKeptWhileThrottled(TemporalScheduler):
+    """Who has run over waits for its bucket, and only then begins to wait for the others."""
+
+    def _lag(self, account: Account, clock: int, now_ns: int) -> int:
+        kept_ns = account.kept_lag_ns
+        return super()._lag(account, clock, now_ns) if kept_ns is None else kept_ns
+
+
 class SpeaksOfTheDrained(TemporalScheduler):
     """Of a lease that drained before it was heard that it went it says what it would have said before."""
 
@@ -120,6 +128,19 @@ def shortfall(bound_rounds: float) -> Callable[[Run], list[str]]:
     return check
 
 
+def a_kernel_short(run: Run) -> list[str]:
+    """Of its guarantee in each ten seconds."""
+    lacks = [
+        (key, begin, share.guarantee_ppm * 10 * S // PPM - run.held_ns(key, begin, begin + 10 * S))
+        for key, share in run.shares.items()
+        for begin in range(2 * S, run.now_ns - 10 * S + 1, S)
+    ]
+    longest_ns = max(app.work.kernel_ns for app in run.apps.values())
+    return [
+        f"{key} lacks {lack / MS:.1f} ms from {begin / S:g} s on" for key, begin, lack in lacks if lack > longest_ns
+    ]
+
+
 class BurstsBesideAHardOne(SpatialScheduler):
     """Bursting vGPUs run together although somebody who wants does not burst."""
 
@@ -163,6 +184,13 @@ CASES = [
         [Work(100 * MS)],
         lambda run: oracle.limit_used(run, 0),
         20,
+    ),
+    Case(
+        DebtKeptWhileThrottled,
+        [Share(100_000, 100_000), Share(900_000)],
+        [Work(60 * MS), Work()],
+        a_kernel_short,
+        22,
     ),
     Case(
         FillWithoutKernelTest,
