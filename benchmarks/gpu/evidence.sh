@@ -4,6 +4,7 @@
 #
 #     benchmarks/gpu/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
+# REPEAT=4 WAYS=temporal before it: the shares so often, ours alone (10 min for one work); --merge puts several runs together.
 # GPU=1 before it: the suite's parts and all nodes on that one; with a folder each, several GPUs can be at it side by side, once
 # prepare.sh was sourced.
 #
@@ -35,7 +36,7 @@ nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
 part timeline 120 python3 -m benchmarks.gpu.timeline --gpu "${GPU:-0}" "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
-    suite "shares-$work" 300 --part shares --works "$work"
+    suite "shares-$work" $((300 * ${REPEAT:-1})) --part shares --works "$work" --repeat "${REPEAT:-1}" ${WAYS:+--ways $WAYS}
 done
 LINES_SHOWN=22
 suite colocation 400 --part colocation --works resnet50-graph1 --seconds 10 --splits 30/70 20/80
