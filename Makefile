@@ -14,13 +14,30 @@ NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What a compilation or a virtual environment would fail for, said before either begins.
+define LACKING
+import importlib.util, os, pathlib, shutil, sys, sysconfig
+name = 'python%d.%d' % sys.version_info[:2]
+compiler = (os.environ.get('CC') or sysconfig.get_config_var('CC') or 'cc').split()[0]
+here = {
+    name + '-venv': importlib.util.find_spec('venv') and importlib.util.find_spec('ensurepip'),
+    name + '-dev': pathlib.Path(sysconfig.get_paths()['include'], 'Python.h').exists(),
+    'gcc': shutil.which(compiler),
+}
+lacking = ' '.join(package for package, found in here.items() if not found)
+sys.exit('st-vgpu lacks what these packages of Debian and Ubuntu have: apt-get install ' + lacking if lacking else 0)
+endef
+$(VENV)/.installed: export LACKING := $(LACKING)
+
 $(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here; on Debian and Ubuntu: apt-get install python3-venv python3-dev gcc"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "st-vgpu needs Python 3.11 or newer; try: make PYTHON=python3.12 setup"; exit 1; }
+	@$(PYTHON) -c "$$LACKING" || exit 1
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --group build
 	@$(BIN)/python setup.py --quiet build_ext --inplace & native=$$!; \
-	echo '$(BIN)/python -m pip install --quiet --no-compile --group dev  # while the native code is compiled'; \
+	echo '$(BIN)/python -m pip install --quiet --no-compile --group dev  # while the native code is compiled, in a minute or two'; \
 	$(BIN)/python -m pip install --quiet --no-compile --group dev; tools=$$?; \
 	wait $$native && exit $$tools
 	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation --editable .

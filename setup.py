@@ -70,6 +70,11 @@ class BuildNative(build_ext):
         self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
+        if self.editable_mode:
+            # It compiles into an empty folder. What lies in the source tree, newer than what it is made of, will do.
+            self.mkpath(str(Path(self.build_lib) / NATIVE))
+            for module in NATIVE.glob("*.abi3.so"):
+                self.copy_file(str(module), str(Path(self.build_lib) / module))
         super().run()
         if self.inplace:
             # Python prefers a module built for it alone, so one of an earlier build would stand before the new one.

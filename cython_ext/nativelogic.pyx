@@ -186,7 +186,7 @@ cdef class Durations:
     cdef durations.DurationTable table
     cdef void* memory
 
-    def __cinit__(self, size_t size_bytes):
+    def __cinit__(self, uint32_t size_bytes):
         self.memory = calloc(1, size_bytes)
         if not durations.durations_init(&self.table, self.memory, size_bytes):
             free(self.memory)

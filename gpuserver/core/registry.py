@@ -342,9 +342,8 @@ class Registry:
         name = changed.spec.name
         for other in records.values():
             if name is not None and other.spec.name == name and other.vgpu_id != changed.vgpu_id:
-                raise VgpuError(
-                    ErrorCode.EXISTS, f"{other.vgpu_id} has the name {name!r} already", "choose another --name"
-                )
+                hint = f"choose another --name; vgpuctl rm {name} removes that one"
+                raise VgpuError(ErrorCode.EXISTS, f"{other.vgpu_id} has the name {name!r} already", hint)
         others = [record for record in records.values() if record.vgpu_id != changed.vgpu_id]
         refusal = admit(
             self.mode,

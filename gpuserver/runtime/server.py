@@ -408,7 +408,7 @@ class GpuServer:
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()
-            self.happened("died", vgpu, f"process {message.pid} ended", pid=message.pid)
+            self.happened("ended", vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
         process = self.memory.reaped(vgpu, message.slot)

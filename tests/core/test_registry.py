@@ -153,7 +153,7 @@ def test_names_are_unique_and_free_again() -> None:
     found = registry()
     create(found, "a", sm_percent=10, name="x")
     error = refused(ErrorCode.EXISTS, found, "b", sm_percent=10, name="x")
-    assert str(error) == "a has the name 'x' already; choose another --name"
+    assert str(error) == "a has the name 'x' already; choose another --name; vgpuctl rm x removes that one"
     assert str(refused(ErrorCode.EXISTS, found, "a", sm_percent=10)) == "a exists already"
     found.change("a", VgpuChanges.parse(name="y"), 0)
     create(found, "b", sm_percent=10, name="x")

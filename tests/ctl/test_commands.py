@@ -397,6 +397,15 @@ def test_run_removes_the_vgpu_of_a_program_that_never_ran(
     assert [request.op for request in node.asked] == ["create", "remove"]
 
 
+def test_run_says_that_its_vgpu_stays_where_the_node_has_ended(node: FakeNode, tmp_path: Path) -> None:
+    node.answers["create"] = lambda _: dump(vgpu_reading())
+    node.answers["remove"] = refuse(ErrorCode.UNREACHABLE, "no node answers")
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--", "true")
+    assert done.returncode == 0
+    assert "vgpu-0a1b2c3d stays: no node answers" in done.stderr
+    assert "→ once a node runs again: vgpuctl rm vgpu-0a1b2c3d" in done.stderr
+
+
 def test_run_that_is_refused_runs_nothing(node: FakeNode, tmp_path: Path) -> None:
     node.answers["create"] = refuse(ErrorCode.NO_ROOM, "no room", "--sm 20 would fit")
     done = vgpuctl(tmp_path, "run", "--sm", "30", "--", "echo", "ran")

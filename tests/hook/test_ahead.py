@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import signal
 import struct
-import subprocess
 import time
 
 import pytest
@@ -395,7 +395,7 @@ def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> 
     stop(program.process.pid)
     epoch = program.lease(30 * MS)
     drained(stage, vgpu, epoch)
-    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+    program.process.send_signal(signal.SIGCONT)
     with vgpu.granting(20 * MS):
         eventually(program.is_done, "it runs")
 
@@ -412,7 +412,7 @@ def test_what_was_released_in_a_lease_that_is_over_lets_nothing_else_pass(stage:
     vgpu.activity.ring()
     eventually(lambda: vgpu.slot().turn == epoch, "the relay releases")
     drained(stage, vgpu, epoch)
-    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+    program.process.send_signal(signal.SIGCONT)
     program.ask("beside launch 6")
     time.sleep(0.05)
     assert program.ask("seen") == "[]", "without a lease it waits"
@@ -432,7 +432,7 @@ def test_a_stopped_process_is_not_released_in_the_second_half_of_its_lease(stage
     vgpu.activity.ring()
     drained(stage, vgpu, epoch)
     assert vgpu.slot().turn != epoch
-    subprocess.run(["kill", "-CONT", str(program.process.pid)], check=True)
+    program.process.send_signal(signal.SIGCONT)
 
 
 def test_in_a_new_activity_page_a_queue_waits_for_a_lease_again(stage: Stage, vgpu: StagedVgpu) -> None:

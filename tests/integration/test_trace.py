@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,7 +161,7 @@ def test_a_server_that_dies_leaves_what_was_recorded(node: SimulatedNode) -> Non
     with node.link() as link:
         chunks = link.trace("0", 300 * SECOND_NS)
         told.append(next(chunks))
-        subprocess.run(["kill", "-9", str(node.server_pid())], check=True)
+        os.kill(node.server_pid(), signal.SIGKILL)
         with pytest.raises(VgpuError, match="closed the link"):
             told.extend(chunks)
     assert not any(chunk.done for chunk in told)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -140,6 +142,7 @@ def test_a_terminal_without_utf8_or_colours_that_is_told_to_end(stage: Stage) ->
         assert not [codes for codes in coloured if re.search(r"\b(3[0-8]|4[0-8]|9\d|10\d)\b", codes)]
         shell = int(terminal.told("pane_pid"))
         children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-        subprocess.run(["kill", "-TERM", *children], check=True)
+        for child in children:
+            os.kill(int(child), signal.SIGTERM)
         terminal.until("^ended with 0$")
         assert terminal.told("alternate_on") == "0"

@@ -33,7 +33,7 @@ _STYLES: Final = {
     "removed": "magenta",
     "expired": "magenta",
     "attached": "",
-    "died": "",
+    "ended": "",
     "detached": "dim",
 }
 """Of the usual; whatever else there is stands out."""

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from vgpu.ctl import completion, options, progress
-from vgpu.ctl.exits import report
+from vgpu.ctl.exits import report, say
 from vgpu.ctl.options import Wanted
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
@@ -94,14 +94,16 @@ def run(wanted: Wanted, ctx: typer.Context) -> int:
 
 
 def _remove(vgpu_id: str) -> None:
-    """The program may have run for days: a fresh link, and a node that is gone took the vGPU along."""
+    """The program may have run for days, so a fresh link. A node that is gone remembers the vGPU for the next one."""
     from vgpu.node.link import ControlLink
 
     try:
         with ControlLink() as node, progress.waiting(f"removing {vgpu_id}"):
             node.remove(vgpu_id, force=True)
     except VgpuError as error:
-        if error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first
+        if error.code is ErrorCode.UNREACHABLE:
+            say(f"{vgpu_id} stays: {error.message}", f"once a node runs again: vgpuctl rm {vgpu_id}")
+        elif error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first
             report(error)
 
 

@@ -257,9 +257,8 @@ class Node:
     async def _refuse_taken_name(self, name: str, but: str = "") -> None:
         for vgpu in (await self._look()).vgpus:
             if vgpu.name == name and vgpu.vgpu_id != but:
-                raise VgpuError(
-                    ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", "choose another --name"
-                )
+                hint = f"choose another --name; vgpuctl rm {name} removes that one"
+                raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
 
     async def _find(self, reference: str) -> VgpuReading:
         """The vGPU meant. While a server restarts, what it said last may lack vGPUs: it is waited for."""

@@ -449,7 +449,7 @@ class Metering(Reading):
 
 
 class EventReading(Reading):
-    """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, died, overrun,
+    """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, ended, overrun,
     refused (memory), suspended, resumed, not-suspended, not-resumed (by itself), migrated, stranded, drift, outside (in
     no vGPU), broker-restarted, server-restarted, link-closed, mode."""
 

@@ -173,7 +173,6 @@ _REMARK_STYLES: Final = {
     "node": "warn",
     "done": "good",
     "error": "bad",
-    "died": "bad",
     "failed": "bad",
     "refused": "warn",
     "overrun": "warn",
