@@ -75,7 +75,10 @@ cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
     cdef uint64_t file = vgpu_file_number(fd)
     if gate.store.page == NULL:
         return map_store(&gate.store, fd, file)
-    if file == gate.store.file or gate.heir.page != NULL and file == gate.heir.file:
+    if file == gate.store.file:
+        unmap_store(&gate.heir)      # of a server that is gone: its successor has ours again
+        return 1
+    if gate.heir.page != NULL and file == gate.heir.file:
         return 1
     unmap_store(&gate.heir)
     return map_store(&gate.heir, fd, file)

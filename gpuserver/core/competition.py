@@ -148,9 +148,9 @@ class Competition(Membership):
         holds = [*account.holds.values(), *([account.standing] if account.standing is not None else [])]
         return [(hold.lease, hold.went_ns is not None) for hold in holds]
 
-    def books(self) -> dict[VgpuKey, Book]:
-        """What the journal keeps: everything held is charged up to the last event."""
-        now_ns = self._now_ns
+    def books(self, now_ns: int = 0) -> dict[VgpuKey, Book]:
+        """What the journal keeps: charged and refilled up to ``now_ns``, or the last event if that is later."""
+        now_ns = max(now_ns, self._now_ns)
         clock = self.clock(now_ns)
         books = {}
         for key, account in self._accounts.items():

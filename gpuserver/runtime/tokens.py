@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -40,7 +41,7 @@ from gpuserver.core.leases import (
     Went,
 )
 from gpuserver.core.meters import Meters
-from gpuserver.core.policy import Policy
+from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
 
@@ -49,6 +50,20 @@ log = structlog.get_logger(__name__)
 SECOND_NS: Final = 1_000_000_000
 WISH_NS: Final = SECOND_NS
 """Whoever has wanted a token in that time is likely to want one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """How a vGPU without leases stood at ``at_ns``. It uses nothing, so its limit goes on filling its bucket: one that
+    is on the card for shorter stays than its debt lasts would else never run again."""
+
+    stood: Book
+    limit_ppm: int
+    at_ns: int
+
+    def book(self, now_ns: int) -> Book:
+        filled_ns = self.limit_ppm * (now_ns - self.at_ns) // PPM
+        return replace(self.stood, bucket_ns=self.stood.bucket_ns + filled_ns)
 
 
 class TokenLoop:
@@ -63,8 +78,8 @@ class TokenLoop:
         self.meters = Meters()
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
-        self._benched: dict[VgpuKey, Book] = {}
-        """Those that have no leases for now, and how they stood."""
+        self._benched: dict[VgpuKey, Bench] = {}
+        """Those that have no leases for now."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -101,7 +116,9 @@ class TokenLoop:
         self.hear()
         if key in self._benched:
             return
-        self._benched[key] = self._scheduler.books()[key]
+        now_ns = time.monotonic_ns()
+        (limit_ppm,) = (s.limit_ppm for s in self._scheduler.snapshot(now_ns) if s.vgpu == key)
+        self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         for epoch in self._published.pop(key):
             self._dispatcher.withdraw(key, epoch)
@@ -113,9 +130,10 @@ class TokenLoop:
     def unbench(self, key: VgpuKey, share: Share) -> None:
         """It competes again, with the account that it had."""
         self.hear()
-        book = self._benched.pop(key, None)
-        if book is None:
+        bench = self._benched.pop(key, None)
+        if bench is None:
             return
+        book = bench.book(time.monotonic_ns())
         self._published[key] = set()
         for recorder in self._recorders:
             page = self._grants[key]
@@ -139,6 +157,8 @@ class TokenLoop:
 
     def change(self, key: VgpuKey, share: Share) -> None:
         if key in self._benched:
+            now_ns = time.monotonic_ns()
+            self._benched[key] = Bench(self._benched[key].book(now_ns), share.limit_ppm, now_ns)
             return
         self.hear()
         self._handle(Changed(key, share))
@@ -238,7 +258,8 @@ class TokenLoop:
         return self._scheduler.outlook(key) if key in self._published else Outlook()
 
     def books(self) -> dict[VgpuKey, Book]:
-        return self._scheduler.books() | self._benched
+        now_ns = time.monotonic_ns()
+        return self._scheduler.books(now_ns) | {key: bench.book(now_ns) for key, bench in self._benched.items()}
 
     @property
     def period_ns(self) -> int:

@@ -92,6 +92,8 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]
     other = desk.statement(1, 15)
     assert (other.wants, other.holds, other.waiting_since_ns, other.priority) == (False, False, None, Priority.HIGH)
     desk.drained(0, 1, 60, wants=True)
+    assert desk.scheduler.books(50 * MS) == desk.scheduler.books()  # never as it was before the last event
+    assert desk.scheduler.books(70 * MS)[0].bucket_ns == desk.scheduler.books()[0].bucket_ns + 10 * MS // 2
     throttled = desk.statement(0, 70)
     assert (throttled.throttled, throttled.holds, throttled.waiting_since_ns) == (True, False, 60 * MS)
     assert (throttled.held_ns, throttled.busy_ns, throttled.overuse_ns, throttled.tokens) == (

@@ -185,3 +185,25 @@ def test_the_store_of_a_later_server_is_used_once_nothing_is_left_in_the_other(s
     asked_back(vgpu, 0)
     program.until(Where.RESIDENT)
     is_whole(program, vgpu)
+
+
+def test_where_a_later_server_has_the_first_store_again_that_one_is_used(stage: Stage) -> None:
+    """The server between them died before it knew of the broker that had kept it."""
+    vgpu = swappable(stage, blocks=ROOMY)
+    program = owner(stage, vgpu)
+    asked_to_leave(vgpu)
+    program.until(Where.AWAY)
+    first = vgpu.store
+    for store in (StorePage.create(ROOMY), first):
+        vgpu.lose_everything()
+        vgpu.store = store
+        vgpu.grants.flags = vgpu.grants.flags | GrantsFlag.SWAPPABLE | AWAY
+        eventually(lambda: len(vgpu.slots()) == 1 and vgpu.slot().away_bytes == OWNED, "it says so in the new page")
+    asked_back(vgpu, 0)
+    program.until(Where.RESIDENT)
+    asked_to_leave(vgpu)
+    program.until(Where.AWAY)
+    assert used(vgpu) == OWNED
+    asked_back(vgpu, 0)
+    program.until(Where.RESIDENT)
+    is_whole(program, vgpu)

@@ -326,17 +326,24 @@ def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swa
 def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     vgpus = alone.vgpus("a", "b")
     programs = [alone.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+    killed: set[int] = set()
+
+    def there() -> list[int] | None:
+        """Who is to die, all of them: not one that is dead, of whom the node has yet to hear. Programs go on meanwhile
+        with what they had."""
+        pids = [] if who == "broker" else [alone.node.server_pid()]
+        if who != "server":
+            readings = [alone.node.reading(vgpu.vgpu_id) for vgpu in vgpus]
+            pids += [0 if reading is None else reading.broker_pid or 0 for reading in readings]
+        return pids if 0 not in pids and killed.isdisjoint(pids) else None
+
     for _ in range(3):
         for program in programs:
             program.works()
-        victims = []
-        if who != "broker":
-            victims.append(alone.node.server_pid())
-        if who != "server":
-            readings = [alone.node.reading(vgpu.vgpu_id) for vgpu in vgpus]
-            victims += [reading.broker_pid for reading in readings if reading is not None and reading.broker_pid]
-        for pid in victims:
+        for pid in eventually(there, "they have successors"):
             os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    eventually(there, "they have successors")
     for program in programs:
         program.works()
     assert all(program.popen.poll() is None for program in programs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import GrantsPage, RelayPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
-from gpuserver.core.leases import Share
+from gpuserver.core.leases import Book, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -106,6 +107,41 @@ def test_a_wish_that_nobody_looked_at_is_remembered(card: Card) -> None:
         assert card.loop.heard_ns(1) >= heard_ns
 
     card.play(act)
+
+
+@pytest.mark.parametrize("card", [TemporalScheduler, SpatialScheduler], indirect=True)
+def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swapped out and in again, each stay on the card shorter than its debt takes, it would else be throttled for ever.
+    Nobody runs the loop: to the scheduler nothing happens meanwhile."""
+    second, passed = 10**9, 0
+    clock = time.monotonic_ns
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic_ns=lambda: clock() + passed))
+    capped = Share(PPM // 2, PPM // 2, sm_mpercent=50_000)
+    card.pages.append(grants())
+    card.loop.add(
+        7, card.pages[2], capped, Book(0, bucket_ns=-10 * second, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+    )
+    Voice(card.relays, 7).say(want=True)
+    trio.run(until, lambda: card.loop.wants(7))
+    card.loop.hear()
+
+    def debt_s() -> int:
+        return round(-card.loop.books()[7].bucket_ns / second)
+
+    assert debt_s() == 10
+    passed = 4 * second
+    assert debt_s() == 8
+    card.loop.bench(7)
+    passed = 8 * second
+    assert debt_s() == 6
+    card.loop.change(7, Share(PPM // 4, PPM // 4, sm_mpercent=50_000))
+    passed = 12 * second
+    assert debt_s() == 5
+    card.loop.unbench(7, capped)
+    assert debt_s() == 5
+    assert card.loop.statements()[7].throttled
 
 
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
