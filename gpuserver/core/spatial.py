@@ -139,6 +139,12 @@ class SpatialScheduler(Competition):
         """Its end has passed and it has not drained."""
         return hold.went_ns is not None and hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns
 
+    def _stuck(self, account: Account, now_ns: int) -> bool:
+        """All that it has is overdue. One that went under a lease that had just been withdrawn, and under another
+        since, is at work in the newer one, whose drain will be that of both."""
+        went = [h for h in account.holds.values() if h.went_ns is not None]
+        return bool(went) and all(self._overdue(h, now_ns) for h in went)
+
     def _patience(self, account: Account) -> int:
         """How long others wait for its drain: a round, more for known long kernels, never beyond the grace."""
         return min(self.policy.grace_ns, max(self.policy.round_ns, 2 * account.longest_kernel_ns))
@@ -204,8 +210,7 @@ class SpatialScheduler(Competition):
                 if hold.went_ns is None and not a.wants:
                     self._withdraw(a, hold)
                     self._leave(a, now_ns)
-            overdue = any(self._overdue(h, now_ns) for h in a.holds.values())
-            if overdue and not a.barred and now_ns >= self._patience_ends(a):
+            if self._stuck(a, now_ns) and not a.barred and now_ns >= self._patience_ends(a):
                 self._bar(a, now_ns)
         if self._fits():
             self._boundary_ns = None

@@ -12,7 +12,9 @@ from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import Added, Book, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
+from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
+from tests.core.model import Run, S, Work
 
 
 def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
@@ -472,3 +474,17 @@ def test_nobody_is_let_in_while_a_lease_may_begin_early() -> None:
     """The dispatcher may begin the next round's leases so much before the boundary: the guard covers that, and a word
     on its way."""
     assert DEFAULT_POLICY.round_guard_ns >= EARLY_NS + DEFAULT_POLICY.decision_ns + 300_000
+
+
+@pytest.mark.parametrize("start_ms", [3, 5])
+def test_who_is_at_work_in_a_newer_lease_is_not_barred_for_an_older_one(start_ms: int) -> None:
+    """It went under one that had just been withdrawn, which never drains by itself: barred for that, its SMs would be
+    given away while its newer lease is in force."""
+    scheduler = SpatialScheduler()
+    watch = oracle.Watch(scheduler)
+    run = Run(scheduler, [], [], watch=watch, taking=True).run(start_ms * MS)
+    run.add(0, Share(20_000, 20_000, 5_000, Priority.LOW), Work(5 * MS, burst=1, pause_ns=MS))
+    run.add(1, Share(10_000, 110_000, 91_000, Priority.LOW), Work(MS, jitter=0.3))
+    run.add(2, Share(60_000, PPM, 10_000, Priority.HIGH, bursts=True), Work(MS))
+    run.run(3 * S)
+    assert watch.found == []
