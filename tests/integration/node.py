@@ -28,14 +28,14 @@ ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None], what: str) -> T:
+def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
     """What ``look`` gives once it gives something. Polls: the thing happens in another process."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         found = look()
         if found:
             return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S:g} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:g} s"
         time.sleep(0.01)
 
 

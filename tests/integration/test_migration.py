@@ -412,6 +412,9 @@ def asks_by_command(node: SimulatedNode, vgpu: VgpuReading, to: int) -> subproce
 
 VICTIMS = ("source", "target", "broker", "program", "node", "vgpuctl", "source broker")
 VICTIMS += ("target broker", "node source target broker")
+BOUNDED_S = 90.0
+"""A server that dies again and again is started after 5 s, waits 10 s for a broker that may come back, and 12 s for a
+new one; whoever asks meanwhile asks anew."""
 
 
 @pytest.mark.parametrize("victims", VICTIMS)
@@ -444,7 +447,7 @@ def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
         else:
             asking.join()
         eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is known")
-        eventually(lambda to=to: finished(node, vgpu, to), "it has moved")
+        eventually(lambda to=to: finished(node, vgpu, to), "it has moved", BOUNDED_S)
         at = to
         for worker in workers:
             worker.goes_on()
