@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
+from gpuserver.core.policy import PPM
+
 VgpuKey = int
 """The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""
 
@@ -273,6 +275,11 @@ class Book:
     busy_ns: int
     overuse_ns: int
     tokens: int
+
+    def refilled(self, limit_ppm: int, passed_ns: int) -> Book:
+        """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
+        the card for shorter stays than its debt lasts would else never run again."""
+        return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -41,7 +41,7 @@ from gpuserver.core.leases import (
     Went,
 )
 from gpuserver.core.meters import Meters
-from gpuserver.core.policy import PPM, Policy
+from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
 
@@ -54,16 +54,14 @@ WISH_NS: Final = SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """How a vGPU without leases stood at ``at_ns``. It uses nothing, so its limit goes on filling its bucket: one that
-    is on the card for shorter stays than its debt lasts would else never run again."""
+    """How a vGPU without leases stood at ``at_ns``."""
 
     stood: Book
     limit_ppm: int
     at_ns: int
 
     def book(self, now_ns: int) -> Book:
-        filled_ns = self.limit_ppm * (now_ns - self.at_ns) // PPM
-        return replace(self.stood, bucket_ns=self.stood.bucket_ns + filled_ns)
+        return self.stood.refilled(self.limit_ppm, now_ns - self.at_ns)
 
 
 class TokenLoop:

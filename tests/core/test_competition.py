@@ -209,19 +209,6 @@ def test_throttling_forgives_and_takes_nothing() -> None:
     assert desk.statement(0, 90).lag_ns == pytest.approx(before.lag_ns + 10 * MS, abs=2)
 
 
-def test_a_debt_is_paid_while_throttled_and_becomes_no_credit() -> None:
-    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10), Share(PPM // 10))
-    desk.runs(0, 0)
-    desk.wants(1, 1)
-    desk.drained(0, 1, 60, wants=True)
-    assert desk.statement(0, 60).lag_ns < -50 * MS
-    desk.went(1, 2, 60)
-    assert desk.statement(0, 100).lag_ns == pytest.approx(desk.statement(0, 60).lag_ns + 40 * MS, abs=4)
-    desk.tick(300)
-    assert desk.statement(0, 300).throttled
-    assert desk.statement(0, 300).lag_ns == 0
-
-
 @BOTH
 def test_whoever_is_removed_leaves_nothing_behind(kind: type[Competition]) -> None:
     wide = Share(PPM // 3, sm_mpercent=60_000)

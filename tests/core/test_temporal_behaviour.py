@@ -13,7 +13,7 @@ from gpuserver.core.leases import Added, Book, Command, Drained, Idle, Priority,
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
-from tests.core.desk import GRANTED_ONLY
+from tests.core.desk import GRANTED_ONLY, Desk, spans
 from tests.core.model import MS, US, App, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 
@@ -107,6 +107,38 @@ def test_alone_and_unlimited_one_lease_lasts_for_ever() -> None:
     run = simulate([HALF], [Work()])
     assert {c.lease.epoch for _, c in run.commands if isinstance(c, Publish)} == {1}
     assert run.busy_ns(0, 1 * S, 3 * S) >= 2 * S - 2 * MS  # the last kernel is still running
+
+
+def test_a_debt_is_paid_while_throttled_and_becomes_no_credit() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10), Share(PPM // 10))
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.drained(0, 1, 60, wants=True)
+    assert desk.statement(0, 60).lag_ns < -50 * MS
+    desk.went(1, 2, 60)
+    assert desk.statement(0, 100).lag_ns == pytest.approx(desk.statement(0, 60).lag_ns + 40 * MS, abs=4)
+    desk.tick(300)
+    assert desk.statement(0, 300).throttled
+    assert desk.statement(0, 300).lag_ns == 0
+
+
+@pytest.mark.parametrize(("kernel_ms", "decided_ms"), [(1, 46.0), (3, 46.0), (20, 37.5)])
+def test_whether_a_holder_goes_on_is_decided_while_half_a_kernel_fits(kernel_ms: int, decided_ms: float) -> None:
+    """After that its hook lets nothing more into the lease: it drains, and is granted another one for each kernel."""
+    two = Desk(TemporalScheduler(), Share(PPM * 9 // 10), Share(PPM // 10))
+    first = two.runs(1, 0)
+    two.wants(0, 1)
+    two.drained(1, first.epoch, 12, wants=True)
+    second = two.scheduler.next_epoch - 1
+    two.went(0, second, 12)
+    assert spans(two.observed(0, second, 13, longest_kernel_ns=kernel_ms * MS)) == []
+    assert two.statement(1, 13).wants
+    assert two.due_ms == decided_ms
+    assert spans(two.tick(decided_ms - 0.1)) == []
+    (went_on,) = spans(two.tick(decided_ms))
+    assert went_on[:2] == (0, second)
+    assert went_on[3] is not None
+    assert went_on[3] > 48
 
 
 @pytest.mark.simulation

@@ -51,25 +51,6 @@ def test_epochs_go_on_beyond_those_of_another_gpu() -> None:
     assert one.scheduler.next_epoch == 1001
 
 
-@pytest.mark.parametrize(("kernel_ms", "decided_ms"), [(1, 46.0), (3, 46.0), (20, 37.5)])
-def test_whether_a_holder_goes_on_is_decided_while_half_a_kernel_fits(kernel_ms: int, decided_ms: float) -> None:
-    """After that its hook lets nothing more into the lease: it drains, and is granted another one for each kernel."""
-    two = desk(Share(PPM * 9 // 10), Share(PPM // 10))
-    first = two.runs(1, 0)
-    two.wants(0, 1)
-    two.drained(1, first.epoch, 12, wants=True)
-    second = two.scheduler.next_epoch - 1
-    two.went(0, second, 12)
-    assert spans(two.observed(0, second, 13, longest_kernel_ns=kernel_ms * MS)) == []
-    assert two.statement(1, 13).wants
-    assert two.due_ms == decided_ms
-    assert spans(two.tick(decided_ms - 0.1)) == []
-    (went_on,) = spans(two.tick(decided_ms))
-    assert went_on[:2] == (0, second)
-    assert went_on[3] is not None
-    assert went_on[3] > 48
-
-
 def test_alone_a_lease_has_no_end() -> None:
     one = desk(HALF)
     assert leases(one.wants(0, 3)) == [

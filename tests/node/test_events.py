@@ -34,7 +34,7 @@ EVENTS = st.lists(
     st.builds(
         event,
         at=st.floats(0, 10),
-        kind=st.sampled_from(["created", "changed", "died"]),
+        kind=st.sampled_from(["created", "changed", "ended"]),
         vgpu=st.sampled_from(["", *IDS]),
         text=st.text(max_size=12),
         number=st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -80,8 +80,8 @@ def test_what_is_to_be_seen(played: PlayedNode) -> None:
         ):
             assert said in shown, said
         assert shown.isprintable() or "\n" in shown
-        played.tell(event=event("died", SECOND, "process 7 died"))
-        await until(pilot, lambda: f"died {SECOND}: process 7 died" in screen(app), "the event")
+        played.tell(event=event("ended", SECOND, "process 7 died"))
+        await until(pilot, lambda: f"ended {SECOND}: process 7 died" in screen(app), "the event")
 
     play(looks)
 

@@ -5,7 +5,7 @@ import { el, paint, say, set } from "/static/dom.js";
 import { duration, short } from "/static/format.js";
 
 const KEPT_MS = 12_000;
-const BEHIND_MS = 450; // what is drawn is that old: chunks come four times a second
+const BEHIND_MS = 450; // what is drawn is that old: they come together, four or five times a second
 const FRAME_MS = 160;
 const CALM_FRAME_MS = 500;
 const MANY_LANES = 16; // of more, each is thin, and all of them cost
