@@ -79,9 +79,9 @@ class MemoryWatch:
         self.implicit: dict[tuple[str, int], int] = {}
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
-        self._less: dict[tuple[str, int], int] = {}
-        self._lessens: dict[tuple[str, int], int] = {}
-        """What the last reading, and this one, said less of than was known."""
+        self._past_read: dict[tuple[str, int], int] = {}
+        self._read: dict[tuple[str, int], int] = {}
+        """What the last reading, and this one, say is implicit."""
         self._uncertain = False
         self._again_s = AGAIN_S
 
@@ -132,7 +132,7 @@ class MemoryWatch:
         """The driver's figures with the ledgers of a moment ago and of now."""
         past, self.implicit = self.implicit, {}
         after = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
-        self._less, self._lessens = self._lessens, {}
+        self._past_read, self._read = self._read, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
         for vgpu in self._vgpus():
@@ -185,28 +185,28 @@ class MemoryWatch:
         known already counts on, as far as either ledger allows, and the driver is asked again soon."""
         vgpu_id = vgpu.record.vgpu_id
         by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
-        if not earlier.rests_until(later):
+        rests = earlier.rests_until(later)
+        if not rests:
             self._uncertain = True
             bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
             by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
-            self.implicit[name] = self._confirmed(name, amount, past.get(name, amount))
+            self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
         total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total
 
-    def _confirmed(self, name: tuple[str, int], amount: int, known: int) -> int:
-        """Less than was known only once a second reading says so: between a free and its entry in the ledger, the
-        ledger says too much, and so this too little."""
-        if amount >= known:
+    def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
+        """What differs from the known counts once a second reading says so, and as far as both say. Between a free and
+        its entry the ledger says too much, and so a reading too little; one at a peak that was over before the ledger
+        was read says too much. More than was known beside a ledger at rest counts at once."""
+        before, self._read[name] = self._past_read.get(name, known), amount
+        if rests and amount > known:
             return amount
-        before = self._less.get(name)
-        self._lessens[name] = amount
-        if before is None:
-            self._uncertain = True
-            return known
-        return min(known, max(before, amount))
+        believed = sorted((before, known, amount))[1]
+        self._uncertain |= believed != amount
+        return believed
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):

@@ -210,6 +210,24 @@ def test_less_implicit_memory_is_believed_once_it_was_seen_twice() -> None:
     assert charged[1:8] == [40, 40, 40, 40, 35, 35, 15], "the greater of two that say less, one after the other"
 
 
+def test_a_peak_that_was_over_before_the_ledger_was_read_is_not_taken_for_implicit() -> None:
+    """Allocated up to the limit, refused, freed: all of it between the two looks at the ledger."""
+    vgpu = Page(slot(0, 7, 400 * MIB))
+    charged: list[int] = []
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            charged.append(vgpu.grants.implicit_bytes)
+            at_peak = len(self.times) == 3
+            if at_peak:
+                vgpu.slots, vgpu.epoch = [slot(0, 7, 300 * MIB)], 200
+            self.times.append(trio.current_time())
+            return MemoryUse(0, {7: (1100 if at_peak else 400 if len(self.times) > 3 else 500) * MIB})
+
+    watch(Asked({}), vgpu, lambda _: None, 5)
+    assert set(charged[1:]) == {100 * MIB}
+
+
 def test_implicit_memory_grows_also_beside_a_ledger_that_never_rests() -> None:
     vgpu = Page(slot(0, 7, 400 * MIB))
     charged: list[int] = []
