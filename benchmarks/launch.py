@@ -65,20 +65,21 @@ def hook_instructions(profile: Path) -> int:
 
 
 def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, *arguments: str) -> float:
-    """Instructions a launch, in a process with those vGPUs."""
+    """Instructions a launch, in a process with those vGPUs: those of the thread that launches. (Those of the hook's
+    thread depend on how long it all takes.)"""
     batch = PAIRS if "allocate" in arguments else BATCH
     few, many = 5_000 // batch, 30_000 // batch
     counted = []
     for rounds in (few, many):
         profile = folder / f"callgrind.{rounds}"
-        valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={profile}"]
+        valgrind = ["valgrind", "-q", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={profile}"]
         subprocess.run(
             [*node.vgpuctl, "exec", ",".join(vgpus), "--", *valgrind, program, str(rounds), *arguments],
             env=node.environment,
             check=True,
             capture_output=True,
         )
-        counted.append(hook_instructions(profile))
+        counted.append(hook_instructions(Path(f"{profile}-01")))
     return (counted[1] - counted[0]) / ((many - few) * batch)
 
 
@@ -112,19 +113,19 @@ def main() -> None:
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return
-        vgpus = [
-            node.run("create", "--sm", "100", "--mem", "1G", "--gpu", str(gpu)).strip().splitlines()[-1]
-            for gpu in (0, 1)
-        ]
-        rows: tuple[tuple[str, Sequence[str], tuple[str, ...]], ...] = (
-            ("one vGPU", vgpus[:1], ()),
-            ("two vGPUs", vgpus, ()),
-            ("... default stream", vgpus, ("default",)),
-            ("cuMemAlloc and cuMemFree", vgpus[:1], ("allocate",)),
+        rows: tuple[tuple[str, int, tuple[int, ...], tuple[str, ...]], ...] = (
+            ("one vGPU", 100, (0,), ()),
+            ("... under a limit", LIMIT_PERCENT, (0,), ("paced",)),
+            ("two vGPUs", 100, (0, 1), ()),
+            ("... default stream", 100, (0, 1), ("default",)),
+            ("cuMemAlloc and cuMemFree", 100, (0,), ("allocate",)),
         )
         print("instructions in the hook")
-        for name, among, arguments in rows:
-            print(f"  {name:26}{instructions(node, among, program, Path(scratch), *arguments):18.1f}")
+        for name, percent, gpus, arguments in rows:
+            made = ["create", "--sm", str(percent), "--mem", "1G", "--gpu"]
+            vgpus = [node.run(*made, str(gpu)).strip().splitlines()[-1] for gpu in gpus]
+            print(f"  {name:26}{instructions(node, vgpus, program, Path(scratch), *arguments):18.1f}", flush=True)
+            node.run("rm", *vgpus)
 
 
 if __name__ == "__main__":

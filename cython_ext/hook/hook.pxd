@@ -281,7 +281,8 @@ cdef struct State:
     uint32_t unlisted        # of them: more than CAPTURES at once
     Capture capturing[64]    # the others
     uint32_t threads_lock
-    Thread* threads
+    Thread* threads          # all that ever launched
+    Thread* spare_threads    # records that none has had yet
     uint32_t dying           # contexts that are being destroyed just now
     AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)

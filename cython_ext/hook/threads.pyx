@@ -11,7 +11,7 @@ from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport add64, load32, load64, rarely, store32, store64
+from cython_ext.native cimport add64, fence, load32, load64, rarely, store32, store64
 
 cdef extern from *:
     """
@@ -68,12 +68,31 @@ cdef void release_thread(void* record) noexcept nogil:
     lock_release(&all.threads_lock)
 
 
+cdef Thread* fresh_record(State* all) noexcept nogil:
+    """One that no thread has had, now among ``all.threads``; NULL: no memory. Spare ones are not among them, as those
+    are walked whenever the queue is asked. The caller holds ``threads_lock``."""
+    cdef Thread* thread
+    cdef unsigned int i
+    if all.spare_threads == NULL:
+        thread = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if thread == MAP_FAILED:
+            return NULL
+        madvise(thread, PAGE_BYTES, MADV_WIPEONFORK)
+        for i in range(PAGE_BYTES // sizeof(Thread)):
+            thread[i].next = all.spare_threads
+            all.spare_threads = thread + i
+    thread = all.spare_threads
+    all.spare_threads = thread.next
+    thread.next = all.threads
+    fence()                          # who walks the list needs no lock
+    all.threads = thread
+    return thread
+
+
 cdef public Thread* vgpu_claim_thread() noexcept nogil:
     """This thread's record, made at its first launch (and anew in the child of a fork, where it was wiped)."""
     cdef State* all = state()
     cdef Thread* thread = <Thread*>vgpu_thread
-    cdef Thread* page
-    cdef unsigned int i
     if thread != NULL and load32(&thread.taken):
         return thread
     lock_acquire(&all.threads_lock)
@@ -81,15 +100,10 @@ cdef public Thread* vgpu_claim_thread() noexcept nogil:
     while thread != NULL and load32(&thread.taken):
         thread = thread.next
     if thread == NULL:
-        page = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if page == MAP_FAILED:
-            lock_release(&all.threads_lock)
-            return NULL
-        madvise(page, PAGE_BYTES, MADV_WIPEONFORK)
-        for i in range(PAGE_BYTES // sizeof(Thread)):
-            page[i].next = all.threads
-            all.threads = page + i
-        thread = all.threads
+        thread = fresh_record(all)
+    if thread == NULL:
+        lock_release(&all.threads_lock)
+        return NULL
     store32(&thread.taken, 1)
     lock_release(&all.threads_lock)
     vgpu_set_thread(thread)
