@@ -70,9 +70,14 @@ def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: Vgpu
         lambda: (now := node.reading(vgpu.vgpu_id)) is not None and now.broker_pid not in {None, shown.broker_pid},
         "another broker",
     )
-    used = Gpu(node).watch(2)
-    assert sum(used[worker.pid] for worker in workers) <= GRANTED_SMS * 1.01
-    assert min(used[worker.pid] for worker in workers) > 0.2 * GRANTED_SMS
+    gpu = Gpu(node)
+
+    def in_turns() -> bool:
+        sms = gpu.watch(1)
+        used = [sms.get(worker.pid, 0) for worker in workers]
+        return sum(used) <= GRANTED_SMS * 1.01 and min(used) > 0.2 * GRANTED_SMS
+
+    eventually(in_turns, "turns as before: who waits for a second beside a silent broker goes without one")
 
 
 # --- what cannot be changed, and what cannot be promised
