@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.gpu.parts.part import BEGIN_S, EXCLUSIVE, TEMPORAL, Bench, Options, Part, windows_s
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.tables import Bar, Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 WORKS: Final = ("gemm4096", "resnet50-train", "resnet50-infer8", "bert-infer")
 PERCENTS: Final = (10.0, 50.0, 100.0)
@@ -29,6 +29,14 @@ def measure(bench: Bench) -> None:
                     outcome = stage.window([ours], options.seconds)
                     bench.keep(repeat, work, f"{percent:g}", TEMPORAL, outcome, [percent])
                 bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, stage.window([plain], options.seconds))
+
+
+def rows(options: Options) -> list[Labels]:
+    return [
+        labels
+        for work in options.some(WORKS)
+        for labels in ((work, EXCLUSIVE, EXCLUSIVE), *((work, f"{percent:g}", TEMPORAL) for percent in PERCENTS))
+    ]
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -55,7 +63,9 @@ PART = Part(
     "One vGPU alone, in percent of native throughput",
     8.0,
     (
-        Column("proportional_percent", "% of its part of native", "high", 1, (Bar(99.0),)),
+        Column(
+            "proportional_percent", "% of its part of native", "high", 1, (Bar(99.0, lambda row: row.way == TEMPORAL),)
+        ),
         Column("native_percent", "% of native", "high", 2),
         Column("per_second", "units/s"),
         Column("nvml_percent", "NVML"),
@@ -63,4 +73,6 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    WORKS,
 )
