@@ -267,13 +267,15 @@ def test_the_total_of_a_mix_is_normalised_by_kind() -> None:
     alone = zip(("resnet50-infer8", "rnnt-infer", "bert-infer"), (1000.0, 400.0, 200.0), strict=True)
     measurements = [
         *(measured("mix", "b", work, "exclusive", (), did(rate)) for work, rate in alone),
-        measured("mix", "b", "8 of them", "mps", (), *together(200, 200, 100, 50)),
+        measured("mix", "b", "8 of them", "mps", (), *together(190, 190, 100, 50)),
         measured("mix", "b", "8 of them", "spatial", (), *together(250, 250, 100, 50)),
+        measured("mix", "b", "8 of them", "mps", (), *together(210, 210, 100, 50)),
     ]
     rows = mix.derive(measurements)
     ours = find(rows, "8 of them", "spatial")
     assert ours["total_percent"] == pytest.approx(100)
     assert ours["over_mps_percent"] == pytest.approx(100 * 100 / 90)
+    assert ours["mps_apart_percent"] == pytest.approx(100 * (92 / 88 - 1))
     assert ours["resnet50-infer8_percent"] == pytest.approx(50)
     assert mix.derive(measurements[1:]) == []
 

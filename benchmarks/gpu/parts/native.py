@@ -82,6 +82,7 @@ PART = Part(
         Column("dispatcher_percent", "its dispatcher"),
         Column("brokers_percent", "brokers"),
         Column("leases_per_second", "leases/s", digits=0),
+        Column("events_per_second", "events/s", digits=0),
     ),
     measure,
     derive,
