@@ -46,6 +46,9 @@ suite colocation-eager 597 --part colocation --works resnet50-infer1 --ways spat
 suite packing 420 --part packing --works graph --seconds 5
 suite mix 220 --part mix --seconds 6
 suite percents 320 --part percents
+suite sms 420 --part sms
+suite launches 60 --part launch
+suite pdl 60 --part pdl
 suite handover 120 --part handover --seconds 30
 suite native 120 --part native
 suite gate 400 --part gate --seconds 120

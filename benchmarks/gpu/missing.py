@@ -42,7 +42,7 @@ def barred(part: Part, labels: Labels) -> set[str]:
 
 
 def counts(part: Part, options: Options, measurements: Iterable[Measurement], wanted: int) -> list[Count]:
-    """Of each row that ``part`` has with these options. In a part without any bar all rows are wanted so often."""
+    """Of each row that ``part`` has with these options."""
     own = [m for m in measurements if m.part == part.name]
     windows: dict[tuple[str, int], float] = {}
     for m in own:
@@ -53,11 +53,10 @@ def counts(part: Part, options: Options, measurements: Iterable[Measurement], wa
         if row.figures.keys() >= barred(part, row.labels):
             there.setdefault(row.labels, set()).add(row.source)
     expected = part.rows(options)
-    judges = any(barred(part, labels) for labels in expected)
     told = []
     for labels in expected:
         sources = there.get(labels, set())
-        lacks = max(0, wanted - len(sources)) if barred(part, labels) or not judges else None
+        lacks = max(0, wanted - len(sources)) if barred(part, labels) else None
         shortest_s = min((windows[source] for source in sources), default=0.0) or None
         told.append(Count(labels, len(sources), lacks, shortest_s, max(sources, default=("", 0))[0]))
     return told

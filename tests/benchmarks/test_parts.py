@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.gpu.chain import overlaps
-from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares
+from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares, sms
 from benchmarks.gpu.parts.handover import with_gaps
 from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import Measurement
@@ -289,6 +289,31 @@ def test_percents_are_of_the_native_runs_around_them() -> None:
         ]
     )
     assert find(rows, "50", "temporal")["native_percent"] == pytest.approx(55)
+
+
+@pytest.mark.parametrize(("percent", "count"), [(10, 14), (30, 40), (50, 66), (70, 92), (90, 118), (1, 8), (100, 132)])
+def test_the_nearest_number_of_sms(percent: float, count: int) -> None:
+    assert sms.nearest(percent, 132) == count
+
+
+def test_sms_are_judged_by_the_nearest_and_throughput_stands_beside() -> None:
+    rows = sms.derive(
+        [
+            measured("sms", "gemm4096", "exclusive", "exclusive", (), did(640)),
+            replace(
+                measured("sms", "gemm4096", "30", "spatial", (30,), did(264)),
+                figures={"granted_sms": 36.0, "sm_count": 132.0},
+            ),
+            measured("sms", "gemm4096", "30", "mps-capped", (30,), did(240)),
+            measured("sms", "gemm4096", "exclusive", "exclusive", (), did(680)),
+        ]
+    )
+    ours = find(rows, "30", "spatial")
+    assert (ours["nearest_sms"], ours["off_sms"]) == (40, 4)
+    assert ours["native_percent"] == pytest.approx(40)
+    assert ours["against_percent"] == pytest.approx(110)
+    assert bars("sms", rows[1]) == {"off_sms": 2.0}
+    assert bars("sms", rows[2]) == {}
 
 
 def test_what_the_gate_adds_is_the_median_of_pairs() -> None:

@@ -114,6 +114,15 @@ def test_dependent_launches(tmp_path: Path) -> None:
     assert_rows(tmp_path, "pdl")
 
 
+def test_sms_of_a_spatial_vgpu(tmp_path: Path) -> None:
+    options = ("--works", "gemm4096", "--splits", "30")
+    rehearse(tmp_path, "--part", "sms", *options)
+    assert_rows(tmp_path, "sms", *options)
+    (ours,) = [m for m in read([tmp_path]).measurements if m.way == "spatial"]
+    assert ours.figures["granted_sms"] == 40
+    assert ours.results[0]["units_per_second"] > 0
+
+
 def test_a_sharer_that_is_killed_costs_its_block_alone_and_leaves_no_vgpu(tmp_path: Path) -> None:
     run = Run("r", {}, "")
     told: list[str] = []

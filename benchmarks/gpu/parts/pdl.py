@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.gpu.parts.part import EXCLUSIVE, TEMPORAL, Bench, Options, Part, windows_s
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.tables import Column, Labels, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 CHAIN: Final = "benchmarks.gpu.chain"
 PDL: Final = "pdl"
@@ -61,7 +61,7 @@ PART = Part(
     2.0,
     (
         Column("overlapped_percent", "overlapped, %", "high"),
-        Column("kept_percent", "% of without a vGPU", "high"),
+        Column("kept_percent", "% of without a vGPU", "high", 1, (Bar(95.0, lambda row: row.way == TEMPORAL),)),
         Column("kernel_us", "time per kernel, µs", "low", 2),
         Column("chains", "chains", digits=0),
     ),
