@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.gpu.chain import overlaps
 from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares, sms
 from benchmarks.gpu.parts.handover import with_gaps
-from benchmarks.gpu.parts.part import Options
+from benchmarks.gpu.parts.part import Options, rotated
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.sharer import Window, check_whole, requests
 from benchmarks.gpu.stage import Outcome, Sharer, Stage
@@ -368,6 +369,14 @@ class Slow:
     def synchronize(self) -> None: ...
 
     def stamped(self) -> Any: ...
+
+
+def test_nothing_always_follows_the_same_other() -> None:
+    orders = ["".join(rotated("abc", repeat)) for repeat in range(6)]
+    assert len(set(orders)) == 6
+    for pair in permutations("abc", 2):
+        assert 1 <= sum("".join(pair) in order for order in orders) <= 3
+    assert {order[-1] for order in orders} == set("abc")
 
 
 def test_requests_that_nobody_could_serve_count_with_the_time_they_waited() -> None:

@@ -49,14 +49,15 @@ def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
 
 
 def measure(bench: Bench) -> None:
-    seconds = bench.options.seconds
+    seconds, pace = bench.options.seconds, bench.ground.pace
+    around_s = seconds + pace.settle_s + 2 * pace.lead_s  # all of the time of which there are hand-overs
     with bench.block(STAMPED) as stage:
         plain = [stage.plain(STAMPED), stage.plain(STAMPED)]
         vgpus = [stage.vgpu(TEMPORAL, STAMPED, 50), stage.vgpu(TEMPORAL, STAMPED, 50)]
         stage.ready()
         for repeat in range(bench.options.repeat):
             for split in _splits(bench.options):
-                with looking(seconds) as stalls:
+                with looking(around_s) as stalls:
                     outcome = stage.window(fit(stage, STAMPED, vgpus, split), seconds, kernels=True)
                 bench.keep(repeat, STAMPED, label(split), TEMPORAL, with_gaps(outcome, stalls), split)
             outcome = stage.window(plain, min(seconds, 5.0), kernels=True)
@@ -65,7 +66,7 @@ def measure(bench: Bench) -> None:
                 with Stage(bench.ground) as inner:
                     wide = [inner.vgpu(SPATIAL, STAMPED, WIDE_PERCENT, "--overcommit") for _ in range(2)]
                     inner.ready()
-                    with looking(seconds) as stalls:
+                    with looking(around_s) as stalls:
                         outcome = inner.window(wide, seconds, kernels=True)
                 bench.keep(repeat, STAMPED, WIDE, SPATIAL, with_gaps(outcome, stalls))
 

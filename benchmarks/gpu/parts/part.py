@@ -124,6 +124,8 @@ Way = TypeVar("Way")
 
 
 def rotated(ways: Sequence[Way], by: int) -> Iterator[Way]:
-    """``ways`` in an order that changes from repeat to repeat, so that none always follows the same other."""
+    """``ways`` in an order that changes from repeat to repeat, back and forth, so that none always follows the same
+    other, nor is always the last."""
+    ordered = ways[::-1] if by % 2 else ways
     for index in range(len(ways)):
-        yield ways[(index + by) % len(ways)]
+        yield ordered[(index + by // 2) % len(ways)]
