@@ -1,4 +1,4 @@
-"""What the hook adds to a launch that nobody contends, in instructions: the figure that no load on a machine changes."""
+"""What the hook adds to a launch that nobody contends, in instructions: no load on a machine changes that figure."""
 
 from __future__ import annotations
 
