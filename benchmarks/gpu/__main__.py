@@ -178,7 +178,7 @@ def tell_missing(
     print("\n".join(tables.aligned(grid)))
     print(f"\n{short} of {judged} rows that are judged have been measured less than {wanted} times")
     for errand in due:
-        print(f"  about {duration(errand.seconds):>6}  {errand.command}")
+        print(f"  about {duration(errand.seconds):>6}, {duration(errand.once_s):>5} for one  {errand.command}")
     print(f"in all about {duration(sum(errand.seconds for errand in due))} on one GPU", flush=True)
 
 

@@ -29,10 +29,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A command for what is lacking of a part, or of one of its works; by the part's own estimate it takes so long."""
+    """A command for what is lacking of a part, or of one of its works; by the part's own estimate it takes so long, and
+    with one repeat ``once_s``."""
 
     command: str
     seconds: float
+    once_s: float
 
 
 def barred(part: Part, labels: Labels) -> set[str]:
@@ -81,7 +83,11 @@ def errands(part: Part, options: Options, told: Iterable[Count], seconds_chosen:
         )
         chosen = fewer if due.keys() <= set(part.rows(fewer)) else of_work
         chosen = replace(chosen, repeat=max(due.values()))
-        yield Errand(shlex.join(command(part, chosen, seconds_chosen)), part.estimate(chosen))
+        yield Errand(
+            shlex.join(command(part, chosen, seconds_chosen)),
+            part.estimate(chosen),
+            part.estimate(replace(chosen, repeat=1)),
+        )
 
 
 def _needed(part: Part, single: Sequence[Options], due: Collection[Labels], free: bool) -> Sequence[Options]:

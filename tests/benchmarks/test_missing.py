@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import REHEARSAL, Measurement, Records, Run, read
 from benchmarks.gpu.tables import Labels
 
-MEASURED = sorted(Path(benchmarks.gpu.__file__).parent.joinpath("measured").glob("2026-11-2*.jsonl"))
-TODAYS = "2026-11-23T13:30"
+MEASURED = sorted(Path(benchmarks.gpu.__file__).parent.joinpath("measured").glob("*.jsonl"))
+TODAYS = [path for path in MEASURED if path.name > "2026-11-23T1330"]
 """Since then rows have the names that they have now."""
 
 
@@ -31,20 +32,40 @@ def run_of(part: str, options: Options, run: str = "r") -> list[Measurement]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MEASURED if path.name >= TODAYS.replace(":", "")], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", TODAYS, ids=lambda path: path.stem)
 def test_rows_are_those_that_were_measured(path: Path) -> None:
+    """Less, if a run was cut short."""
+    records = read([path])
+    for run in records.runs:
+        args = arguments(shlex.split(run.command)[3:])
+        for part in (PARTS[name] for name in args.part):
+            own = [m for m in records.measurements if m.run == run.run]
+            assert {row.labels for row in part.found(own)} <= set(part.rows(options_of(part, args)))
+
+
+@pytest.mark.parametrize("path", [path for path in TODAYS if path.name < "2026-11-24T12"], ids=lambda path: path.stem)
+def test_whole_runs_have_every_row_and_every_figure_that_is_judged(path: Path) -> None:
     records = read([path])
     (run,) = records.runs
     args = arguments(shlex.split(run.command)[3:])
     (part,) = [PARTS[name] for name in args.part]
     rows = part.found(records.measurements)
-    expected = set(part.rows(options_of(part, args)))
-    assert {row.labels for row in rows} == expected
+    assert {row.labels for row in rows} == set(part.rows(options_of(part, args)))
     judged = [row for row in rows if barred(part, row.labels)]
     assert judged
     assert all(barred(part, row.labels) <= row.figures.keys() for row in judged)
+
+
+def test_evidence_has_the_time_that_it_takes() -> None:
+    """Each part of evidence.sh ends within its limit, by its own estimate, and within ten minutes."""
+    script = Path(benchmarks.gpu.__file__).with_name("evidence.sh").read_text()
+    lines = re.findall(r"^ *suite (\S+) (\d+|\$\(\(300 .*?\)\)) (.*?)(?: *#.*)?$", script, re.MULTILINE)
+    assert len(lines) >= 12
+    for name, limit, words in lines:
+        plain = re.sub(r" --repeat .*", "", words).replace('"$work"', "long-kernel")
+        args = arguments(shlex.split(plain))
+        estimated = sum(PARTS[part].estimate(options_of(PARTS[part], args)) for part in args.part)
+        assert estimated <= int(limit if limit.isdigit() else 300) <= 600, name
 
 
 def test_every_row_of_a_part_is_named_once_and_some_are_judged() -> None:

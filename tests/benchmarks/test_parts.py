@@ -290,6 +290,7 @@ def test_percents_are_of_the_native_runs_around_them() -> None:
         ]
     )
     assert find(rows, "50", "temporal")["native_percent"] == pytest.approx(55)
+    assert find(rows, "50", "temporal")["apart_percent"] == pytest.approx(100 * 8 / 60)
 
 
 @pytest.mark.parametrize(("percent", "count"), [(10, 14), (30, 40), (50, 66), (70, 92), (90, 118), (1, 8), (100, 132)])
