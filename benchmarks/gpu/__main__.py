@@ -161,9 +161,9 @@ def tell_missing(
 ) -> None:
     """How often each row has been measured, and what is to be done until all have been ``wanted`` times."""
     on_gpus = [run for run in records.runs if not run.rehearsed]
-    names = {run.run for run in on_gpus}
-    measured = [m for m in records.measurements if m.run in names]
-    grid = [["part", "work", "row", "way", "runs", "lacks", "shortest windows, s", "last"]]
+    sources = {run.run: run.machine.get("source", "") for run in on_gpus}
+    measured = [m for m in records.measurements if m.run in sources]
+    grid = [["part", "work", "row", "way", "runs", "lacks", "shortest windows, s", "last", "of"]]
     due: list[missing.Errand] = []
     short = judged = 0
     for part in parts:
@@ -173,7 +173,8 @@ def tell_missing(
         for count in told:
             lacks = "no bar" if count.lacks is None else str(count.lacks)
             window = f"{count.shortest_s:g}" if count.shortest_s else "–"
-            grid.append([part.name, *count.labels, str(count.runs), lacks, window, count.last[:16] or "–"])
+            last = [count.last[:16], sources[count.last]] if count.last else ["–", ""]
+            grid.append([part.name, *count.labels, str(count.runs), lacks, window, *last])
         due += missing.errands(part, chosen[part.name], told, seconds_chosen)
     print("\n".join(tables.aligned(grid)))
     print(f"\n{short} of {judged} rows that are judged have been measured less than {wanted} times")
