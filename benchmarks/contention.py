@@ -132,27 +132,31 @@ def contending(node: Node, vgpus: list[VgpuReading], seconds: float) -> Iterator
 
 
 def cost(node: Node, seconds: float) -> dict[str, float]:
-    """CPU time of the GPU Server and all its brokers over ``seconds``, in percent of a core, and leases a second."""
+    """CPU time of the GPU Server and all its brokers over ``seconds``, in percent of a core; leases a second, and
+    events that the scheduler was told of."""
     with ControlLink(node.control_socket) as link:
         (gpu,), vgpus = link.gpus(), link.list()
         assert gpu.server_pid is not None
         server = Path(f"/proc/{gpu.server_pid}")
         brokers = [Path(f"/proc/{vgpu.broker_pid}") for vgpu in vgpus]
 
-        def reading() -> tuple[float, int, int, int, int]:
-            tokens = sum(vgpu.tokens for vgpu in link.list())
+        def reading() -> tuple[float, int, int, int, int, int]:
+            tokens, (gpu,) = sum(vgpu.tokens for vgpu in link.list()), link.gpus()
             dispatcher_ns = cpu_ns(server, "vgpu-dispatch")
-            return time.monotonic(), cpu_ns(server), dispatcher_ns, sum(map(cpu_ns, brokers)), tokens
+            brokers_ns = sum(map(cpu_ns, brokers))
+            return time.monotonic(), cpu_ns(server), dispatcher_ns, brokers_ns, tokens, gpu.events_heard
 
         before = reading()
         time.sleep(seconds)
-        passed, server_ns, dispatcher_ns, brokers_ns, tokens = (b - a for a, b in zip(before, reading(), strict=True))
+        told = (b - a for a, b in zip(before, reading(), strict=True))
+        passed, server_ns, dispatcher_ns, brokers_ns, tokens, events = told
     return {
         "server_percent": server_ns / passed / 1e7,
         "dispatcher_percent": dispatcher_ns / passed / 1e7,
         "brokers_percent": brokers_ns / passed / 1e7,
         "cpu_percent": (server_ns + brokers_ns) / passed / 1e7,
         "leases_per_second": tokens / passed,
+        "events_per_second": events / passed,
     }
 
 

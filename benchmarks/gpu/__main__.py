@@ -2,12 +2,18 @@
 
     python -m benchmarks.gpu [--part NAME ...] [--works NAME ...] [--splits 30/70 ...] [--ways NAME ...]
                              [--seconds S] [--repeat N] [--out FOLDER] [--estimate]
-    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--out FOLDER]     tables of several runs: median (worst)
+    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] [--out FOLDER]      several: median (worst)
+    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] --missing 5         what lacks five runs
     python -m benchmarks.gpu --simulate --seconds 0.5                       a rehearsal on the simulated GPU
 
 First it says how long it will take. Each window is written to FOLDER/measurements.jsonl before the next one begins, and
 FOLDER/tables.md and tables.json are made anew, so a run that is killed has lost nothing; a second run into the same
 folder adds to it. Exit code 1: a part of it failed, 0 otherwise, whether or not bars were met.
+
+``--missing 5`` makes no tables: of each row (of those that --part, --works, --splits and --ways choose) it says how
+many runs of it there are, and then with which commands those that lack some would get them, and how long that takes on
+one GPU by the parts' own estimates. Rehearsals do not count. In tables they are left out beside runs on a GPU.
+``--since``: runs that began before do not count, as in 2026-11-24T09.
 """
 
 from __future__ import annotations
@@ -22,15 +28,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks.gpu import tables
+from benchmarks.gpu import missing, tables
 from benchmarks.gpu.catalogue import WORKS
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.parts.part import WAYS, Bench, Options, Part
-from benchmarks.gpu.records import Records, Run, Writer, read
+from benchmarks.gpu.records import REHEARSAL, Records, Run, Writer, counting, read
 from benchmarks.gpu.stage import Ground
 from vgpu.ctl import progress
 
@@ -43,7 +49,8 @@ def percents(text: str, most: float = 100.0) -> tuple[float, ...]:
     return found
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of the command line, if no ``words`` are given."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,20 +65,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
     parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="only tables, of these runs together")
-    return parser.parse_args()
+    parser.add_argument("--since", default="", metavar="WHEN", help="with --merge: only runs that began then or later")
+    parser.add_argument(
+        "--missing", type=int, metavar="N", help="with --merge: which rows have been run less than N times"
+    )
+    options = parser.parse_args(words)
+    if not options.merge and (options.since or options.missing is not None):
+        parser.error("--since and --missing are about runs that there are: name them with --merge")
+    return options
 
 
 def main() -> int:
     args = arguments()
+    parts = [PARTS[name] for name in dict.fromkeys(args.part)]
+    chosen = {part.name: options_of(part, args) for part in parts}
     if args.merge:
-        records = read(args.merge)
+        records = counting(read(args.merge), args.since)
+        if args.missing is not None:
+            tell_missing(parts, chosen, records, args.missing, args.seconds is not None)
+            return 0
         made = tables_of(records)
         save(args.out, made, records)
         show(made)
         judge(made, records)
         return 0
-    parts = [PARTS[name] for name in dict.fromkeys(args.part)]
-    chosen = {part.name: options_of(part, args) for part in parts}
     estimates = {part.name: part.estimate(chosen[part.name]) for part in parts}
     for name, seconds in estimates.items():
         print(f"{name:12} about {duration(seconds)}")
@@ -80,7 +97,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of ours outlives it
     run = Run(
-        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),  # others may begin in this second
         machine(args.simulate, args.gpu),
         shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
     )
@@ -133,10 +150,37 @@ def tables_of(records: Records) -> list[tables.Table]:
     """A table for each part that measured something."""
     found = []
     for part in PARTS.values():
-        own = [m for m in records.measurements if m.part == part.name]
-        if own:
-            found.append(tables.merged(part.name, part.title, part.columns, part.derive(own)))
+        if any(m.part == part.name for m in records.measurements):
+            rows = part.found(records.measurements)
+            found.append(tables.merged(part.name, part.title, part.columns, rows))
     return found
+
+
+def tell_missing(
+    parts: Sequence[Part], chosen: Mapping[str, Options], records: Records, wanted: int, seconds_chosen: bool
+) -> None:
+    """How often each row has been measured, and what is to be done until all have been ``wanted`` times."""
+    on_gpus = [run for run in records.runs if not run.rehearsed]
+    sources = {run.run: run.machine.get("source", "") for run in on_gpus}
+    measured = [m for m in records.measurements if m.run in sources]
+    grid = [["part", "work", "row", "way", "runs", "lacks", "shortest windows, s", "last", "of"]]
+    due: list[missing.Errand] = []
+    short = judged = 0
+    for part in parts:
+        told = missing.counts(part, chosen[part.name], measured, wanted)
+        judged += sum(count.lacks is not None for count in told)
+        short += sum(bool(count.lacks) for count in told)
+        for count in told:
+            lacks = "no bar" if count.lacks is None else str(count.lacks)
+            window = f"{count.shortest_s:g}" if count.shortest_s else "–"
+            last = [count.last[:16], sources[count.last]] if count.last else ["–", ""]
+            grid.append([part.name, *count.labels, str(count.runs), lacks, window, *last])
+        due += missing.errands(part, chosen[part.name], told, seconds_chosen)
+    print("\n".join(tables.aligned(grid)))
+    print(f"\n{short} of {judged} rows that are judged have been measured less than {wanted} times")
+    for errand in due:
+        print(f"  about {duration(errand.seconds):>6}, {duration(errand.once_s):>5} for one  {errand.command}")
+    print(f"in all about {duration(sum(errand.seconds for errand in due))} on one GPU", flush=True)
 
 
 def save(folder: Path, made: Sequence[tables.Table], records: Records) -> None:
@@ -177,7 +221,7 @@ def machine(simulated: bool, gpu: int) -> dict[str, str]:
     query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
     source = ["git", "rev-parse", "--short", "HEAD"]
     return {
-        "gpu": "a rehearsal on the simulated GPU: no figure counts" if simulated else _said(query) or "no GPU",
+        "gpu": REHEARSAL if simulated else _said(query) or "no GPU",
         "host": f"{os.cpu_count()} cores, Python {platform.python_version()}",
         "torch": next((f"torch {d.version}" for d in metadata.distributions(name="torch")), "no torch"),
         "source": _said(source) or "no git",

@@ -39,14 +39,17 @@ for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infe
     suite "shares-$work" $((300 * ${REPEAT:-1})) --part shares --works "$work" --repeat "${REPEAT:-1}" ${WAYS:+--ways $WAYS}
 done
 LINES_SHOWN=22
-suite colocation 400 --part colocation --works resnet50-graph1 --seconds 10 --splits 30/70 20/80
-suite colocation-host 400 --part colocation --works resnet50-infer1 --seconds 10 --splits 30/70 20/80
-suite colocation-graph 300 --part colocation --works resnet50-graph1 --ways spatial --splits 30/70 --seconds 80    # 20,000 requests
-suite colocation-eager 560 --part colocation --works resnet50-infer1 --ways spatial --splits 30/70 --seconds 200
+suite colocation 460 --part colocation --works resnet50-graph1 --seconds 10 --splits 30/70 20/80
+suite colocation-host 460 --part colocation --works resnet50-infer1 --seconds 10 --splits 30/70 20/80
+suite colocation-graph 380 --part colocation --works resnet50-graph1 --ways spatial --splits 30/70 --seconds 82    # 20,000 requests
+suite colocation-eager 597 --part colocation --works resnet50-infer1 --ways spatial --splits 30/70 --seconds 205
 suite packing 420 --part packing --works graph --seconds 5
-suite mix 170 --part mix --seconds 6
+suite mix 220 --part mix --seconds 6
 suite percents 320 --part percents
-suite handover 80 --part handover --seconds 20
+suite sms 420 --part sms
+suite launches 60 --part launch
+suite pdl 60 --part pdl
+suite handover 120 --part handover --seconds 30
 suite native 120 --part native
 suite gate 400 --part gate --seconds 120
 LINES_SHOWN=12

@@ -6,12 +6,15 @@ Tables are made from these lines alone (``tables.py``), so a killed run loses no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 FILE: Final = "measurements.jsonl"
+REHEARSAL: Final = "a rehearsal on the simulated GPU: no figure counts"
+"""Where a run names its GPU: it had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class Run:
     run: str
     machine: dict[str, str]
     command: str
+
+    @property
+    def rehearsed(self) -> bool:
+        return self.machine.get("gpu") == REHEARSAL
 
 
 @dataclass(slots=True)
@@ -97,11 +104,34 @@ def parse(lines: Iterable[str]) -> Records:
 
 
 def read(paths: Sequence[Path]) -> Records:
-    """The records of all files; a folder stands for the file in it. FileNotFoundError if one is not there."""
+    """The records of all files; a folder stands for the file in it. FileNotFoundError if one is not there.
+
+    What is in several of them counts once. Runs that began in the same second, on two GPUs, are told apart.
+    """
     whole = Records()
+    seen: set[str] = set()
     for path in paths:
-        records = parse((path / FILE if path.is_dir() else path).read_text().splitlines())
-        whole.runs += records.runs
-        whole.measurements += records.measurements
+        lines = (path / FILE if path.is_dir() else path).read_text().splitlines()
+        records = parse(line for line in lines if line not in seen)
+        seen.update(lines)
+        taken = {run.run for run in whole.runs}
+        names = {run.run: unused(run.run, taken) for run in records.runs}
+        whole.runs += [replace(run, run=names[run.run]) for run in records.runs]
+        whole.measurements += [replace(m, run=names.get(m.run, m.run)) for m in records.measurements]
         whole.failures += records.failures
     return whole
+
+
+def unused(name: str, taken: Collection[str]) -> str:
+    """``name``, or with the first number behind it that nobody has."""
+    return next(found for number in count(1) if (found := name if number == 1 else f"{name} #{number}") not in taken)
+
+
+def counting(records: Records, since: str = "") -> Records:
+    """Without the runs before ``since`` (as a run is called, or the beginning of that), and without rehearsals beside
+    runs on a GPU. Failures stay: they do not say of which run they are."""
+    runs = [run for run in records.runs if run.run >= since]
+    if not all(run.rehearsed for run in runs):
+        runs = [run for run in runs if not run.rehearsed]
+    kept = {run.run for run in runs}
+    return Records(runs, [m for m in records.measurements if m.run in kept], records.failures)

@@ -129,23 +129,28 @@ def check_whole(kernels: Sequence[Interval], start: float, stop: float) -> None:
 
 def requests(program: Program, window: Window) -> dict[str, Any]:
     """Latencies of requests that arrive by a Poisson process. From arrival to the host's knowing; and between device
-    events around the request, which leave out what it waited in the host's own queue.
+    events around the request, which leave out what it waited in the host's own queue. Those of the lead-in do not
+    count: the first ones after a pause find clocks and caches cold, whoever is beside them.
 
     Who cannot keep up is given half a window more; for what is ``unserved`` then, the time until then counts.
     """
     dice = Random(window.seed)
     arrivals = []
-    arrival = window.start
+    arrival = window.start - window.lead_s
     while arrival < window.start + window.seconds:
         arrivals.append(arrival)
         arrival += dice.expovariate(window.requests_per_second)
-    late_s = sleep_until(window.start)
+    late_s = sleep_until(window.start - window.lead_s)
     host_ms: list[float] = []
     gpu_ms: list[float] = []
     enough = window.start + 1.5 * window.seconds
+    unserved = 0
     for arrival in arrivals:
+        counts = arrival >= window.start
         if time.monotonic() > enough:
-            host_ms.append(1e3 * (enough - arrival))
+            unserved += counts
+            if counts:
+                host_ms.append(1e3 * (enough - arrival))
             continue
         while (left := arrival - time.monotonic()) > 0:
             time.sleep(left - 0.0002 if left > 0.0003 else 0)  # a wake-up that is late would count as latency
@@ -153,10 +158,11 @@ def requests(program: Program, window: Window) -> dict[str, Any]:
         program.step()
         last = program.mark(timed=True)
         program.wait(last)
-        host_ms.append(1e3 * (time.monotonic() - arrival))
-        gpu_ms.append(program.elapsed_ms(first, last))
+        if counts:
+            host_ms.append(1e3 * (time.monotonic() - arrival))
+            gpu_ms.append(program.elapsed_ms(first, last))
     return {
-        "unserved": len(arrivals) - len(gpu_ms),
+        "unserved": unserved,
         "late_s": late_s,
         "host_ms": [round(took, 4) for took in host_ms],
         "gpu_ms": [round(took, 4) for took in gpu_ms],

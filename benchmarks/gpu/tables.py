@@ -11,6 +11,8 @@ from benchmarks.gpu.records import Measurement, Records
 from benchmarks.gpu.stats import worst
 
 Better = Literal["low", "high", ""]
+Labels = tuple[str, str, str]
+"""Work, row, way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +39,28 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of one run: what it is about (``work``, ``row``, ``way``, as in ``Measurement``) and its figures."""
+    """One line of one run: what it is about (``work``, ``row``, ``way``, as in ``Measurement``) and its figures.
+
+    ``source``: the run, and which repeat of it.
+    """
 
     work: str
     row: str
     way: str
     figures: dict[str, float]
+    source: tuple[str, int] = ("", 0)
 
     @property
-    def labels(self) -> tuple[str, str, str]:
+    def labels(self) -> Labels:
         return self.work, self.row, self.way
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure over all repeats. ``met`` None: there is no bar for it. Judged is the worst, never the median."""
+    """A figure over all repeats. ``met`` None: there is no bar for it. Judged is the worst, never the median.
+
+    ``repeats``: how many values it is of; a baseline is measured before and after, which makes two in one run.
+    """
 
     median: float
     worst: float
@@ -62,8 +71,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    labels: tuple[str, str, str]
+    """``runs``: how many it is of, each repeat of one counting as one."""
+
+    labels: Labels
     cells: dict[str, Cell]
+    runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +88,14 @@ class Table:
 
 def merged(name: str, title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
     """One line for each combination of labels, in order of their first appearance."""
-    together: dict[tuple[str, str, str], list[Row]] = {}
+    together: dict[Labels, list[Row]] = {}
     for row in rows:
         together.setdefault(row.labels, []).append(row)
     lines = []
     for labels, same in together.items():
         found = {c.figure: _cell(c, same) for c in columns}
-        lines.append(Line(labels, {figure: cell for figure, cell in found.items() if cell is not None}))
+        runs = len({row.source for row in same})
+        lines.append(Line(labels, {figure: cell for figure, cell in found.items() if cell is not None}, runs))
     return Table(name, title, tuple(columns), tuple(lines))
 
 
@@ -128,16 +141,21 @@ def _shown(column: Column, cell: Cell | None) -> str:
 
 def _grid(table: Table) -> list[list[str]]:
     used = [c for c in table.columns if any(c.figure in line.cells for line in table.lines)]
-    head = ["work", "row", "way", *(c.title for c in used)]
-    return [head, *([*line.labels, *(_shown(c, line.cells.get(c.figure)) for c in used)] for line in table.lines)]
+    lines = [
+        [*line.labels, str(line.runs), *(_shown(c, line.cells.get(c.figure)) for c in used)] for line in table.lines
+    ]
+    return [["work", "row", "way", "runs", *(c.title for c in used)], *lines]
 
 
 def text(table: Table) -> str:
     """For a terminal: columns side by side."""
-    grid = _grid(table)
+    return "\n".join([f"{table.name}: {table.title}", *aligned(_grid(table))])
+
+
+def aligned(grid: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, columns side by side."""
     widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
-    return "\n".join([f"{table.name}: {table.title}", *lines])
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
 
 
 def markdown(table: Table) -> str:
@@ -159,6 +177,7 @@ def as_json(tables: Iterable[Table], records: Records) -> dict[str, Any]:
                 "rows": [
                     {
                         **dict(zip(("work", "row", "way"), line.labels, strict=True)),
+                        "runs": line.runs,
                         "figures": {
                             figure: {
                                 "median": cell.median,

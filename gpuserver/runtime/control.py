@@ -370,6 +370,7 @@ class Control:
             tokens_per_second=sum(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
+            events_heard=server.tokens.events_heard,
             window_ns=server.policy.window_ns,
             mps_pid=server.mps.pid,
             mps_restarts=server.mps.restarts,

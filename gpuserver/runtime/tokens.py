@@ -74,6 +74,8 @@ class TokenLoop:
         self._scheduler = scheduler
         self._dispatcher = dispatcher
         self.meters = Meters()
+        self.events_heard = 0
+        """Of the dispatcher's, since the server began."""
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
         self._benched: dict[VgpuKey, Bench] = {}
@@ -309,6 +311,7 @@ class TokenLoop:
         reports: list[Report] = []
         lost = 0
         for seen in self._dispatcher.events():
+            self.events_heard += 1
             if seen.kind is EventKind.LOST:
                 lost = seen.epoch
                 continue

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.gpu.__main__ import arguments, options_of
 from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.parts.part import Bench, Options
 from benchmarks.gpu.records import Run, Writer, read
 from benchmarks.gpu.stage import Ground
@@ -29,8 +31,15 @@ def rehearse(out: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def assert_rows(out: Path, part: str, *options: str) -> None:
+    """What the part says beforehand is what was measured."""
+    found = {row.labels for row in PARTS[part].found(read([out]).measurements)}
+    assert found == set(PARTS[part].rows(options_of(PARTS[part], arguments(options))))
+
+
 def test_shares_and_their_tables(tmp_path: Path) -> None:
-    shown = rehearse(tmp_path, "--part", "shares", "--works", "gemm4096", "--splits", "30", "30/70")
+    options = ("--works", "gemm4096", "--splits", "30", "30/70")
+    shown = rehearse(tmp_path, "--part", "shares", *options)
     records = read([tmp_path])
     assert [(m.row, m.way) for m in records.measurements] == [
         ("exclusive", "exclusive"),
@@ -46,7 +55,10 @@ def test_shares_and_their_tables(tmp_path: Path) -> None:
     merged = suite("--merge", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "both"))
     assert merged.returncode == 0, merged.stderr
     (table,) = json.loads((tmp_path / "both" / "tables.json").read_text())["tables"]
-    assert all(row["figures"]["busy1_percent"]["repeats"] == 2 for row in table["rows"])
+    assert all(row["runs"] == row["figures"]["busy1_percent"]["repeats"] == 1 for row in table["rows"])
+    assert_rows(tmp_path, "shares", *options)
+    lacking = suite("--merge", str(tmp_path), "--missing", "1", "--part", "shares", *options)
+    assert "3 of 3 rows that are judged have been measured less than 1 times" in lacking.stdout, lacking.stderr
 
 
 @pytest.mark.slow
@@ -60,6 +72,7 @@ def test_pairs_with_all_their_baselines(tmp_path: Path) -> None:
         ("2 of them", "mps"),
     }
     assert all(r["units_per_second"] > 0 for m in measurements for r in m.results)
+    assert_rows(tmp_path, "pairs", "--works", "gemm4096", "--splits", "30/70")
 
 
 def test_handovers(tmp_path: Path) -> None:
@@ -67,8 +80,9 @@ def test_handovers(tmp_path: Path) -> None:
     temporal, hardware, spatial = read([tmp_path]).measurements
     for ours in (temporal, spatial):
         assert ours.figures["handovers"] >= 2
-        assert ours.figures["gap_p99_us"] > 0
+        assert ours.figures["gap_worst_us"] > 0
     assert "kernels_ns" not in hardware.results[0]
+    assert_rows(tmp_path, "handover")
 
 
 @pytest.mark.slow
@@ -85,9 +99,10 @@ def test_a_training_with_the_gate_on_and_off(tmp_path: Path) -> None:
 def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
     options = ("--works", "resnet50-graph1", "--ways", "spatial", "spatial-burst", "--splits", "50/50")
     rehearse(tmp_path, "--part", "colocation", *options)
-    trainer, *ours = read([tmp_path]).measurements
-    rows = ["trainer", "50/50", "50/50, no trainer", "50/50", "50/50, stream bursts"]
-    assert [m.row for m in (trainer, *ours)] == rows
+    first, *ours, last = read([tmp_path]).measurements
+    rows = ["trainer", "50/50", "50/50, no trainer", "50/50", "50/50, stream bursts", "trainer"]
+    assert [m.row for m in (first, *ours, last)] == rows
+    assert_rows(tmp_path, "colocation", *options)
     assert all(m.results[0]["host_p99_ms"] >= m.results[0]["gpu_p50_ms"] > 0 for m in ours)
     assert all(m.results[0]["host_p50_alone_ms"] > 0 for m in ours)
     assert all(m.results[1]["units_per_second"] > 0 for m in ours if m.way != "exclusive")
@@ -96,6 +111,16 @@ def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
 def test_dependent_launches(tmp_path: Path) -> None:
     rehearse(tmp_path, "--part", "pdl")
     assert [m.row for m in read([tmp_path]).measurements] == ["serial", "pdl", "100 %", "50 %"]
+    assert_rows(tmp_path, "pdl")
+
+
+def test_sms_of_a_spatial_vgpu(tmp_path: Path) -> None:
+    options = ("--works", "gemm4096", "--splits", "30")
+    rehearse(tmp_path, "--part", "sms", *options)
+    assert_rows(tmp_path, "sms", *options)
+    (ours,) = [m for m in read([tmp_path]).measurements if m.way == "spatial"]
+    assert ours.figures["granted_sms"] == 40
+    assert ours.results[0]["units_per_second"] > 0
 
 
 def test_a_sharer_that_is_killed_costs_its_block_alone_and_leaves_no_vgpu(tmp_path: Path) -> None:
@@ -121,6 +146,13 @@ def test_an_estimate_measures_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "in all" in done.stdout
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("words", [("--missing", "5"), ("--since", "2026-11-24")])
+def test_what_is_about_runs_wants_runs(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(words)
+    assert "name them with --merge" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("split", ["30/80", "0/50", "100", "a/b"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import tables
-from benchmarks.gpu.records import FILE, Measurement, Run, Writer, parse, read
+from benchmarks.gpu.records import FILE, REHEARSAL, Measurement, Records, Run, Writer, counting, parse, read
 from benchmarks.gpu.tables import Bar, Column, Row, merged
 
 COLUMNS = (
@@ -84,11 +85,52 @@ def test_a_bar_is_for_the_rows_that_it_names_and_its_limit_still_meets_it() -> N
 
 
 def test_a_table_says_what_was_missed_in_every_form() -> None:
-    rows = [Row("gemm", "30/70", "vgpu", {"error": error}) for error in (0.5, 2.0)]
+    rows = [Row("gemm", "30/70", "vgpu", {"error": error}, ("r", i)) for i, error in enumerate((0.5, 2.0))]
     table = merged("pairs", "Pairs", COLUMNS, rows)
     cell = "1.25 (2.00) [≤ 1 MISSED]"
     assert cell in tables.text(table)
-    assert f"| gemm | 30/70 | vgpu | {cell} |" in tables.markdown(table)
+    assert f"| gemm | 30/70 | vgpu | 2 | {cell} |" in tables.markdown(table)
     assert "total" not in tables.text(table)
     (row,) = tables.as_json([table], parse([]))["tables"][0]["rows"]
+    assert row["runs"] == 2
     assert row["figures"]["error"] == {"median": 1.25, "worst": 2.0, "repeats": 2, "limit": 1.0, "met": False}
+
+
+def test_a_row_tells_of_how_many_runs_it_is() -> None:
+    """A baseline before and after is two values of one run."""
+    sources = [("a", 0), ("a", 0), ("a", 1), ("b", 0)]
+    rows = [Row("gemm", "exclusive", "exclusive", {"total": 100.0}, source) for source in sources]
+    (line,) = merged("pairs", "Pairs", COLUMNS, rows).lines
+    assert (line.runs, line.cells["total"].repeats) == (3, 4)
+
+
+def test_what_is_in_two_files_counts_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Writer(tmp_path / name, RUN).measured(measurement())
+    Writer(tmp_path / "b", replace(RUN, run="r2")).measured(measurement(run="r2"))
+    records = read([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
+    assert [run.run for run in records.runs] == ["r1", "r2"]
+    assert [m.run for m in records.measurements] == ["r1", "r2"]
+
+
+def test_two_gpus_that_began_in_the_same_second_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    for gpu in ("0", "1"):
+        writer = Writer(tmp_path / gpu, replace(RUN, command=f"python -m benchmarks.gpu --gpu {gpu}"))
+        writer.measured(measurement(figures={"nvml_percent": float(gpu)}))
+    records = read([tmp_path / "0", tmp_path / "1"])
+    assert [run.run for run in records.runs] == ["r1", "r1 #2"]
+    assert [(m.run, m.figures["nvml_percent"]) for m in records.measurements] == [("r1", 0.0), ("r1 #2", 1.0)]
+    assert len(tables.compared(records.measurements)) == 2
+
+
+def test_rehearsals_do_not_mix_with_runs_on_a_gpu_nor_early_ones_with_those_since() -> None:
+    runs = [
+        Run("2026-11-23T10", {"gpu": "H200"}, ""),
+        Run("2026-11-24T09", {"gpu": REHEARSAL}, ""),
+        Run("2026-11-24T10", {"gpu": "H200"}, ""),
+    ]
+    records = Records(runs, [measurement(run=run.run) for run in runs])
+    assert [m.run for m in counting(records).measurements] == ["2026-11-23T10", "2026-11-24T10"]
+    assert [m.run for m in counting(records, "2026-11-24").measurements] == ["2026-11-24T10"]
+    rehearsed = Records(runs[1:2], records.measurements[1:2])
+    assert counting(rehearsed) == rehearsed

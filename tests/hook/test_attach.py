@@ -309,17 +309,26 @@ def test_without_mps_a_spatial_process_does_not_start(stage: Stage, tmp_path: Pa
     assert "without it nothing would limit this program" in line
 
 
-def test_under_mps_it_is_a_client_of_the_priority_it_was_told(stage: Stage, tmp_path: Path) -> None:
+def test_under_mps_it_is_the_client_that_it_was_told_to_be(stage: Stage, tmp_path: Path) -> None:
+    """Whatever its own environment says: SMs, memory as the second line of defence, priority, whose daemon."""
+    told = {
+        "CUDA_MPS_PIPE_DIRECTORY": ("mps_pipe_directory", str(tmp_path)),
+        "CUDA_MPS_LOG_DIRECTORY": ("mps_log_directory", str(tmp_path / "log")),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("mps_active_thread_percentage", "30.31"),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ("mps_pinned_memory_limit", "0=2048M"),
+        "CUDA_MPS_CLIENT_PRIORITY": ("mps_client_priority", "1"),
+    }
     vgpu = stage.vgpu(mode=PageMode.SPATIAL)
-    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_client_priority": "1"}
+    vgpu.reply_changes = dict(told.values())
     (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
-    read = """
+    read = f"""
 libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_char_p
-print(libc.getenv(b"CUDA_MPS_CLIENT_PRIORITY").decode())
+print(*[libc.getenv(name.encode()).decode() for name in {list(told)}])
 """
-    ran = stage.run(INIT + read, stage.environment(vgpu, CUDA_MPS_CLIENT_PRIORITY="0"))
-    assert ran.stdout.split() == ["0", "1"], ran.stderr
+    own = {"CUDA_MPS_CLIENT_PRIORITY": "0", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G"}
+    ran = stage.run(INIT + read, stage.environment(vgpu, **own))
+    assert ran.stdout.split() == ["0", *(value for _, value in told.values())], ran.stderr
 
 
 def test_under_mps_it_tells_how_many_sms_it_got(stage: Stage, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_waits_and_hand_overs_are_counted_and_told_together(node: SimulatedNode,
     (gpu,) = found.gpus
     assert before < sum(gpu.handovers.counts) <= before + sum(tokens.values()) + 4
     assert sum(gpu.loop_lag.counts) > 0
+    assert found.snapshot.gpus[0].events_heard >= 2 * sum(gpu.handovers.counts)  # a drain and a GO each
     assert {process.vgpu_id for process in found.processes} == set(pair)
     with node.link() as link:
         advice = link.inspect(pair[0]).advice

@@ -397,6 +397,7 @@ class GpuReading(Reading):
     tokens_per_second: float
     server_pid: int | None
     restarts: int
+    events_heard: int = 0  # wants, GOs, drains and returns that its scheduler was told of since the GPU Server began
     window_ns: int = 0  # the most predicted GPU time that a process may have in flight while others want
     mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
     mps_restarts: int = 0  # daemons that were started because one had died

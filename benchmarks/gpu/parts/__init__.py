@@ -16,8 +16,9 @@ from benchmarks.gpu.parts import (
     pdl,
     percents,
     shares,
+    sms,
 )
 from benchmarks.gpu.parts.part import Part
 
-_MODULES: Final = (shares, pairs, handover, colocation, packing, mix, percents, gate, launch, pdl, native)
+_MODULES: Final = (shares, pairs, handover, colocation, packing, mix, percents, sms, gate, launch, pdl, native)
 PARTS: Final[dict[str, Part]] = {module.PART.name: module.PART for module in _MODULES}

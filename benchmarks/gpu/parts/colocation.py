@@ -3,9 +3,10 @@
 Requests arrive at random (Poisson) whether or not the GPU keeps up; each runs ResNet-50, as one CUDA graph or eager
 (``--works``). Latency on the host's clock runs from arrival to the host's knowing, on the GPU's clock between events
 around the request: the latter begins when the GPU reaches the request, so it leaves out the host's queue. The stream
-works alone, without a vGPU, and beside the trainer in turns of 20 s, with the same arrivals; intervals, also those of
-the ratio, are bootstrapped from blocks of 100 neighbours. The trainer takes what it gets. 20,000 requests:
-``--seconds 80`` for the graph, 200 for the eager one, and as long for those alone.
+works alone, without a vGPU, and beside the trainer in turns of 20 s, with the same arrivals, and changes about who goes
+first; intervals, also those of the ratio, are bootstrapped from blocks of 100 neighbours. The trainer takes what it
+gets; alone it is measured first and last. 20,000 requests: ``--seconds 82`` for the graph, 205 for the eager one, and
+as long for those alone.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from benchmarks.gpu.parts.part import (
     Part,
     windows_s,
 )
-from benchmarks.gpu.parts.shares import label
+from benchmarks.gpu.parts.shares import TWO, label
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Outcome, Sharer, Stage
 from benchmarks.gpu.stats import bootstrap_ratio, percentile
-from benchmarks.gpu.tables import Bar, Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 STREAMS: Final = {"resnet50-graph1": 250.0, "resnet50-infer1": 100.0}
 """Requests a second: a fifth of the GPU's time, a third of the host's."""
@@ -44,6 +45,16 @@ SPLITS: Final = ((20.0, 80.0), (30.0, 70.0), (50.0, 50.0))
 TEMPORAL_SPLIT: Final = (30.0, 70.0)
 BURSTS: Final = {"": (True, True), ", stream bursts": (True, False)}
 """Which of both may use all SMs, and what the row is called then."""
+TRAINER_ALONE: Final = "trainer"
+
+
+def capped(percent: float) -> str:
+    return f"trainer {percent:g} %"
+
+
+def without(row: str) -> str:
+    """The same stream in the same vGPU, and nobody beside it."""
+    return f"{row}, no trainer"
 
 
 def _spatial(options: Options) -> list[tuple[str, tuple[float, ...], str, tuple[bool, ...]]]:
@@ -74,16 +85,21 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
         bench.keep(repeat, block, row, way, in_turns(stage, stream, pair, STREAMS[work], seconds))
 
     stream, trainer = stage.plain(work), stage.plain(TRAINER)
-    pairs = {("2 of them", HARDWARE): (stream, trainer)}
+    pairs = {(TWO, HARDWARE): (stream, trainer)}
     if options.shared(MPS) or options.shared(CAPPED):
         beside = stage.mps(work)
-        pairs["2 of them", MPS] = (beside, stage.mps(TRAINER))
-        pairs |= {(f"trainer {cap:g} %", CAPPED): (beside, stage.mps(TRAINER, cap)) for cap in CAPS}
+        pairs[TWO, MPS] = (beside, stage.mps(TRAINER))
+        pairs |= {(capped(cap), CAPPED): (beside, stage.mps(TRAINER, cap)) for cap in CAPS}
     if options.shared(TEMPORAL):
         pairs[label(TEMPORAL_SPLIT), TEMPORAL] = _vgpus(stage, TEMPORAL, work, TEMPORAL_SPLIT, (True, True))
     stage.ready()
+
+    def trainer_alone(repeat: int) -> None:
+        outcome = stage.window([trainer], min(options.seconds, TURN_S))
+        bench.keep(repeat, block, TRAINER_ALONE, EXCLUSIVE, outcome)
+
     for repeat in range(options.repeat):
-        bench.keep(repeat, block, "trainer", EXCLUSIVE, stage.window([trainer], min(options.seconds, TURN_S)))
+        trainer_alone(repeat)
         for (row, way), pair in pairs.items():
             if options.shared(way):
                 keep(stage, repeat, row, way, pair)
@@ -93,7 +109,8 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str) -> None:
                 inner.ready()
                 keep(inner, repeat, row, way, pair)
                 if who == (False, False):  # what it loses by having fewer SMs
-                    keep(inner, repeat, f"{row}, no trainer", EXCLUSIVE, pair[:1])
+                    keep(inner, repeat, without(row), EXCLUSIVE, pair[:1])
+        trainer_alone(repeat)
 
 
 def in_turns(
@@ -105,7 +122,12 @@ def in_turns(
     def window(sharers: Sequence[Sharer], turn: int) -> Outcome:
         return stage.window(sharers, seconds / turns, requests_per_second=[requests_per_second], seed=turn)
 
-    before, beside = zip(*((window([alone], turn), window(pair, turn)) for turn in range(turns)), strict=True)
+    before: list[Outcome] = []
+    beside: list[Outcome] = []
+    for turn in range(turns):
+        both = ((before, [alone]), (beside, pair))
+        for outcomes, sharers in both[::-1] if turn % 2 else both:
+            outcomes.append(window(sharers, turn))
     stream = latencies([o.results[0] for o in before], [o.results[0] for o in beside])
     others = (
         results[-1] | {"units_per_second": statistics.fmean(result["units_per_second"] for result in results)}
@@ -141,14 +163,27 @@ def _vgpus(stage: Stage, mode: str, work: str, split: Sequence[float], bursts: S
     )
 
 
+def rows(options: Options) -> list[Labels]:
+    found: list[Labels] = []
+    for stream in options.some(tuple(STREAMS)):
+        found.append((stream, TRAINER_ALONE, EXCLUSIVE))
+        found += [(stream, TWO, way) for way in (HARDWARE, MPS) if options.shared(way)]
+        found += [(stream, capped(cap), CAPPED) for cap in CAPS if options.shared(CAPPED)]
+        found += [(stream, label(TEMPORAL_SPLIT), TEMPORAL)] * options.shared(TEMPORAL)
+        for row, _, way, who in _spatial(options):
+            found.append((stream, row, way))
+            found += [(stream, without(row), EXCLUSIVE)] * (who == (False, False))
+    return found
+
+
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
     rows = []
     for block in compared(measurements):
-        trainer = next((m.results[0] for m in block if (m.row, m.way) == ("trainer", EXCLUSIVE)), None)
+        trainer = [m.results[0]["units_per_second"] for m in block if (m.row, m.way) == (TRAINER_ALONE, EXCLUSIVE)]
         for m in block:
             figures = m.figures | {name: value for name, value in m.results[0].items() if name in FIGURES}
-            if trainer is not None and "units_per_second" in m.results[-1]:
-                figures["trainer_percent"] = 100 * m.results[-1]["units_per_second"] / trainer["units_per_second"]
+            if trainer and "units_per_second" in m.results[-1]:
+                figures["trainer_percent"] = 100 * m.results[-1]["units_per_second"] / statistics.fmean(trainer)
             rows.append(Row(m.block.split()[0], m.row, m.way, figures))
     return rows
 
@@ -157,7 +192,7 @@ def estimate(options: Options) -> float:
     count = sum(options.shared(way) for way in (HARDWARE, MPS, TEMPORAL)) + len(CAPS) * options.shared(CAPPED)
     spatial = len(_spatial(options))
     turns = max(1, round(options.seconds / TURN_S))
-    windows = windows_s(1, min(options.seconds, TURN_S))
+    windows = windows_s(2, min(options.seconds, TURN_S))
     windows += windows_s(2 * turns * (count + spatial), options.seconds / turns)
     windows += windows_s(2 * sum(way == SPATIAL for _, _, way, _ in _spatial(options)), min(options.seconds, TURN_S))
     return len(options.some(tuple(STREAMS))) * (BEGIN_S + options.repeat * (windows + spatial * BEGIN_S * 0.7))
@@ -190,7 +225,7 @@ PART = Part(
         Column("host_p99_ratio_low", "95 % from", digits=2),
         Column("host_p99_ratio_high", "to", digits=2),
         Column("trainer_percent", "trainer, % of exclusive", "high", 1, (Bar(80.0, _ours),)),
-        Column("requests", "requests", digits=0),
+        Column("requests", "requests", "high", 0, (Bar(20_000, _ours),)),
         Column("unserved", "unserved", "low", 0),
         *_clock("host"),
         *_clock("gpu"),
@@ -198,5 +233,8 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    tuple(STREAMS),
+    SPLITS,
 )
 FIGURES: Final = {column.figure for column in PART.columns}

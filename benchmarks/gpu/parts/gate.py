@@ -13,9 +13,10 @@ from typing import Any, Final
 from benchmarks.gpu.parts.part import BEGIN_S, TEMPORAL, Bench, Options, Part, windows_s
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stats import bootstrap
-from benchmarks.gpu.tables import Bar, Column, Row
+from benchmarks.gpu.tables import Bar, Column, Labels, Row
 
 WORKS: Final = ("resnet50-train", "resnet50-infer8")
+WHOLE: Final = "100"
 
 
 def measure(bench: Bench) -> None:
@@ -25,7 +26,11 @@ def measure(bench: Bench) -> None:
             stage.ready()
             for repeat in range(bench.options.repeat):
                 outcome = stage.window([sharer], bench.options.seconds)
-                bench.keep(repeat, work, "100", TEMPORAL, outcome, [100.0])
+                bench.keep(repeat, work, WHOLE, TEMPORAL, outcome, [100.0])
+
+
+def rows(options: Options) -> list[Labels]:
+    return [(work, WHOLE, TEMPORAL) for work in options.some(WORKS)]
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -66,4 +71,6 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    WORKS,
 )

@@ -14,10 +14,11 @@ from benchmarks import launch
 from benchmarks.gpu.parts.part import TEMPORAL, Bench, Options, Part
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Outcome
-from benchmarks.gpu.tables import Bar, Column, Row
+from benchmarks.gpu.tables import Bar, Column, Labels, Row
 
 KERNEL: Final = "empty kernel"
 ALLOCATION: Final = "cuMemAlloc, cuMemFree"
+LAUNCHES: Final = (KERNEL, "100", TEMPORAL)
 
 
 def measure(bench: Bench) -> None:
@@ -47,6 +48,11 @@ def measure(bench: Bench) -> None:
                 bench.keep(repeat, block, f"{percent}", TEMPORAL, Outcome((), answer), [float(percent)])
 
 
+def rows(options: Options) -> list[Labels]:
+    limited = (KERNEL, f"{launch.LIMIT_PERCENT}", TEMPORAL)
+    return [LAUNCHES, limited, (ALLOCATION, "100", TEMPORAL)]
+
+
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
     return [Row(m.block, m.row, m.way, m.figures) for m in measurements]
 
@@ -60,15 +66,18 @@ PART = Part(
     "One launch, one allocation and its free, in nanoseconds of the host",
     0.0,
     (
-        Column("added_ns", "added by the hook", "low", 1, (Bar(30.0),)),
+        Column("added_ns", "added by the hook", "low", 1, (Bar(30.0, lambda row: row.labels == LAUNCHES),)),
         Column("added_low_ns", "95 % from"),
         Column("added_high_ns", "to"),
         Column("added_under_limit_ns", "under a limit", "low", 0),
-        Column("added_to_allocation_ns", "to an allocation", "low", 0, (Bar(1000.0),)),
+        Column(
+            "added_to_allocation_ns", "to an allocation", "low", 0, (Bar(1000.0, lambda row: row.work == ALLOCATION),)
+        ),
         Column("gated_ns", "through the hook"),
         Column("direct_ns", "direct"),
     ),
     measure,
     derive,
     estimate,
+    rows,
 )

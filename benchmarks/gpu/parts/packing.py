@@ -28,7 +28,7 @@ from benchmarks.gpu.parts.part import (
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stats import mean_distance_percent
-from benchmarks.gpu.tables import Bar, Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 WORKS: Final = ("graph", "resnet50-infer8")
 SIZES: Final = ((4, 24.0), (8, 12.0))
@@ -42,16 +42,17 @@ def measure(bench: Bench) -> None:
     options = bench.options
     for work, (size, sm_percent), way in product(options.some(WORKS), SIZES, AGAINST):
         if options.shared(way):
-            block = f"{size} × {work}"
+            block = named(size, work)
             with bench.block(block) as stage:
                 _measure(bench, stage, block, work, size, sm_percent, way)
 
 
 def _measure(bench: Bench, stage: Stage, block: str, work: str, size: int, sm_percent: float, way: str) -> None:
-    options, row = bench.options, f"{sm_percent:g} % each"
+    options, row = bench.options, of_each(sm_percent)
     burst = ("--burst",) if way == BURST else ()
-    groups = {EXCLUSIVE: [stage.plain(work)]} if way == SPATIAL else {}
-    if groups and options.shared(HARDWARE):
+    beside = _beside(options, way)
+    groups = {EXCLUSIVE: [stage.plain(work)]} if EXCLUSIVE in beside else {}
+    if HARDWARE in beside:
         groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(work) for _ in range(size - 1))]
     theirs = [stage.mps(work, None if burst else sm_percent) for _ in range(size)]
     groups |= {AGAINST[way]: theirs, way: [stage.vgpu(SPATIAL, work, sm_percent, *burst) for _ in range(size)]}
@@ -59,6 +60,30 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str, size: int, sm_pe
     for repeat in range(options.repeat):
         for name, sharers in (*groups.items(), (AGAINST[way], theirs)):  # before and after
             bench.keep(repeat, block, row, name, stage.window(sharers, options.seconds))
+
+
+def named(size: int, work: str) -> str:
+    return f"{size} × {work}"
+
+
+def of_each(sm_percent: float) -> str:
+    return f"{sm_percent:g} % each"
+
+
+def rows(options: Options) -> list[Labels]:
+    found: list[Labels] = []
+    for work, (size, sm_percent), way in product(options.some(WORKS), SIZES, AGAINST):
+        if options.shared(way):
+            ways = (*_beside(options, way), AGAINST[way], way)
+            found += [(named(size, work), of_each(sm_percent), each) for each in ways]
+    return found
+
+
+def _beside(options: Options, way: str) -> tuple[str, ...]:
+    """What else is measured where ``way`` is."""
+    if way != SPATIAL:
+        return ()
+    return (EXCLUSIVE, HARDWARE) if options.shared(HARDWARE) else (EXCLUSIVE,)
 
 
 def total_of(measurement: Measurement) -> float:
@@ -107,4 +132,6 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    WORKS,
 )

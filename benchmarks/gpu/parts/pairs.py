@@ -25,7 +25,7 @@ from benchmarks.gpu.parts.part import (
 from benchmarks.gpu.parts.shares import SPLITS, label
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Sharer, Stage
-from benchmarks.gpu.tables import Bar, Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 BASELINE_S: Final = 6.0
 """What ours are compared with is steady. Ours take turns, and the p99 of a step at 30 % is of ten steps a second."""
@@ -81,6 +81,16 @@ def _together(
     keep(EXCLUSIVE, EXCLUSIVE, plain[:1])
 
 
+def rows(options: Options) -> list[Labels]:
+    found: list[Labels] = []
+    for work in options.some(SHARED):
+        for size in sorted({len(split) for split in _splits(options)}):
+            found.append((work, EXCLUSIVE, EXCLUSIVE))
+            found += [(work, label(split), TEMPORAL) for split in _splits(options) if len(split) == size]
+            found += [(work, f"{size} of them", way) for way in (HARDWARE, MPS)]
+    return list(dict.fromkeys(found))
+
+
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
     rows = []
     for block in compared(measurements):
@@ -96,6 +106,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             for index, result in enumerate(m.results, 1):
                 if result["step_p99_ms"] is not None:
                     figures |= {f"p50_{index}_ms": result["step_p50_ms"], f"p99_{index}_ms": result["step_p99_ms"]}
+                    figures[f"steps_{index}"] = result["steps"]
             if m.way == TEMPORAL:
                 split = [100 * part / total for part in parts] if total else [0.0] * len(parts)
                 figures["split_error_points"] = max(abs(a - b) for a, b in zip(split, m.asked, strict=True))
@@ -118,6 +129,11 @@ def _is(row: Row, *kinds: str) -> bool:
     return row.way == TEMPORAL and WORKS[row.work].kind in kinds
 
 
+def _trains_at_30(row: Row) -> bool:
+    """Its p99 is asked for: of fewer than a hundred steps it would be the longest."""
+    return _is(row, "training") and row.row == "30/70"
+
+
 PART = Part(
     "pairs",
     "Throughput of several together, in percent of an exclusive run (mean of the one before and the one after)",
@@ -133,13 +149,13 @@ PART = Part(
                 Bar(97.0, lambda row: _is(row, "training")),
             ),
         ),
-        Column("over_hardware_points", "above hardware", "high", 2, (Bar(0.0),)),
+        Column("over_hardware_points", "above hardware", "high", 2, (Bar(0.0, lambda row: row.way == TEMPORAL),)),
         Column(
             "split_error_points",
             "split error, points",
             "low",
             2,
-            (Bar(1.0, lambda row: not WORKS[row.work].host_bound),),
+            (Bar(1.0, lambda row: row.way == TEMPORAL and not WORKS[row.work].host_bound),),
         ),
         Column("per_second", "units/s"),
         Column("p50_1_ms", "p50 step 1, ms"),
@@ -148,8 +164,9 @@ PART = Part(
             "p99 step 1, ms",
             "low",
             1,
-            (Bar(120.0, lambda row: _is(row, "training") and row.row == "30/70"),),
+            (Bar(120.0, _trains_at_30),),
         ),
+        Column("steps_1", "of steps", "high", 0, (Bar(100.0, _trains_at_30),)),
         Column("p50_2_ms", "p50 step 2, ms"),
         Column("p99_2_ms", "p99 step 2, ms"),
         Column("nvml_percent", "NVML"),
@@ -157,4 +174,7 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    SHARED,
+    SPLITS,
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from benchmarks.gpu.records import Measurement, Writer
 from benchmarks.gpu.stage import REAL, Ground, Outcome, Sharer, Stage
-from benchmarks.gpu.tables import Column, Row
+from benchmarks.gpu.tables import Column, Labels, Row
 
 BEGIN_S: Final = 25.0
 """What it takes until the PyTorch processes of a block have warmed up, about."""
@@ -46,7 +46,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``measure`` does it, ``derive`` makes rows of what was measured, ``estimate`` says how many seconds it takes."""
+    """``measure`` does it, ``derive`` makes rows of what was measured, ``estimate`` says how many seconds it takes, and
+    ``rows`` which rows each repeat of it gives. ``works``, ``splits``: what there is to choose from."""
 
     name: str
     title: str
@@ -55,6 +56,17 @@ class Part:
     measure: Callable[[Bench], None]
     derive: Callable[[Sequence[Measurement]], list[Row]]
     estimate: Callable[[Options], float]
+    rows: Callable[[Options], list[Labels]]
+    works: tuple[str, ...] = ()
+    splits: tuple[tuple[float, ...], ...] = ()
+
+    def found(self, measurements: Iterable[Measurement]) -> list[Row]:
+        """The rows of all that was measured of this part, each with the run and repeat that it is of."""
+        together: dict[tuple[str, int], list[Measurement]] = {}
+        for m in measurements:
+            if m.part == self.name:
+                together.setdefault((m.run, m.repeat), []).append(m)
+        return [replace(row, source=source) for source, same in together.items() for row in self.derive(same)]
 
 
 @dataclass(slots=True)
@@ -112,6 +124,8 @@ Way = TypeVar("Way")
 
 
 def rotated(ways: Sequence[Way], by: int) -> Iterator[Way]:
-    """``ways`` in an order that changes from repeat to repeat, so that none always follows the same other."""
+    """``ways`` in an order that changes from repeat to repeat, back and forth, so that none always follows the same
+    other, nor is always the last."""
+    ordered = ways[::-1] if by % 2 else ways
     for index in range(len(ways)):
-        yield ways[(index + by) % len(ways)]
+        yield ordered[(index + by // 2) % len(ways)]

@@ -11,11 +11,13 @@ from typing import Final
 
 from benchmarks.gpu.parts.part import EXCLUSIVE, TEMPORAL, Bench, Options, Part, windows_s
 from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.tables import Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 CHAIN: Final = "benchmarks.gpu.chain"
 PDL: Final = "pdl"
 SERIAL: Final = "serial"
+WORK: Final = "chain"
+PERCENTS: Final = (100, 50)
 
 
 def measure(bench: Bench) -> None:
@@ -27,9 +29,14 @@ def measure(bench: Bench) -> None:
             seconds = bench.options.seconds
             bench.keep(repeat, PDL, SERIAL, EXCLUSIVE, stage.window([serial], seconds))
             bench.keep(repeat, PDL, PDL, EXCLUSIVE, stage.window([plain], seconds))
-            for percent in (100, 50):
+            for percent in PERCENTS:
                 stage.split([vgpu], [percent])
                 bench.keep(repeat, PDL, f"{percent} %", TEMPORAL, stage.window([vgpu], seconds), [percent])
+
+
+def rows(options: Options) -> list[Labels]:
+    alone = [(WORK, row, EXCLUSIVE) for row in (SERIAL, PDL)]
+    return [*alone, *((WORK, f"{percent} %", TEMPORAL) for percent in PERCENTS)]
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -40,7 +47,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             figures = {name: m.results[0][name] for name in ("overlapped_percent", "kernel_us", "chains")}
             if m.way == TEMPORAL and plain:
                 figures["kept_percent"] = 100 * figures["overlapped_percent"] / plain
-            rows.append(Row("chain", m.row, m.way, figures))
+            rows.append(Row(WORK, m.row, m.way, figures))
     return rows
 
 
@@ -54,11 +61,12 @@ PART = Part(
     2.0,
     (
         Column("overlapped_percent", "overlapped, %", "high"),
-        Column("kept_percent", "% of without a vGPU", "high"),
+        Column("kept_percent", "% of without a vGPU", "high", 1, (Bar(95.0, lambda row: row.way == TEMPORAL),)),
         Column("kernel_us", "time per kernel, µs", "low", 2),
         Column("chains", "chains", digits=0),
     ),
     measure,
     derive,
     estimate,
+    rows,
 )

@@ -1,16 +1,18 @@
 """Whether a vGPU of p % gets p % of the GPU's time, alone and in company, by the kernels' device timestamps.
 
 *Busy* is the union of a process's kernel intervals (by CUPTI; a graph notes its own) over the wall time of the window;
-*taken* closes the gaps in it that are shorter than a switch to another process, which nobody else could have used;
-NVML's utilisation of the whole GPU stands beside them. Shares are judged by what was taken. What a vGPU is owed is its
+*taken* closes the gaps in it that are shorter than a switch to another process, which nobody else could have used.
+NVML's utilisation of the whole GPU has to agree with them: it counts some of the short gaps and not others, so it is
+held against the time between *busy* and *taken*, of all sharers together. Both add up to more than NVML can show where
+kernels of two were on the GPU in turns. Shares are judged by what was taken. What a vGPU is owed is its
 share, or what the work takes when it has the GPU to itself, whichever is less. In spatial mode two vGPUs that do not
 fit the card together take turns, and their quotas are shares of the time: the same is asked of those.
 
-A host-bound work computes only while its host feeds the GPU. For those the vGPU's books count. What it is charged, the
-time held less the idle gaps that were observed, is never above the share: a limit is about that. Its token time is
-below the share at most for as long as work waited for a lease (looked at fifty times a second, and judged second by
-second, for such a host is now fast, now slow): alone what it is charged, in company all the time held, for nobody else
-could use those gaps: a switch takes longer.
+A host-bound work computes only while its host feeds the GPU. For those the vGPU's books count: alone what it is
+charged, the time held less the idle gaps that were observed, for a limit is about that; in company all the time held,
+for nobody else could use those gaps: a switch takes longer. It is never above the share, and below it at most for as
+long as work waited for a lease (looked at fifty times a second, and judged second by second, for such a host is now
+fast, now slow).
 
 Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
@@ -36,7 +38,7 @@ from benchmarks.gpu.parts.part import (
 )
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Stage
-from benchmarks.gpu.tables import Bar, Column, Row, compared
+from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 TURNS = "gemm4096"
 TURN_SMS, TURN_QUOTAS = 60.0, (30.0, 65.0)
@@ -48,6 +50,10 @@ SPLITS = ((10.0, 90.0), (30.0, 70.0), (50.0, 50.0), (20.0, 30.0, 50.0))
 
 def label(split: Sequence[float]) -> str:
     return "/".join(f"{percent:g}" for percent in split)
+
+
+TWO = "2 of them"
+IN_TURNS = f"{label(TURN_QUOTAS)} of the time"
 
 
 def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
@@ -63,7 +69,8 @@ def measure(bench: Bench) -> None:
             plain = stage.plain(work)
             unlimited = {HARDWARE: [plain, stage.plain(work)]} if options.shared(HARDWARE) else {}
             unlimited |= {MPS: [stage.mps(work), stage.mps(work)]} if options.shared(MPS) else {}
-            sharers = [stage.vgpu(TEMPORAL, work, 50), stage.vgpu(TEMPORAL, work, 50)]
+            ours = options.shared(TEMPORAL)
+            sharers = [stage.vgpu(TEMPORAL, work, 50), stage.vgpu(TEMPORAL, work, 50)] if ours else []
             stage.ready(stamps=True)
             for splits in (small, larger):
                 for repeat in range(options.repeat):
@@ -72,14 +79,26 @@ def measure(bench: Bench) -> None:
                         bench.keep(repeat, work, EXCLUSIVE, EXCLUSIVE, outcome)
                         for way, two in unlimited.items():
                             outcome = stage.window(two, min(options.seconds, UNLIMITED_S), stamps=True)
-                            bench.keep(repeat, work, "2 of them", way, outcome)
-                    for split in splits:
+                            bench.keep(repeat, work, TWO, way, outcome)
+                    for split in splits if ours else ():
                         # The other one sleeps with what is left.
                         fit(stage, work, sharers, split if len(split) > 1 else (*split, 100 - split[0]), stamps=True)
                         outcome = stage.window(sharers[: len(split)], options.seconds, stamps=True, watch_waits=True)
                         bench.keep(repeat, work, label(split), TEMPORAL, outcome, split)
             if work == TURNS and options.shared(SPATIAL) and small:
                 _turns(bench, work)
+
+
+def rows(options: Options) -> list[Labels]:
+    found: list[Labels] = []
+    for work in options.some(SHARED):
+        found.append((work, EXCLUSIVE, EXCLUSIVE))
+        found += [(work, TWO, way) for way in (HARDWARE, MPS) if options.shared(way)]
+        if options.shared(TEMPORAL):
+            found += [(work, label(split), TEMPORAL) for split in _splits(options)]
+        if work == TURNS and options.shared(SPATIAL) and any(len(split) < 3 for split in _splits(options)):
+            found.append((work, IN_TURNS, SPATIAL))
+    return found
 
 
 def _turns(bench: Bench, work: str) -> None:
@@ -89,7 +108,7 @@ def _turns(bench: Bench, work: str) -> None:
         stage.ready(stamps=True)
         for repeat in range(bench.options.repeat):
             outcome = stage.window(sharers, bench.options.seconds, stamps=True)
-            bench.keep(repeat, work, f"{label(TURN_QUOTAS)} of the time", SPATIAL, outcome, TURN_QUOTAS)
+            bench.keep(repeat, work, IN_TURNS, SPATIAL, outcome, TURN_QUOTAS)
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -100,7 +119,10 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
         for m in block:
             taken = [100 * r["taken_ratio"] for r in m.results]
             figures = {f"taken{i}_percent": part for i, part in enumerate(taken, 1)} | m.figures
-            figures |= {f"busy{i}_percent": 100 * r["busy_ratio"] for i, r in enumerate(m.results, 1)}
+            busy = [100 * r["busy_ratio"] for r in m.results]
+            figures |= {f"busy{i}_percent": part for i, part in enumerate(busy, 1)}
+            if "nvml_percent" in m.figures:
+                figures["nvml_off_points"] = apart(m.figures["nvml_percent"], sum(busy), sum(taken))
             if m.asked and demand is not None:
                 if work.host_bound:
                     company = len(m.asked) > 1
@@ -117,6 +139,19 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     return rows
 
 
+def apart(nvml_percent: float, busy_percent: float, taken_percent: float) -> float:
+    """Points that NVML is below what was busy, or above what was taken."""
+    return max(0.0, busy_percent - nvml_percent, nvml_percent - taken_percent)
+
+
+def _by_stamps(row: Row) -> bool:
+    return row.way in {TEMPORAL, SPATIAL} and not WORKS[row.work].host_bound
+
+
+def _by_tokens(row: Row) -> bool:
+    return row.way in {TEMPORAL, SPATIAL} and WORKS[row.work].host_bound
+
+
 def given(result: Mapping[str, Any], in_company: bool) -> float:
     """Its token time over the wall time."""
     ratio: float = result["held_ratio" if in_company else "charged_ratio"]
@@ -129,7 +164,7 @@ def token_error(result: Mapping[str, Any], share: float, in_company: bool) -> fl
     parts = result.get("parts") or [{**result, "seconds": 1.0}]
     seconds: float = sum(part["seconds"] for part in parts)
     below: float = sum(missing(part, share, in_company) * part["seconds"] for part in parts) / seconds
-    above: float = 100 * result["charged_ratio"] - share
+    above: float = 100 * max(result["charged_ratio"], given(result, in_company)) - share
     return max(above, below)
 
 
@@ -144,7 +179,7 @@ def estimate(options: Options) -> float:
     begin = BEGIN_S + 8 + (BEGIN_S if any(len(split) > 2 for split in splits) else 0)
     turns = BEGIN_S + windows_s(options.repeat, options.seconds, stamps=True)
     turning = TURNS in options.some(SHARED) and options.shared(SPATIAL)
-    ours = windows_s(options.repeat * (len(splits) + 1), options.seconds, stamps=True)
+    ours = windows_s(options.repeat * (len(splits) * options.shared(TEMPORAL) + 1), options.seconds, stamps=True)
     ways = options.shared(HARDWARE) + options.shared(MPS)
     unlimited = windows_s(options.repeat * ways, min(options.seconds, UNLIMITED_S), stamps=True)
     return works * (begin + ours + unlimited) + turning * turns
@@ -155,8 +190,9 @@ PART = Part(
     "GPU time against what was asked, in percent of the window and points of it",
     10.0,
     (
-        Column("error_points", "share error, points", "low", 2, (Bar(1.0),)),
-        Column("token_error_points", "token error, points", "low", 2, (Bar(1.0),)),
+        Column("error_points", "share error, points", "low", 2, (Bar(1.0, _by_stamps),)),
+        Column("token_error_points", "token error, points", "low", 2, (Bar(1.0, _by_tokens),)),
+        Column("nvml_off_points", "NVML off, points", "low", 1, (Bar(3.0, lambda row: row.way == TEMPORAL),)),
         *(Column(f"taken{i}_percent", f"taken {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"busy{i}_percent", f"busy {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"token{i}_percent", f"token time {i}", digits=2) for i in (1, 2, 3)),
@@ -169,4 +205,7 @@ PART = Part(
     measure,
     derive,
     estimate,
+    rows,
+    SHARED,
+    (*((percent,) for percent in ALONE), *SPLITS),
 )

@@ -1,0 +1,129 @@
+"""Which rows lack runs: held against the runs that are kept, by their own commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import benchmarks.gpu
+from benchmarks.gpu.__main__ import arguments, options_of, tell_missing
+from benchmarks.gpu.missing import barred, counts, errands
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts.part import Options
+from benchmarks.gpu.records import REHEARSAL, Measurement, Records, Run, read
+from benchmarks.gpu.tables import Labels
+
+MEASURED = sorted(Path(benchmarks.gpu.__file__).parent.joinpath("measured").glob("*.jsonl"))
+TODAYS = [path for path in MEASURED if path.name > "2026-11-23T1330"]
+"""Since then rows have the names that they have now."""
+
+
+def run_of(part: str, options: Options, run: str = "r") -> list[Measurement]:
+    """A run of shares by this suite, with what its bars need."""
+    found = []
+    for work, row, way in PARTS[part].rows(options):
+        asked = tuple(float(percent) for percent in row.split("/")) if way == "temporal" else ()
+        result = {"taken_ratio": 0.3, "busy_ratio": 0.3, "seconds": 10.0}
+        figures = {"nvml_percent": 30.0}
+        found.append(Measurement(run, part, 0, work, row, way, asked, tuple(result for _ in asked or (1,)), figures))
+    return found
+
+
+@pytest.mark.parametrize("path", TODAYS, ids=lambda path: path.stem)
+def test_rows_are_those_that_were_measured(path: Path) -> None:
+    """Less, if a run was cut short."""
+    records = read([path])
+    for run in records.runs:
+        args = arguments(shlex.split(run.command)[3:])
+        for part in (PARTS[name] for name in args.part):
+            own = [m for m in records.measurements if m.run == run.run]
+            assert {row.labels for row in part.found(own)} <= set(part.rows(options_of(part, args)))
+
+
+@pytest.mark.parametrize("path", [path for path in TODAYS if path.name < "2026-11-24T12"], ids=lambda path: path.stem)
+def test_whole_runs_have_every_row_and_every_figure_that_is_judged(path: Path) -> None:
+    records = read([path])
+    (run,) = records.runs
+    args = arguments(shlex.split(run.command)[3:])
+    (part,) = [PARTS[name] for name in args.part]
+    rows = part.found(records.measurements)
+    assert {row.labels for row in rows} == set(part.rows(options_of(part, args)))
+    judged = [row for row in rows if barred(part, row.labels)]
+    assert judged
+    assert all(barred(part, row.labels) <= row.figures.keys() for row in judged)
+
+
+def test_evidence_has_the_time_that_it_takes() -> None:
+    """Each part of evidence.sh ends within its limit, by its own estimate, and within ten minutes."""
+    script = Path(benchmarks.gpu.__file__).with_name("evidence.sh").read_text()
+    lines = re.findall(r"^ *suite (\S+) (\d+|\$\(\(300 .*?\)\)) (.*?)(?: *#.*)?$", script, re.MULTILINE)
+    assert len(lines) >= 12
+    for name, limit, words in lines:
+        plain = re.sub(r" --repeat .*", "", words).replace('"$work"', "long-kernel")
+        args = arguments(shlex.split(plain))
+        estimated = sum(PARTS[part].estimate(options_of(PARTS[part], args)) for part in args.part)
+        assert estimated <= int(limit if limit.isdigit() else 300) <= 600, name
+
+
+def test_every_row_of_a_part_is_named_once_and_some_are_judged() -> None:
+    for part in PARTS.values():
+        rows = part.rows(Options(part.seconds))
+        assert len(rows) == len(set(rows)) > 0
+        assert any(barred(part, labels) for labels in rows)
+        for work in part.works:
+            assert set(part.rows(Options(part.seconds, works=(work,)))) < set(rows)
+
+
+def test_runs_are_counted_and_those_that_cannot_be_judged_are_not() -> None:
+    part, options = PARTS["shares"], Options(10.0, works=("graph",), splits=((30.0,), (30.0, 70.0)))
+    measured = run_of("shares", options, "a") + run_of("shares", options, "b")
+    told = {count.labels: (count.runs, count.lacks, count.last) for count in counts(part, options, measured, 3)}
+    assert told[("graph", "30", "temporal")] == (2, 1, "b")
+    assert told[("graph", "2 of them", "mps")] == (2, None, "b")
+    without = [m for m in measured if m.way != "exclusive" or m.run == "a"]  # no exclusive run: no error can be claimed
+    told = {count.labels: (count.runs, count.lacks, count.last) for count in counts(part, options, without, 3)}
+    assert told[("graph", "30/70", "temporal")] == (1, 2, "a")
+
+
+def commands(part: str, measured: list[Measurement], wanted: int, options: Options) -> list[str]:
+    return [e.command for e in errands(PARTS[part], options, counts(PARTS[part], options, measured, wanted))]
+
+
+def test_what_is_lacking_is_asked_for_and_nothing_else() -> None:
+    everything = Options(10.0, works=("graph", "gemm2048"))
+    measured = run_of("shares", everything)
+    assert commands("shares", measured, 1, everything) == []
+    again = "python -m benchmarks.gpu --part shares --works {} --ways temporal --repeat 2"
+    assert commands("shares", measured, 3, everything) == [again.format("gemm2048"), again.format("graph")]
+    lost: Labels = ("graph", "10/90", "temporal")
+    rest = [m for m in measured if (m.block, m.row, m.way) != lost]
+    assert commands("shares", rest, 1, everything) == [
+        "python -m benchmarks.gpu --part shares --works graph --splits 10/90 --ways temporal"
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_the_commands_give_all_that_is_judged(part: object) -> None:
+    """Parsed again, they measure every row that lacked a run, as long as they say."""
+    assert isinstance(part, type(PARTS["shares"]))
+    options = Options(part.seconds)
+    told = counts(part, options, [], 2)
+    due = {count.labels for count in told if count.lacks}
+    given: set[Labels] = set()
+    for errand in errands(part, options, told):
+        chosen = options_of(part, arguments(shlex.split(errand.command)[3:]))
+        assert errand.seconds == pytest.approx(part.estimate(chosen))
+        given |= set(part.rows(chosen))
+    assert due
+    assert due <= given
+
+
+def test_a_rehearsal_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    part, options = PARTS["shares"], Options(10.0, works=("graph",), splits=((30.0,),))
+    for gpu, lacking in ((REHEARSAL, 1), ("NVIDIA H200", 0)):
+        records = Records([Run("r", {"gpu": gpu}, "")], run_of("shares", options))
+        tell_missing([part], {part.name: options}, records, 1, seconds_chosen=False)
+        assert f"{lacking} of 1 rows that are judged" in capsys.readouterr().out
