@@ -83,13 +83,14 @@ class Competition(Membership):
         return self._take_in(reports, now_ns)
 
     def _take_in(self, events: Sequence[Event], now_ns: int) -> list[Command]:
-        now_ns = self._now_ns = max(now_ns, self._now_ns)
+        now_ns = max(now_ns, self._now_ns)
         news = False
         for event in events:
             if isinstance(event, Observed) and not self._matters_now(event):
                 self._on_observed(event, now_ns)
                 continue
             if not news:
+                self._now_ns = now_ns  # not by readings alone: a decision that is due would be overdue, and never made
                 self._refill(now_ns)
                 news = True
             if not isinstance(event, Tick):
