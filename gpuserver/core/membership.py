@@ -134,7 +134,7 @@ class Membership(ABC):
         return max(policy.quantum_min_ns, policy.period_ns * account.share.limit_ppm // PPM)
 
     def _full(self, account: Account) -> int:
-        """What the bucket is clamped to while nothing is undrained."""
+        """What the bucket is clamped to, with what is held charged."""
         full = 2 * self._fill_line(account)
         if account.wants:
             full = max(full, self.policy.wait_bucket_ns * account.share.limit_ppm // PPM)
