@@ -1,4 +1,4 @@
-"""A limit is not saved up: what a vGPU may do beyond it at once is what its full bucket holds, whatever it did before."""
+"""A limit is not saved up: what a vGPU may do beyond it at once is in its full bucket, whatever it did before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL_MS = DEFAULT_POLICY.wait_bucket_ns / 2 / MS
 
 
 def works_now_and_then(desk: Desk, until_ms: int) -> int:
-    """0 is alone, and computes a tenth of its time, in a lease that goes on and on: in its gaps it wants on. Its epoch."""
+    """0 is alone, and computes a tenth of its time in a lease that goes on and on: in its gaps it wants on."""
     lease = desk.runs(0, 0)
     for now_ms in range(10, until_ms + 1, 10):
         desk.observed(0, lease.epoch, now_ms, idle_ns=now_ms * MS * 9 // 10)
