@@ -409,7 +409,8 @@ class Competition(Membership):
             and not h.lease.standing  # nobody has GO beside one that is
         ]
         if crossing:
-            go_by_ns = max(lease.go_by_ns, lease.start_ns + self._quantum(account))
+            patience_ns = min(self.policy.grace_ns, self._quantum(account))
+            go_by_ns = max(lease.go_by_ns, lease.start_ns + patience_ns)
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
         if account.standing is not None:  # nobody has GO beside it, should it have begun already
             hold = self._take_up(account)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuserver.core.leases import Muster, Mustered, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, SECOND, with_period
 from gpuserver.core.temporal import TemporalScheduler
-from tests.core.desk import MS, Desk, spans
+from tests.core.desk import MS, Desk, leases, spans
 
 MOST, LEAST = Share(PPM * 9 // 10), Share(PPM // 10)
 
@@ -37,3 +37,14 @@ def test_nor_of_a_call_to_a_gang() -> None:
     assert due_ms is not None
     desk.observed(0, 1, due_ms + 0.1)
     assert desk.due_ms == due_ms
+
+
+def test_nobody_waits_for_a_withdrawn_lease_longer_than_for_another() -> None:
+    """Its GO may have crossed the withdrawal; with a long period a token is longer than anybody's patience."""
+    desk = Desk(TemporalScheduler(with_period(DEFAULT_POLICY, SECOND)), LEAST, LEAST, LEAST)
+    desk.runs(0, 0)
+    desk.wants(1, 20)
+    desk.idle(1, 21)
+    (lease,) = (lease for lease in leases(desk.wants(2, 22)) if lease.vgpu == 2)
+    assert lease.after == ((0, 1), (1, 2))
+    assert lease.go_by_ns <= lease.start_ns + DEFAULT_POLICY.grace_ns
