@@ -230,16 +230,15 @@ class Competition(Membership):
         competing = account.competing
         self._leave(account, now_ns)
         clock = self.clock(now_ns)
-        lag = self._lag(account, clock, now_ns)
+        lag = self._lag_after(account, self._time_at(account, now_ns), clock)
         account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
         account.take_share(event.share)
         self._sort_in(account)
-        if account.kept_lag_ns is None:
-            account.time = clock - virtual(lag, account.guarantee)
-            account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
-        elif not account.capped:
+        account.time = clock - virtual(lag, account.guarantee)
+        account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
+        if account.throttled and not account.capped:
             self._release(account, now_ns)
 
     def _on_removed(self, event: Removed, now_ns: int) -> None:
