@@ -382,6 +382,8 @@ class Competition(Membership):
         account = self._accounts[event.vgpu]
         account.muster = event.muster
         self._sort_in(account)
+        if account.away and account.muster is None:
+            self._come_back(account, now_ns)
 
     def _learn(self, account: Account, event: Drained | Observed) -> None:
         account.learn(

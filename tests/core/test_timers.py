@@ -48,3 +48,16 @@ def test_nobody_waits_for_a_withdrawn_lease_longer_than_for_another() -> None:
     (lease,) = (lease for lease in leases(desk.wants(2, 22)) if lease.vgpu == 2)
     assert lease.after == ((0, 1), (1, 2))
     assert lease.go_by_ns <= lease.start_ns + DEFAULT_POLICY.grace_ns
+
+
+def test_who_leaves_its_gang_while_it_is_away_is_away_no_more() -> None:
+    """The process that was in several vGPUs has ended; another one of this vGPU wants a token."""
+    desk = Desk(TemporalScheduler(), MOST, LEAST)
+    desk.tell(Mustered(1, Muster(binding=True, lapses_ns=500 * MS)), 0)
+    desk.runs(0, 0)
+    desk.wants(1, 1)
+    assert desk.scheduler.published(1) == []
+    desk.tell(Mustered(1, None), 2)
+    while not desk.scheduler.published(1):
+        assert desk.due_ms is not None, "it waits for ever"
+        desk.tick(desk.due_ms)
