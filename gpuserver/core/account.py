@@ -218,12 +218,14 @@ class Account:
         return filled - PPM * sum(h.busy(now_ns) for h in self.holds.values())
 
     def refill(self, now_ns: int, full_ns: int) -> None:
-        """Let the bucket grow up to now. It is clamped to ``full_ns`` only while nothing of the vGPU is undrained: to
-        clamp before the charge would take away what the limit promised during a long kernel."""
+        """Let the bucket grow up to now, to ``full_ns`` at most with what is held charged. Before that charge it may be
+        fuller: to clamp it then would take away what the limit promised during a long kernel; not to clamp it while
+        something is undrained would let a lease that goes on and on save up what its gaps left."""
         self.bucket += self.share.limit_ppm * (now_ns - self.bucket_at_ns)
         self.bucket_at_ns = now_ns
-        if self.bucket > full_ns * PPM and not self.undrained:
-            self.bucket = full_ns * PPM
+        spare = (self.bucket_at(now_ns) if self.holds else self.bucket) - full_ns * PPM
+        if spare > 0:
+            self.bucket -= spare
 
     def learn(self, longest_kernel_ns: int, handover_ns: int, low_ns: int, high_ns: int) -> None:
         """Take in what a lease taught. The hand-over cost is averaged over about sixteen leases and then clamped: a

@@ -83,13 +83,14 @@ class Competition(Membership):
         return self._take_in(reports, now_ns)
 
     def _take_in(self, events: Sequence[Event], now_ns: int) -> list[Command]:
-        now_ns = self._now_ns = max(now_ns, self._now_ns)
+        now_ns = max(now_ns, self._now_ns)
         news = False
         for event in events:
             if isinstance(event, Observed) and not self._matters_now(event):
                 self._on_observed(event, now_ns)
                 continue
             if not news:
+                self._now_ns = now_ns  # not by readings alone: a decision that is due would be overdue, and never made
                 self._refill(now_ns)
                 news = True
             if not isinstance(event, Tick):
@@ -229,16 +230,15 @@ class Competition(Membership):
         competing = account.competing
         self._leave(account, now_ns)
         clock = self.clock(now_ns)
-        lag = self._lag(account, clock, now_ns)
+        lag = self._lag_after(account, self._time_at(account, now_ns), clock)
         account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
         account.take_share(event.share)
         self._sort_in(account)
-        if account.kept_lag_ns is None:
-            account.time = clock - virtual(lag, account.guarantee)
-            account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
-        elif not account.capped:
+        account.time = clock - virtual(lag, account.guarantee)
+        account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
+        if account.throttled and not account.capped:
             self._release(account, now_ns)
 
     def _on_removed(self, event: Removed, now_ns: int) -> None:
@@ -382,6 +382,8 @@ class Competition(Membership):
         account = self._accounts[event.vgpu]
         account.muster = event.muster
         self._sort_in(account)
+        if account.away and account.muster is None:
+            self._come_back(account, now_ns)
 
     def _learn(self, account: Account, event: Drained | Observed) -> None:
         account.learn(
@@ -408,7 +410,8 @@ class Competition(Membership):
             and not h.lease.standing  # nobody has GO beside one that is
         ]
         if crossing:
-            go_by_ns = max(lease.go_by_ns, lease.start_ns + self._quantum(account))
+            patience_ns = min(self.policy.grace_ns, self._quantum(account))
+            go_by_ns = max(lease.go_by_ns, lease.start_ns + patience_ns)
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
         if account.standing is not None:  # nobody has GO beside it, should it have begun already
             hold = self._take_up(account)

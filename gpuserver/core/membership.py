@@ -134,7 +134,7 @@ class Membership(ABC):
         return max(policy.quantum_min_ns, policy.period_ns * account.share.limit_ppm // PPM)
 
     def _full(self, account: Account) -> int:
-        """What the bucket is clamped to while nothing is undrained."""
+        """What the bucket is clamped to, with what is held charged."""
         full = 2 * self._fill_line(account)
         if account.wants:
             full = max(full, self.policy.wait_bucket_ns * account.share.limit_ppm // PPM)
@@ -233,15 +233,18 @@ class Membership(ABC):
                 a.muster = replace(a.muster, binding=False, urgent=False)
         for a in self._members.values():
             if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
-                a.away = False
-                self._place(a, now_ns)
-                self._seat(a, now_ns)
+                self._come_back(a, now_ns)
             elif a.waiting and not self._admitted(a, now_ns):
                 self._step_aside(a, now_ns)
 
     def _step_aside(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
         account.away = True
+
+    def _come_back(self, account: Account, now_ns: int) -> None:
+        account.away = False
+        self._place(account, now_ns)
+        self._seat(account, now_ns)
 
     def _muster_due(self, now_ns: int) -> int | None:
         """When a muster begins, ends or lapses, or a member of a gang is late."""

@@ -98,6 +98,8 @@ class Brokers:
                 self._start(vgpu)
             await self._until_gone(vgpu)
             vgpu.broker = NO_PROCESS
+            if vgpu.registered.is_set():
+                vgpu.registered = trio.Event()  # by the next one
             if not vgpu.removed.is_set() and not self._stopping:
                 pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.05)
                 text = f"the broker of {vgpu.record.vgpu_id} ended, another starts"

@@ -67,6 +67,7 @@ class Housekeeping:
                     )
                 refused[vgpu.record.vgpu_id] = count
                 self._compare_sms(vgpu)
+            refused = {vgpu_id: count for vgpu_id, count in refused.items() if vgpu_id in server.vgpus}
             server.divide_card()
             due = trio.current_time() + SAMPLE_S
             await trio.sleep_until(due)

@@ -49,7 +49,7 @@ from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
-from vgpu.protocol.peer import is_alive, listener_at
+from vgpu.protocol.peer import is_alive, is_running, listener_at
 from vgpu.protocol.stream import serve_links
 
 log = structlog.get_logger(__name__)
@@ -120,8 +120,8 @@ class GpuServer:
     # --- modes
 
     def _choose_mode(self) -> tuple[Mode, str]:
-        """The mode to begin in. Where brokers are left there may be processes: then the one that they began in."""
-        if self._row.mode and self._found:
+        """The mode to begin in: where processes may be left, with their brokers or without, the one that they have."""
+        if self._row.mode and (self._found or any(is_running(p) for r in self._remembered for p in r.passage.programs)):
             kept = Mode(self._row.mode)
             if kept is Mode.SPATIAL:
                 self.daemon.start()
@@ -368,8 +368,8 @@ class GpuServer:
 
     @property
     def attached_count(self) -> int:
-        """Processes of all vGPUs that are not known to be dead."""
-        return sum(len(vgpu.alive) for vgpu in self.vgpus.values())
+        """Processes of all vGPUs that are not known to be dead; after a restart, those too that are not back yet."""
+        return sum(max(len(vgpu.alive), len(vgpu.programs)) for vgpu in self.vgpus.values())
 
     # --- what brokers report
 

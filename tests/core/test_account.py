@@ -95,10 +95,13 @@ def test_a_bucket_fills_by_the_limit_and_empties_by_what_is_busy() -> None:
     assert account.bucket_at(1100) == 400 * PPM + 200 * (PPM // 2) - 70 * PPM
 
 
-def test_a_bucket_is_clamped_only_while_nothing_is_undrained() -> None:
+def test_a_bucket_is_clamped_with_what_is_held_charged() -> None:
     account = account_with(gone(at_ns=0))
     account.refill(1000, full_ns=100)
     assert (account.bucket, account.bucket_at_ns) == (500 * PPM, 1000)
+    account.holds[1].idle_ns = 700
+    account.refill(1000, full_ns=100)
+    assert account.bucket_at(1000) == 100 * PPM
     account.holds = {2: hold_of(2)}  # published, not begun
     account.refill(1000, full_ns=100)
     assert account.bucket == 100 * PPM

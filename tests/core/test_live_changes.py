@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpuserver.core.leases import Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -65,3 +67,24 @@ def test_a_limit_that_is_taken_away_ends_the_wait() -> None:
     assert desk.statement(0, end_ns / MS + 1).throttled
     ((_, _, start_ms, end_ms),) = spans(desk.changed(0, Share(PPM // 10, PPM), end_ns / MS + 2))
     assert (start_ms, end_ms) == (end_ns / MS + 2, None)
+
+
+@pytest.mark.parametrize("percent", [5, 40])
+def test_a_debt_is_kept_while_throttled_too(percent: int) -> None:
+    """In real time: what the others could not use while it held beyond its share."""
+    desk = Desk(TemporalScheduler(), Share(PPM // 5, PPM // 5), Share(PPM * 4 // 5))
+    lease = desk.runs(0, 0)
+    desk.wants(1, 1)
+    desk.drained(0, lease.epoch, 80)
+    before = desk.statement(0, 80)
+    assert before.throttled
+    assert before.lag_ns < -50 * MS
+    share = percent * PPM // 100
+    desk.changed(0, Share(share, share), 80)
+    after = desk.statement(0, 80)
+    assert after.throttled
+    assert after.lag_ns == pytest.approx(before.lag_ns, abs=1000)
+    # The others' progress, of which it would have had its new share, pays it.
+    desk.went(1, 2, 80)
+    paid = desk.statement(0, 90).lag_ns - after.lag_ns
+    assert paid == pytest.approx(10 * MS * share * PPM / (PPM * 4 // 5) / PPM, rel=0.01)

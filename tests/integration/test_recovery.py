@@ -302,3 +302,32 @@ def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> N
         eventually(lambda: serves_anew(node, killed), "the node knows the next server")
         with node.link() as link:
             assert "processes that are attached" in link.gpus()[0].mode_reason
+
+
+def test_the_mode_is_kept_for_programs_whose_broker_died_with_the_server() -> None:
+    """By ``serve`` the GPU would be in temporal mode: its MPS daemon would be stopped, and take them along."""
+    with SimulatedNode() as node:
+        with node.link() as link:
+            link.set_gpu("0", mode="spatial")
+        vgpu = node.create(sm_percent=30, memory_bytes="1G")
+        child = node.attach(vgpu.vgpu_id, use=False)
+
+        def journalled() -> bool:
+            with node.link() as link:
+                uuid = link.gpus()[0].uuid
+            with closing(sqlite3.connect(f"file:{node.paths.journal(uuid)}?mode=ro", uri=True)) as journal:
+                ((passage,),) = journal.execute("SELECT passage FROM vgpu").fetchall()
+            return str(child.pid) in (passage or "")
+
+        eventually(journalled, "its process in the journal")
+        killed = node.server_pid()
+        assert vgpu.broker_pid is not None
+        for pid in (killed, vgpu.broker_pid):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: serves_anew(node, killed), "the node knows the next server")
+        with node.link() as link:
+            (gpu,) = link.gpus()
+            assert gpu.mode == "spatial", gpu.mode_reason
+            # Its broker is another one, whom nobody has told of it yet: it counts all the same.
+            with pytest.raises(VgpuError, match="1 processes are attached"):
+                link.set_gpu("0", mode="temporal")

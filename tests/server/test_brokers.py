@@ -1,0 +1,74 @@
+"""A vGPU has a broker that works, whatever its brokers do. They are played by programs that do nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+
+from gpuserver.runtime import brokers
+from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from vgpu.paths import NodePaths
+
+
+class Played:
+    """A vGPU whose brokers say nothing; ``started``: their pids."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self.started: list[int] = []
+        self.vgpu = cast(
+            Vgpu,
+            SimpleNamespace(
+                record=SimpleNamespace(vgpu_id="vgpu-00000000"),
+                activity=object(),
+                broker=NO_PROCESS,
+                custody=None,
+                registered=trio.Event(),
+                removed=trio.Event(),
+                left=trio.Event(),
+            ),
+        )
+        monkeypatch.setattr(brokers, "_spawn", self._spawn)
+        monkeypatch.setattr(brokers, "RETURN_S", 0.05)
+        books = SimpleNamespace(happened=lambda *_: None)
+        rest = (cast(None, None),) * 4
+        self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, cast(brokers.Books, books))  # type: ignore[arg-type]
+
+    def _spawn(self, argv: list[str]) -> int:
+        self.started.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))
+        return self.started[-1]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with trio.fail_after(30):
+            while not condition():  # noqa: ASYNC110 - a process that ended tells nobody here
+                await trio.sleep(0.01)
+
+    async def end(self) -> None:
+        self.vgpu.removed.set()
+        with suppress(ProcessLookupError):  # it may have been taken for another one that never registers
+            os.kill(self.started[-1], signal.SIGKILL)
+        await self.vgpu.left.wait()
+
+
+def test_one_that_never_registers_is_replaced_also_after_one_that_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        played = Played(monkeypatch, tmp_path)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(played.brokers.keep, played.vgpu)
+            await played.until(lambda: len(played.started) == 1)
+            played.vgpu.registered.set()
+            os.kill(played.started[0], signal.SIGKILL)
+            await played.until(lambda: len(played.started) >= 3)
+            await played.end()
+
+    trio.run(scene)
