@@ -368,6 +368,7 @@ class Control:
             held_ratio=sum(r.held_ratio for r in rates),
             busy_ratio=sum(r.busy_ratio for r in rates),
             tokens_per_second=sum(r.tokens_per_second for r in rates),
+            open_ended=any(v.open_ended for v in vgpus) and not any(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
             window_ns=server.policy.window_ns,

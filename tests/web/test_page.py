@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
+from vgpu.spec import VgpuChanges
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -113,6 +114,17 @@ def test_a_program_in_it_shows_its_tokens_and_its_share(
     mine.get_by_role("button", expanded=False).click()
     expect(mine.locator("tbody td").first).to_have_text(re.compile(r"\d+"))
     expect(page.locator("#events .kind", has_text="attached")).to_be_visible()
+
+
+def test_a_token_without_an_end_is_called_open(page: Page, node: SimulatedNode) -> None:
+    mine = row(page, "web-made")
+    with node.link() as link:
+        link.set("web-made", VgpuChanges(burst=True))
+    expect(mine.locator(".cell.rate b")).to_have_text("open")
+    expect(page.locator(".gpu").first.locator(".figure b").first).to_have_text("open")
+    with node.link() as link:
+        link.set("web-made", VgpuChanges(burst=False))
+    eventually(lambda: abs(percent(mine.locator(".cell.share b")) - 30) < 6, "its share again")
 
 
 def test_its_leases_are_on_the_timeline(page: Page) -> None:

@@ -118,7 +118,8 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
-        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {tables.token_rate(vgpu)} tokens/s",
+        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, "
+        f"{'a token without an end' if vgpu.open_ended else f'{tables.token_rate(vgpu)} tokens/s'}",
         **_moving(vgpu),
         "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "

@@ -2,7 +2,7 @@
 
 import { hueOf } from "/static/colour.js";
 import { el, keyed, paint, say, set, show } from "/static/dom.js";
-import { bytesOf, duration, percent, rate, short } from "/static/format.js";
+import { bytesOf, duration, OPEN, percent, short, tokenRate } from "/static/format.js";
 import { Picture } from "/static/picture.js";
 import { Row } from "/static/row.js";
 import { Spark } from "/static/spark.js";
@@ -125,7 +125,8 @@ export class Gpu {
     const remark = [gpu.reason, gpu.mps_reason, gpu.outside.length ? `${gpu.outside.length} processes in no vGPU use it: vgpuctl ps --all` : ""];
     say(this.remark, remark.filter(Boolean).join("; "));
     show(this.remark, Boolean(this.remark.said));
-    f.rate.tell(rate(gpu.tokens_per_second));
+    f.rate.tell(tokenRate(gpu));
+    set(f.rate.value, "title", gpu.open_ended && OPEN);
     f.held.tell(percent(gpu.held_ratio));
     f.busy.tell(percent(gpu.busy_ratio));
     f.promised.tell(short(gpu.guaranteed_ratio), gpu.mode === "temporal" ? "of the time" : "of SMs × time");
