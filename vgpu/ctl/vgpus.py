@@ -172,13 +172,15 @@ def ps(
     if everyone and vgpu:
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
-        processes = node.processes(vgpu).processes
+        found = node.processes(vgpu)
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
-        output.print_json([*processes, *outside])
+        output.print_json([*found.processes, *outside])
     else:
-        rows = [*map(tables.process_row, processes), *map(tables.outside_row, outside)]
+        rows = [*map(tables.process_row, found.processes), *map(tables.outside_row, outside)]
         output.print_table(tables.PROCESSES, rows)
+    for index in found.silent_gpus:
+        say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
 
 
 def set_(

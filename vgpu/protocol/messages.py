@@ -351,6 +351,7 @@ class VgpuList(Reading):
 
 class ProcessList(Reading):
     processes: tuple[ProcessReading, ...]
+    silent_gpus: tuple[int, ...] = ()  # their servers do not answer: who runs there is not in it
 
 
 class VgpuDetail(Reading):
