@@ -182,6 +182,35 @@ def test_colours_are_chosen_and_kept(page: Page) -> None:
     assert ground() == light
 
 
+LONGEST = [["123.4"], ["100 %"], ["100 %"], ["100 %", "of SMs × time"], ["53.9 / 140 GiB"], ["100 %"],
+           ["700 W", "100 °C, 1980 MHz"]]  # fmt: skip
+ROWS_OF_FIGURES = """([gpu, longest]) => {
+  const figures = [...gpu.querySelectorAll(":scope > .figures > .figure")];
+  figures.forEach((figure, i) => {
+    figure.hidden = false;
+    figure.querySelector("dd b").textContent = longest[i][0];
+    figure.querySelector("dd span").textContent = longest[i][1] ?? "";
+  });
+  const places = [...figures, ...gpu.querySelectorAll(".line-of > *")].map((part) => part.getBoundingClientRect());
+  const end = gpu.getBoundingClientRect().right;
+  const rows = new Set(places.slice(0, figures.length).map((place) => place.top));
+  return [rows.size, places.every((place) => place.right < end)];
+}"""
+
+
+def test_the_figures_of_a_gpu_stand_in_one_row(page: Page) -> None:
+    """However long they are; and no button is cut off."""
+    before = page.viewport_size
+    assert before is not None
+    gpu = page.locator(".gpu").first.element_handle()
+    for width, rows in ((1760, 1), (1400, 1), (1280, 1), (1024, 1), (900, 2), (PHONE["width"], 3)):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(ROWS_OF_FIGURES, [gpu, LONGEST]) == [rows, True], width
+    page.set_viewport_size(before)
+    page.reload()  # with figures of its own
+    expect(row(page, "web-made")).to_be_visible()
+
+
 def test_a_phone_needs_no_scrolling_to_the_side(page: Page) -> None:
     before = page.viewport_size
     assert before is not None
