@@ -285,9 +285,10 @@ class Control:
         server = self._server
         attached = server.attached_count
         if attached:
+            several = counted(attached, "process")
             raise VgpuError(
                 ErrorCode.IN_USE,
-                f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
+                f"GPU {server.facts.index} has {several} attached, and a process keeps its mode for life",
                 "end them first: vgpuctl ps",
             )
         server.registry.in_mode(mode)

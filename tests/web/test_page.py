@@ -159,6 +159,42 @@ def test_what_is_refused_is_said_in_the_nodes_words_and_nothing_is_lost(page: Pa
     expect(page.locator("#edit")).to_be_hidden()
 
 
+def test_how_a_gpu_is_shared_changes_as_far_as_its_programs_let_it(page: Page, node: SimulatedNode) -> None:
+    page.get_by_role("button", name="Change how GPU 0 is shared").click()
+    expect(page.locator("#share-lead")).to_contain_text("A program runs on it")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_contain_text("Nothing is to be changed")
+    page.get_by_label("Mode").select_option("spatial")
+    page.get_by_label(re.compile("^Quantum")).fill("7s")
+    expect(page.locator("#share-command")).to_have_text("vgpuctl gpu set 0 --mode spatial --quantum 7s")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_have_text(re.compile("Quantum: 7s is not between 5ms and 1s"))
+    page.get_by_label(re.compile("^Quantum")).fill("80ms")
+    page.get_by_label(re.compile("^Window")).fill("6ms")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_contain_text("GPU 0 has 1 process attached")
+    expect(page.locator("#share-refused code")).to_have_text("end them first: vgpuctl ps")
+    page.get_by_label("Mode").select_option("temporal")
+    page.locator("#share-go").click()
+    expect(page.locator("#share")).to_be_hidden()
+    with node.link() as link:
+        changed = link.gpus()[0]
+        link.set_gpu("0", period_ns=40_000_000, window_ns=12_000_000)
+    assert (changed.mode, changed.window_ns) == ("temporal", 6_000_000)
+    assert changed.period_ns >= 80_000_000
+
+
+def test_a_gpu_without_programs_changes_its_mode(page: Page) -> None:
+    mode = page.locator(".gpu").nth(1).locator("header .pill:not(.simulated)")
+    for wanted in ("spatial", "temporal"):
+        page.get_by_role("button", name="Change how GPU 1 is shared").click()
+        expect(page.locator("#share-lead")).to_contain_text("No program runs on it")
+        page.get_by_label("Mode").select_option(wanted)
+        page.locator("#share-go").click()
+        expect(page.locator("#toast")).to_contain_text(f"GPU 1: {wanted} mode")
+        expect(mode).to_have_text(wanted)
+
+
 def test_the_filter_finds_by_name(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("nobody")
@@ -245,5 +281,5 @@ def test_it_is_removed_once_its_program_is_not_in_the_way(page: Page) -> None:
 
 def test_the_browser_had_nothing_to_complain_of(complaints: list[str]) -> None:
     """But for what was refused on purpose, and the node's absence."""
-    known = re.compile(r"Failed to load resource: the server responded with a status of (409|50\d)|net::ERR")
+    known = re.compile(r"Failed to load resource: the server responded with a status of (40[09]|50\d)|net::ERR")
     assert [text for text in complaints if not known.search(text)] == []
