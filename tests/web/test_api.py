@@ -78,6 +78,8 @@ def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: Vgpu
 def test_a_gpu_is_changed(api: httpx.Client) -> None:
     assert api.patch("gpus/1", json={"period_ns": "60ms"}).json()["period_ns"] == 60_000_000
     assert "nothing to change" in refused(api.patch("gpus/1", json={}), 400, ErrorCode.INVALID)
+    endless = refused(api.patch("gpus/1", json={"window_ns": "3h"}), 400, ErrorCode.INVALID)
+    assert endless.startswith("--window: 3h is not between 250µs and 100ms")
 
 
 def test_what_the_node_refuses_is_refused_in_its_words(api: httpx.Client, vgpu: VgpuReading) -> None:

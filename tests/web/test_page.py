@@ -155,6 +155,12 @@ def test_what_is_refused_is_said_in_the_nodes_words_and_nothing_is_lost(page: Pa
     expect(page.locator("#edit-refused")).to_contain_text("70% of the GPU's time asked for, 40% is left")
     expect(page.locator("#edit-refused code")).to_have_text("the largest that fits: --sm 40")
     expect(page.get_by_label("Compute")).to_have_value("70")
+    page.get_by_label("Compute").fill("170")
+    page.get_by_label(re.compile("^Memory as in")).fill("8 apples")
+    page.locator("#edit-go").click()
+    said = "Compute: 170 is not between 1 and 100 percent; Memory: '8 apples' is not a size"
+    expect(page.locator("#edit-refused p")).to_have_text(re.compile(said))
+    expect(page.locator("#edit-refused code")).to_be_hidden()
     page.keyboard.press("Escape")
     expect(page.locator("#edit")).to_be_hidden()
 

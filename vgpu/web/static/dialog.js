@@ -3,10 +3,10 @@
 import { $, say, set, show } from "/static/dom.js";
 
 export class Dialog {
-  // `labels`: what a field of the request is called here.
-  constructor(name, submit, labels = {}) {
+  // `fields`: what the options of vgpuctl are called here, each with `option` and `label`.
+  constructor(name, submit, fields = []) {
     this.node = $(name);
-    this.labels = labels;
+    this.labels = new Map(fields.map(({ option, label }) => [option, label]));
     this.refused = $(`${name}-refused`);
     this.go = $(`${name}-go`);
     for (const button of this.node.querySelectorAll("[data-close]")) button.addEventListener("click", () => this.node.close());
@@ -24,11 +24,9 @@ export class Dialog {
   refuse(error) {
     show(this.refused, error !== null);
     if (!error) return;
-    const [, key, rest] = error.message.match(/^(\w+): (.*)$/s) ?? [];
-    const label = this.labels[key];
-    const words = label ? `${label}: ${rest}` : error.message;
+    const words = error.message.replace(/(?<=^|; )(--[\w-]+)(?=: )/g, (option) => this.labels.get(option) ?? option);
     say(this.refused.querySelector("p"), `${words.charAt(0).toUpperCase()}${words.slice(1)}.`);
-    const hint = label ? "" : error.hint ?? ""; // which is of the API, where the request is at fault
+    const hint = words === error.message ? error.hint ?? "" : ""; // else it is of the API
     say(this.refused.querySelector("code"), hint);
     show(this.refused.querySelector("code"), Boolean(hint));
   }

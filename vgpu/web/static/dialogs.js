@@ -36,7 +36,7 @@ export class Dialogs {
   // `page`: snapshot(), told(words), copy(text).
   constructor(page) {
     this.page = page;
-    this.edit = new Dialog("edit", () => this.submit(), Object.fromEntries(FIELDS.map(({ key, label }) => [key, label])));
+    this.edit = new Dialog("edit", () => this.submit(), FIELDS);
     this.removal = new Dialog("remove", () => this.submitRemoval());
     this.moving = new Dialog("move", () => this.submitMove());
     $("edit").addEventListener("input", () => this.preview());

@@ -7,16 +7,16 @@ import { ask } from "/static/node.js";
 
 // `key`: the field of GpuChanges; `option`: of vgpuctl; `of`: how it is now, for an empty field.
 const FIELDS = [
-  { key: "mode", option: "--mode" },
-  { key: "period_ns", option: "--quantum", of: (gpu) => duration(gpu.period_ns) },
-  { key: "window_ns", option: "--window", of: (gpu) => duration(gpu.window_ns) },
+  { key: "mode", option: "--mode", label: "Mode" },
+  { key: "period_ns", option: "--quantum", label: "Quantum", of: (gpu) => duration(gpu.period_ns) },
+  { key: "window_ns", option: "--window", label: "Window", of: (gpu) => duration(gpu.window_ns) },
 ];
 
 export class Sharing {
   // `page`: told(words), copy(text).
   constructor(page) {
     this.page = page;
-    this.dialog = new Dialog("share", () => this.submit(), { period_ns: "Quantum", window_ns: "Window" });
+    this.dialog = new Dialog("share", () => this.submit(), FIELDS);
     $("share").addEventListener("input", () => this.preview());
     $("share-copy").addEventListener("click", () => page.copy($("share-command").textContent));
   }
