@@ -205,6 +205,27 @@ def test_a_node_that_restarts_is_met_again(played: PlayedNode) -> None:
     play(restarts)
 
 
+def test_what_is_told_while_it_ends_is_not_shown() -> None:
+    """Its widgets go before the screen that they are on, in steps between which news are heard."""
+    steps: list[bool] = []
+
+    async def hear(app: Top) -> None:
+        while app.screen_stack:
+            app.redraw()
+            steps.append(bool(app.screen_stack[0].query("#node")))
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        app = Top(Path("/nowhere"), NodeFacts("host", 4711, "9.9.9", True, time.time()), 1.0, parse_changes)
+        async with app.run_test(size=(80, 24)):
+            hearing = asyncio.create_task(hear(app))
+        await hearing
+
+    asyncio.run(run())
+    assert steps[0]
+    assert not steps[-1]
+
+
 def test_resizing_takes_the_words_of_set(played: PlayedNode) -> None:
     def resized(request: Set) -> dict[str, Any]:
         if request.changes.sm_percent == 90:
