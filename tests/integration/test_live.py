@@ -98,12 +98,14 @@ def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pai
 def test_a_token_without_an_end_is_told_until_somebody_else_wants(node: SimulatedNode) -> None:
     def told() -> tuple[bool, bool]:
         with node.link() as link:
-            return reading(node, alone.vgpu_id).open_ended, link.gpus()[0].open_ended
+            now = link.look()
+        [mine] = [vgpu for vgpu in now.vgpus if vgpu.vgpu_id == alone.vgpu_id]
+        assert not (mine.open_ended and mine.tokens_per_second)
+        return mine.open_ended, now.gpus[0].open_ended
 
     alone = node.create(sm_percent=30, memory_bytes="1G", burst=True)
     node.attach(alone.vgpu_id)
     eventually(lambda: told() == (True, True), "it alone wants the GPU")
-    assert reading(node, alone.vgpu_id).tokens_per_second == 0
     node.attach(node.create(sm_percent=30, memory_bytes="1G", burst=True).vgpu_id)
     eventually(lambda: told() == (False, False) and reading(node, alone.vgpu_id).tokens > 5, "it has company")
 

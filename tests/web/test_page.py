@@ -13,7 +13,6 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
-from vgpu.spec import VgpuChanges
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -116,15 +115,25 @@ def test_a_program_in_it_shows_its_tokens_and_its_share(
     expect(page.locator("#events .kind", has_text="attached")).to_be_visible()
 
 
-def test_a_token_without_an_end_is_called_open(page: Page, node: SimulatedNode) -> None:
-    mine = row(page, "web-made")
-    with node.link() as link:
-        link.set("web-made", VgpuChanges(burst=True))
-    expect(mine.locator(".cell.rate b")).to_have_text("open")
-    expect(page.locator(".gpu").first.locator(".figure b").first).to_have_text("open")
-    with node.link() as link:
-        link.set("web-made", VgpuChanges(burst=False))
-    eventually(lambda: abs(percent(mine.locator(".cell.share b")) - 30) < 6, "its share again")
+RATES_OF = """async (readings) => {
+  const { Row } = await import("/static/row.js");
+  const { vgpus } = await (await fetch("/api/v1/snapshot")).json();
+  const row = new Row("vgpu-played", {});
+  return readings.map((reading) => {
+    row.draw({ ...vgpus[0], holds: true, ...reading }, 0, 0);
+    return row.rate.textContent;
+  });
+}"""
+
+
+def test_a_rate_is_open_only_where_the_node_says_so(page: Page) -> None:
+    """And not wherever a token is held and none has ended lately."""
+    readings = [
+        {"tokens_per_second": 0.0, "open_ended": True},
+        {"tokens_per_second": 0.0, "open_ended": False},
+        {"tokens_per_second": 24.96, "open_ended": False},
+    ]
+    assert page.evaluate(RATES_OF, readings) == ["open", "0.0", "25.0"]
 
 
 def test_its_leases_are_on_the_timeline(page: Page) -> None:
