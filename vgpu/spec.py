@@ -261,8 +261,11 @@ _OPTION: Final = {
     "on_server_loss": "--on-server-loss",
     "name": "--name",
     "group": "--group",
+    "share_group": "--share-group",
     "ttl_ns": "--ttl",
     "idle_suspend_ns": "--idle-suspend",
+    "period_ns": "--quantum",
+    "window_ns": "--window",
 }
 
 

@@ -188,6 +188,11 @@ class Account:
         return bool(self.holds) and any(h.went_ns is not None for h in self.holds.values())
 
     @property
+    def open_ended(self) -> bool:
+        """A lease of it that has begun has no end."""
+        return any(h.went_ns is not None and h.lease.end_ns is None for h in self.holds.values())
+
+    @property
     def waiting(self) -> bool:
         """Wants, may be granted at once, and holds nothing."""
         return self.competing and self.wants and not self.holds

@@ -172,6 +172,7 @@ class Competition(Membership):
                 priority=a.share.priority,
                 wants=a.wants,
                 holds=bool(a.holds),
+                open_ended=a.open_ended,
                 throttled=a.throttled,
                 barred=a.barred,
                 waiting_since_ns=a.waiting_since_ns,

@@ -292,6 +292,7 @@ class Statement:
     priority: Priority
     wants: bool
     holds: bool
+    open_ended: bool
     throttled: bool
     barred: bool
     waiting_since_ns: int | None

@@ -285,9 +285,10 @@ class Control:
         server = self._server
         attached = server.attached_count
         if attached:
+            several = counted(attached, "process")
             raise VgpuError(
                 ErrorCode.IN_USE,
-                f"{attached} processes are attached to GPU {server.facts.index}, and a process keeps its mode for life",
+                f"GPU {server.facts.index} has {several} attached, and a process keeps its mode for life",
                 "end them first: vgpuctl ps",
             )
         server.registry.in_mode(mode)
@@ -368,6 +369,7 @@ class Control:
             held_ratio=sum(r.held_ratio for r in rates),
             busy_ratio=sum(r.busy_ratio for r in rates),
             tokens_per_second=sum(r.tokens_per_second for r in rates),
+            open_ended=any(v.open_ended for v in vgpus) and not any(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
             events_heard=server.tokens.events_heard,

@@ -64,6 +64,17 @@ def test_books_show_a_running_lease_up_to_the_last_event(kind: type[Competition]
     assert all(isinstance(number, int) for number in (book.bucket_ns, book.lag_ns))
 
 
+def test_a_lease_is_told_to_have_no_end_from_its_go_until_it_gets_one() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF)
+    (lease,) = leases(desk.wants(0, 0))
+    assert not desk.statement(0, 0).open_ended
+    desk.went(0, lease.epoch, 0)
+    assert desk.statement(0, 9000).open_ended
+    assert lease.epoch in {ending.epoch for ending in leases(desk.wants(1, 10_000))}
+    assert desk.statement(0, 10_000).holds
+    assert not desk.statement(0, 10_000).open_ended
+
+
 @BOTH
 def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]) -> None:
     desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH))
@@ -76,6 +87,7 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]
         priority=Priority.NORMAL,
         wants=True,
         holds=True,
+        open_ended=False,
         throttled=False,
         barred=False,
         waiting_since_ns=5 * MS,

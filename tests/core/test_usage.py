@@ -15,8 +15,8 @@ S = 1_000_000_000
 GIB = 1 << 30
 STATEMENT = Statement(
     vgpu=0, guarantee_ppm=500_000, limit_ppm=500_000, priority=Priority.NORMAL, wants=True, holds=True,
-    throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0,
-    tokens=0,
+    open_ended=False, throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0,
+    overuse_ns=0, tokens=0,
 )  # fmt: skip
 SEEN = Seen(
     vgpu="vgpu-00000001",

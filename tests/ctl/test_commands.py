@@ -126,6 +126,15 @@ def test_what_is_promised_and_what_a_process_does(node: FakeNode, capsys: pytest
     assert [row.split()[3] for row in rows] == ["running", "waiting", "idle", "died"]
 
 
+def test_whose_processes_are_not_known_is_said(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["processes"] = lambda _: {"processes": [process_reading()], "silent_gpus": [3]}
+    for form in ("table", "json"):
+        assert run(["ps", "-o", form]) == 0
+        said = capsys.readouterr()
+        assert said.err == "vgpuctl: GPU 3 does not answer: its programs are not listed\n  → vgpuctl gpu ls\n"
+    assert len(json.loads(said.out)) == 1
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 

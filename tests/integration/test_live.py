@@ -95,6 +95,21 @@ def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pai
     comes_to(node, {first: 0.3, second: 0.6})
 
 
+def test_a_token_without_an_end_is_told_until_somebody_else_wants(node: SimulatedNode) -> None:
+    def told() -> tuple[bool, bool]:
+        with node.link() as link:
+            now = link.look()
+        [mine] = [vgpu for vgpu in now.vgpus if vgpu.vgpu_id == alone.vgpu_id]
+        assert not (mine.open_ended and mine.tokens_per_second)
+        return mine.open_ended, now.gpus[0].open_ended
+
+    alone = node.create(sm_percent=30, memory_bytes="1G", burst=True)
+    node.attach(alone.vgpu_id)
+    eventually(lambda: told() == (True, True), "it alone wants the GPU")
+    node.attach(node.create(sm_percent=30, memory_bytes="1G", burst=True).vgpu_id)
+    eventually(lambda: told() == (False, False) and reading(node, alone.vgpu_id).tokens > 5, "it has company")
+
+
 def test_waits_and_hand_overs_are_counted_and_told_together(node: SimulatedNode, pair: tuple[str, str]) -> None:
     with node.link() as link:
         before = sum(link.meter().gpus[0].handovers.counts)  # others have used this GPU
@@ -116,10 +131,14 @@ def test_waits_and_hand_overs_are_counted_and_told_together(node: SimulatedNode,
     assert sum(gpu.loop_lag.counts) > 0
     assert found.snapshot.gpus[0].events_heard >= 2 * sum(gpu.handovers.counts)  # a drain and a GO each
     assert {process.vgpu_id for process in found.processes} == set(pair)
-    with node.link() as link:
-        advice = link.inspect(pair[0]).advice
-    assert advice is not None
-    assert advice.observed_ns > 0
+
+    def observed() -> bool:
+        with node.link() as link:
+            advice = link.inspect(pair[0]).advice
+        assert advice is not None
+        return advice.observed_ns > 0  # whole seconds
+
+    eventually(observed, "a second at work")
 
 
 def test_a_recording_of_leases_alone_asks_nothing_of_programs(node: SimulatedNode, pair: tuple[str, str]) -> None:

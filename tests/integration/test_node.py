@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import json
 import os
+import signal
 import socket
 import stat
 import struct
@@ -114,6 +115,39 @@ def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
             program.kill()
             program.wait()
     eventually(lambda: not seen().outside, "nobody is outside any more")
+
+
+def test_a_server_that_hangs_hides_no_other(node: SimulatedNode) -> None:
+    """``metrics``, ``ps`` and ``ls`` as they are typed, with their own patience."""
+    well, lost = (node.create(str(gpu), sm_percent=30, memory_bytes="1G", name=f"on-{gpu}") for gpu in (0, 1))
+    for vgpu in (well, lost):
+        node.attach(vgpu.vgpu_id, use=False)
+    eventually(lambda: all(seen.processes for v in (well, lost) if (seen := node.reading(v.vgpu_id))), "both run")
+    hung = node.server_pid(1)
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        told = vgpuctl(node, "metrics")
+        assert 'vgpu_gpu_up{gpu="0"} 1.0' in told.stdout
+        assert 'vgpu_gpu_up{gpu="1"} 0.0' in told.stdout
+        assert 'vgpu_processes{gpu="0",name="on-0"' in told.stdout
+        assert 'vgpu_processes{gpu="1"' not in told.stdout
+        listed = vgpuctl(node, "ps")
+        assert (listed.stdout.count(well.vgpu_id), listed.stdout.count(lost.vgpu_id)) == (1, 0)
+        assert "GPU 1 does not answer" in listed.stderr
+        states = {vgpu["vgpu_id"]: vgpu["state"] for vgpu in json.loads(vgpuctl(node, "ls", "-o", "json").stdout)}
+        assert states == {well.vgpu_id: "idle", lost.vgpu_id: "restarting"}
+        assert node.create("auto", sm_percent=1, memory_bytes="1G").gpu_index != 1
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    eventually(lambda: 'vgpu_gpu_up{gpu="1"} 1.0' in vgpuctl(node, "metrics").stdout, "its answer")
+    assert vgpuctl(node, "ps").stdout.count(lost.vgpu_id) == 1
+
+
+def vgpuctl(node: SimulatedNode, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vgpu.ctl", *words]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.OK, done.stderr
+    return done
 
 
 def test_new_vgpus_go_where_most_room_is(node: SimulatedNode) -> None:

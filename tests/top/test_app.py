@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from textual.pilot import Pilot
+from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from tests.top.played_node import PlayedNode, event, three
@@ -23,6 +24,7 @@ from vgpu.top.panels import NodeFacts
 from vgpu.top.widgets import Lines, Table
 
 PATIENCE_S = 20.0
+S = TypeVar("S", bound=Screen[Any])
 Play = Callable[[Top, Pilot[None]], Awaitable[None]]
 FIRST, SECOND, THIRD = (vgpu.vgpu_id for vgpu in three())
 
@@ -53,6 +55,18 @@ def screen(app: Any) -> str:
         for y in range(widget.size.height)
     ]
     return "\n".join(drawn)
+
+
+def drawn(app: Top) -> str:
+    """What is to be read anywhere, also of a dialog."""
+    return app.export_screenshot(simplify=True).replace("&#160;", " ")
+
+
+async def met(pilot: Pilot[None], kind: type[S], part: str) -> S:
+    """The dialog of that kind, once that part of it is there."""
+    await until(pilot, lambda: isinstance(pilot.app.screen, kind) and pilot.app.screen.query(part), kind.__name__)
+    assert isinstance(pilot.app.screen, kind)
+    return pilot.app.screen
 
 
 def order(app: Top) -> list[str]:
@@ -205,6 +219,27 @@ def test_a_node_that_restarts_is_met_again(played: PlayedNode) -> None:
     play(restarts)
 
 
+def test_what_is_told_while_it_ends_is_not_shown() -> None:
+    """Its widgets go before the screen that they are on, in steps between which news are heard."""
+    steps: list[bool] = []
+
+    async def hear(app: Top) -> None:
+        while app.screen_stack:
+            app.redraw()
+            steps.append(bool(app.screen_stack[0].query("#node")))
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        app = Top(Path("/nowhere"), NodeFacts("host", 4711, "9.9.9", True, time.time()), 1.0, parse_changes)
+        async with app.run_test(size=(80, 24)):
+            hearing = asyncio.create_task(hear(app))
+        await hearing
+
+    asyncio.run(run())
+    assert steps[0]
+    assert not steps[-1]
+
+
 def test_resizing_takes_the_words_of_set(played: PlayedNode) -> None:
     def resized(request: Set) -> dict[str, Any]:
         if request.changes.sm_percent == 90:
@@ -213,8 +248,7 @@ def test_resizing_takes_the_words_of_set(played: PlayedNode) -> None:
 
     async def resizes(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("r")
-        ask = app.screen
-        assert isinstance(ask, Ask)
+        ask = await met(pilot, Ask, "#reason")
 
         def reason() -> str:
             return str(ask.query_one("#reason", Static).content)
@@ -239,7 +273,7 @@ def test_resizing_takes_the_words_of_set(played: PlayedNode) -> None:
         await until(pilot, lambda: f"{FIRST}: a warning" in screen(app), "its warning")
         assert f"done {FIRST} (train) now has 30 %" in screen(app)
         await pilot.press("r", "escape")
-        assert not isinstance(app.screen, Ask)
+        await until(pilot, lambda: not isinstance(app.screen, Ask), "nothing is asked any more")
 
     played.answers["set"] = resized
     play(resizes)
@@ -253,10 +287,10 @@ def test_removing_asks_first(played: PlayedNode) -> None:
 
     async def removes(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("x")
-        assert isinstance(app.screen, Confirm)
-        assert "its next GPU call fails" in str(app.screen.query_one("#question", Static).content)
+        asks = await met(pilot, Confirm, "#question")
+        assert "its next GPU call fails" in str(asks.query_one("#question", Static).content)
         await pilot.press("n")
-        assert not isinstance(app.screen, Confirm)
+        await until(pilot, lambda: app.screen is not asks, "nothing is asked any more")
         assert not asked(played, Remove)
         await pilot.press("x", "y")
         await until(pilot, lambda: f"{FIRST} (train) is removed" in screen(app), "the removal")
@@ -275,12 +309,14 @@ def test_details_and_help(played: PlayedNode) -> None:
         await pilot.press("i")
         await until(pilot, lambda: isinstance(app.screen, Told), "the details")
         assert asked(played, Inspect)[-1].vgpu == FIRST
-        assert "a note" in app.export_screenshot().replace("&#160;", " ")
-        await pilot.press("escape", "question_mark")
-        assert "resize" in app.export_screenshot()
+        await until(pilot, lambda: "a note" in drawn(app), "its notes")
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, Told), "the end of the details")
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "in the words of vgpuctl set" in drawn(app), "the keys")
         await pilot.press("j", "k", "q")
+        await until(pilot, lambda: not isinstance(app.screen, Told), "the end of the keys")
         assert app.is_running
-        assert not isinstance(app.screen, Told)
 
     play(reads)
 
@@ -337,8 +373,7 @@ def test_without_utf8_or_colours(played: PlayedNode, monkeypatch: pytest.MonkeyP
         await pilot.press("enter")
         assert screen(app).isascii()
         await pilot.press("t", "question_mark")
-        drawn = app.export_screenshot(simplify=True).replace("&#160;", " ")
-        assert "sort by the next column" in drawn
+        await until(pilot, lambda: "sort by the next column" in drawn(app), "the keys")
 
     play(looks, utf8=False)
 
@@ -351,7 +386,7 @@ def test_both_themes(played: PlayedNode, monkeypatch: pytest.MonkeyPatch) -> Non
         light = app.query_one(Table).render_line(0)
         await pilot.press("t")
         assert app.theme == "vgpu-dark"
-        assert app.query_one(Table).render_line(0) != light
+        await until(pilot, lambda: app.query_one(Table).render_line(0) != light, "other colours")
 
     play(looks)
 

@@ -31,6 +31,20 @@ def test_piped_it_is_two_tables_of_one_reading(played: PlayedNode, capsys: pytes
     assert "\x1b" not in told
 
 
+def test_a_rate_is_open_only_where_the_node_says_so(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lease that outlasts its second has an end as a rule, and is none that nobody else wants."""
+    played.gpus = (gpu_reading(tokens_per_second=0.0, open_ended=True), gpu_reading(index=1, tokens_per_second=0.0))
+    long, alone, _ = (vgpu.model_copy(update={"tokens_per_second": 0.0, "holds": True}) for vgpu in played.vgpus)
+    played.vgpus = long, alone.model_copy(update={"open_ended": True})
+    assert run(["top"]) == Exit.OK
+    told = capsys.readouterr().out.splitlines()
+    gpus = [line for line in told if "NVIDIA" in line]
+    vgpus = [line for line in told if line.startswith("vgpu-")]
+    assert [" open " in line for line in gpus] == [True, False]
+    assert [" open " in line for line in vgpus] == [False, True]
+    assert " 0.0 " in vgpus[0]
+
+
 def test_a_reading_for_programs(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "-o", "json"]) == Exit.OK
     told = Snapshot.model_validate_json(capsys.readouterr().out)

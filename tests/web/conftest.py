@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode
+from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Dashboard:
 
     def client(self, **options: object) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=f"{self.url}api/v1/", headers=headers, timeout=30, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=f"{self.url}api/v1/", headers=headers, timeout=PATIENCE_S, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="package")
@@ -42,4 +42,4 @@ def dashboard(node: SimulatedNode) -> Iterator[Dashboard]:
         url, _, token = printed.partition("?token=")
         yield Dashboard(url, token, printed)
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0

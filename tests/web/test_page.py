@@ -115,6 +115,27 @@ def test_a_program_in_it_shows_its_tokens_and_its_share(
     expect(page.locator("#events .kind", has_text="attached")).to_be_visible()
 
 
+RATES_OF = """async (readings) => {
+  const { Row } = await import("/static/row.js");
+  const { vgpus } = await (await fetch("/api/v1/snapshot")).json();
+  const row = new Row("vgpu-played", {});
+  return readings.map((reading) => {
+    row.draw({ ...vgpus[0], holds: true, ...reading }, 0, 0);
+    return row.rate.textContent;
+  });
+}"""
+
+
+def test_a_rate_is_open_only_where_the_node_says_so(page: Page) -> None:
+    """And not wherever a token is held and none has ended lately."""
+    readings = [
+        {"tokens_per_second": 0.0, "open_ended": True},
+        {"tokens_per_second": 0.0, "open_ended": False},
+        {"tokens_per_second": 24.96, "open_ended": False},
+    ]
+    assert page.evaluate(RATES_OF, readings) == ["open", "0.0", "25.0"]
+
+
 def test_its_leases_are_on_the_timeline(page: Page) -> None:
     first = page.locator(".gpu").first
     button = first.get_by_role("button", name="Timeline")
@@ -143,8 +164,50 @@ def test_what_is_refused_is_said_in_the_nodes_words_and_nothing_is_lost(page: Pa
     expect(page.locator("#edit-refused")).to_contain_text("70% of the GPU's time asked for, 40% is left")
     expect(page.locator("#edit-refused code")).to_have_text("the largest that fits: --sm 40")
     expect(page.get_by_label("Compute")).to_have_value("70")
+    page.get_by_label("Compute").fill("170")
+    page.get_by_label(re.compile("^Memory as in")).fill("8 apples")
+    page.locator("#edit-go").click()
+    said = "Compute: 170 is not between 1 and 100 percent; Memory: '8 apples' is not a size"
+    expect(page.locator("#edit-refused p")).to_have_text(re.compile(said))
+    expect(page.locator("#edit-refused code")).to_be_hidden()
     page.keyboard.press("Escape")
     expect(page.locator("#edit")).to_be_hidden()
+
+
+def test_how_a_gpu_is_shared_changes_as_far_as_its_programs_let_it(page: Page, node: SimulatedNode) -> None:
+    page.get_by_role("button", name="Change how GPU 0 is shared").click()
+    expect(page.locator("#share-lead")).to_contain_text("A program runs on it")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_contain_text("Nothing is to be changed")
+    page.get_by_label("Mode").select_option("spatial")
+    page.get_by_label(re.compile("^Quantum")).fill("7s")
+    expect(page.locator("#share-command")).to_have_text("vgpuctl gpu set 0 --mode spatial --quantum 7s")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_have_text(re.compile("Quantum: 7s is not between 5ms and 1s"))
+    page.get_by_label(re.compile("^Quantum")).fill("80ms")
+    page.get_by_label(re.compile("^Window")).fill("6ms")
+    page.locator("#share-go").click()
+    expect(page.locator("#share-refused")).to_contain_text("GPU 0 has 1 process attached")
+    expect(page.locator("#share-refused code")).to_have_text("end them first: vgpuctl ps")
+    page.get_by_label("Mode").select_option("temporal")
+    page.locator("#share-go").click()
+    expect(page.locator("#share")).to_be_hidden()
+    with node.link() as link:
+        changed = link.gpus()[0]
+        link.set_gpu("0", period_ns=40_000_000, window_ns=12_000_000)
+    assert (changed.mode, changed.window_ns) == ("temporal", 6_000_000)
+    assert changed.period_ns >= 80_000_000
+
+
+def test_a_gpu_without_programs_changes_its_mode(page: Page) -> None:
+    mode = page.locator(".gpu").nth(1).locator("header .pill:not(.simulated)")
+    for wanted in ("spatial", "temporal"):
+        page.get_by_role("button", name="Change how GPU 1 is shared").click()
+        expect(page.locator("#share-lead")).to_contain_text("No program runs on it")
+        page.get_by_label("Mode").select_option(wanted)
+        page.locator("#share-go").click()
+        expect(page.locator("#toast")).to_contain_text(f"GPU 1: {wanted} mode")
+        expect(mode).to_have_text(wanted)
 
 
 def test_the_filter_finds_by_name(page: Page) -> None:
@@ -168,6 +231,35 @@ def test_colours_are_chosen_and_kept(page: Page) -> None:
     assert ground() != light
     page.locator("#theme").click()
     assert ground() == light
+
+
+LONGEST = [["123.4"], ["100 %"], ["100 %"], ["100 %", "of SMs × time"], ["53.9 / 140 GiB"], ["100 %"],
+           ["700 W", "100 °C, 1980 MHz"]]  # fmt: skip
+ROWS_OF_FIGURES = """([gpu, longest]) => {
+  const figures = [...gpu.querySelectorAll(":scope > .figures > .figure")];
+  figures.forEach((figure, i) => {
+    figure.hidden = false;
+    figure.querySelector("dd b").textContent = longest[i][0];
+    figure.querySelector("dd span").textContent = longest[i][1] ?? "";
+  });
+  const places = [...figures, ...gpu.querySelectorAll(".line-of > *")].map((part) => part.getBoundingClientRect());
+  const end = gpu.getBoundingClientRect().right;
+  const rows = new Set(places.slice(0, figures.length).map((place) => place.top));
+  return [rows.size, places.every((place) => place.right < end)];
+}"""
+
+
+def test_the_figures_of_a_gpu_stand_in_one_row(page: Page) -> None:
+    """However long they are; and no button is cut off."""
+    before = page.viewport_size
+    assert before is not None
+    gpu = page.locator(".gpu").first.element_handle()
+    for width, rows in ((1760, 1), (1400, 1), (1280, 1), (1024, 1), (900, 2), (PHONE["width"], 3)):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(ROWS_OF_FIGURES, [gpu, LONGEST]) == [rows, True], width
+    page.set_viewport_size(before)
+    page.reload()  # with figures of its own
+    expect(row(page, "web-made")).to_be_visible()
 
 
 def test_a_phone_needs_no_scrolling_to_the_side(page: Page) -> None:
@@ -204,5 +296,5 @@ def test_it_is_removed_once_its_program_is_not_in_the_way(page: Page) -> None:
 
 def test_the_browser_had_nothing_to_complain_of(complaints: list[str]) -> None:
     """But for what was refused on purpose, and the node's absence."""
-    known = re.compile(r"Failed to load resource: the server responded with a status of (409|50\d)|net::ERR")
+    known = re.compile(r"Failed to load resource: the server responded with a status of (40[09]|50\d)|net::ERR")
     assert [text for text in complaints if not known.search(text)] == []

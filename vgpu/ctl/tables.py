@@ -74,9 +74,9 @@ _STYLES: Final = {
 }
 
 
-def token_rate(vgpu: VgpuReading) -> str:
+def token_rate(reading: VgpuReading | GpuReading) -> str:
     """Tokens a second; ``open`` while one without an end is held, as nobody else wants the GPU."""
-    return "open" if vgpu.holds and vgpu.tokens_per_second < 0.05 else f"{vgpu.tokens_per_second:.1f}"
+    return "open" if reading.open_ended else f"{reading.tokens_per_second:.1f}"
 
 
 def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:

@@ -118,7 +118,8 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
-        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {tables.token_rate(vgpu)} tokens/s",
+        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, "
+        f"{'a token without an end' if vgpu.open_ended else f'{tables.token_rate(vgpu)} tokens/s'}",
         **_moving(vgpu),
         "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
@@ -171,13 +172,15 @@ def ps(
     if everyone and vgpu:
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
-        processes = node.processes(vgpu).processes
+        found = node.processes(vgpu)
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
-        output.print_json([*processes, *outside])
+        output.print_json([*found.processes, *outside])
     else:
-        rows = [*map(tables.process_row, processes), *map(tables.outside_row, outside)]
+        rows = [*map(tables.process_row, found.processes), *map(tables.outside_row, outside)]
         output.print_table(tables.PROCESSES, rows)
+    for index in found.silent_gpus:
+        say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
 
 
 def set_(

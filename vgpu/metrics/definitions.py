@@ -231,7 +231,13 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         lambda v: v.reading.created_unix_s,
         lasting=True,
     ),
-    _vgpu("tokens_total", COUNTER, "Tokens granted: leases begun.", lambda v: v.reading.tokens),
+    _vgpu("tokens_total", COUNTER, "Tokens that it has had: leases that are over.", lambda v: v.reading.tokens),
+    _vgpu(
+        "open_ended",
+        GAUGE,
+        "1 while it holds a token without an end, as nobody else wants the GPU: vgpu_tokens_total stands still then.",
+        lambda v: v.reading.open_ended,
+    ),
     _vgpu(
         "token_seconds_total",
         COUNTER,

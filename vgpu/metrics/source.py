@@ -17,8 +17,8 @@ from vgpu.protocol.messages import GpuList, Gpus, Meter, Metering
 from vgpu.protocol.service import LINK_ENDED, checked, open_link, software_version
 from vgpu.spec import explain
 
-ANSWER_S: Final = 8.0
-"""The node waits 5 s for a GPU Server that does not answer, and Prometheus 10 s for us, by default."""
+ANSWER_S: Final = 4.5
+"""The node waits 2 s for a GPU Server that does not answer, once, and Prometheus 5 s for us in many places."""
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vgpu.node.routing import told_once
 from vgpu.protocol.messages import GpuReading, Snapshot
@@ -27,6 +27,27 @@ def put_together(snapshots: Iterable[Snapshot], at_unix_s: float) -> Snapshot:
         at_unix_s=at_unix_s,
         gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
         vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
+    )
+
+
+def stale(
+    last: Snapshot | None,
+    index: int,
+    *,
+    simulated: bool,
+    failed: bool,
+    reason: str,
+    server: Mapping[str, int | None],
+    at_unix_s: float,
+) -> Snapshot:
+    """Of a server that does not answer: what it said ``last``, if it ever did, with the reason why that is not current.
+    ``server``: what the node knows of it."""
+    mark = {"state": "failed" if failed else "restarting", "reason": reason}
+    gpu = last.gpus[0] if last else unknown_gpu(index, simulated=simulated)
+    return Snapshot(
+        at_unix_s=at_unix_s,
+        gpus=(gpu.model_copy(update={**mark, **server}),),
+        vgpus=tuple(vgpu.model_copy(update=mark) for vgpu in last.vgpus) if last else (),
     )
 
 

@@ -22,10 +22,11 @@ from pydantic import BaseModel, ValidationError
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.events import EventFile, EventLog, server_restarted
 from vgpu.node.logfiles import keep_small
-from vgpu.node.readings import only, put_together, restarted, unknown_gpu
+from vgpu.node.readings import only
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
+from vgpu.node.survey import SILENT, Survey
 from vgpu.paths import NodePaths
 from vgpu.precedence import keep_all
 from vgpu.protocol.hello import Hello
@@ -46,7 +47,6 @@ from vgpu.protocol.messages import (
     List,
     Look,
     Meter,
-    Metering,
     Migrate,
     NodeStatus,
     Notice,
@@ -71,7 +71,7 @@ from vgpu.protocol.stream import MessageStream, listen, serve_links
 
 log = structlog.get_logger(__name__)
 
-LOOK_S: Final = 5.0
+ANSWER_S: Final = 5.0
 CHANGE_S: Final = 15.0
 SUSPEND_S: Final = 600.0
 """As long as the driver takes to copy the memory of a whole card, and the host to find room for it."""
@@ -99,6 +99,7 @@ class Node:
         self._processes = {
             index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
+        self._survey = Survey(self._processes, simulated=simulated)
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(self._events.restore)
@@ -110,6 +111,7 @@ class Node:
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._events.write)
+            nursery.start_soon(self._survey.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, partial(self._hear, process), self._ended)
@@ -189,20 +191,20 @@ class Node:
             case Migrate(vgpu=reference, gpu=choice):
                 return await self._migrate(await self._find(reference), choice, uid)
             case List():
-                return VgpuList(vgpus=(await self._look()).vgpus)
+                return VgpuList(vgpus=(await self._survey.look()).vgpus)
             case Processes(vgpu=reference):
                 return await self._list_processes(reference, uid)
             case Gpus():
-                return GpuList(gpus=(await self._look()).gpus)
+                return GpuList(gpus=(await self._survey.look()).gpus)
             case SetGpu(gpu=choice):
-                gpu = find_gpu(choice, (await self._look()).gpus)
+                gpu = find_gpu(choice, (await self._survey.look()).gpus)
                 return await self._forward(gpu.index, request, uid, GpuReading, CHANGE_S)
             case Status():
-                return self._status(await self._look())
+                return self._status(await self._survey.look())
             case Look():
-                return await self._look()
+                return await self._survey.look()
             case Meter():
-                return await self._meter(uid)
+                return await self._survey.meter(uid)
             case Events():
                 return await self._what_happened(request)
             case _:
@@ -214,7 +216,7 @@ class Node:
             if request.spec.name is not None:
                 await self._refuse_taken_name(request.spec.name)
             refusals = []
-            gpus = candidates(request.gpu, (await self._look()).gpus)
+            gpus = candidates(request.gpu, (await self._survey.look()).gpus)
             for gpu in gpus:
                 try:
                     return await self._forward(gpu.index, request, uid, VgpuReading, CHANGE_S)
@@ -234,7 +236,7 @@ class Node:
         vgpu_id = vgpu.vgpu_id
         if choice.lower() == "auto":
             raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
-        [gpu] = candidates(choice, (await self._look()).gpus)
+        [gpu] = candidates(choice, (await self._survey.look()).gpus)
         goes_on = vgpu.state == "moving"
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
@@ -247,7 +249,7 @@ class Node:
             hint = f"vgpuctl resume {vgpu_id} brings its programs back" if vgpu.state == "suspended" else ""
             raise VgpuError(ErrorCode.INVALID, f"{vgpu_id} is on GPU {gpu.index} already", hint)
         if not goes_on:
-            return (await self._forward(gpu.index, Inspect(vgpu=vgpu_id), uid, VgpuDetail, LOOK_S)).vgpu
+            return (await self._forward(gpu.index, Inspect(vgpu=vgpu_id), uid, VgpuDetail, ANSWER_S)).vgpu
         try:
             return await self._forward(gpu.index, Resume(vgpu=vgpu_id), uid, VgpuReading, SUSPEND_S)
         except VgpuError as error:
@@ -255,7 +257,7 @@ class Node:
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
     async def _refuse_taken_name(self, name: str, but: str = "") -> None:
-        for vgpu in (await self._look()).vgpus:
+        for vgpu in (await self._survey.look()).vgpus:
             if vgpu.name == name and vgpu.vgpu_id != but:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
@@ -264,7 +266,7 @@ class Node:
         """The vGPU meant. While a server restarts, what it said last may lack vGPUs: it is waited for."""
         deadline = trio.current_time() + RESTART_S
         while True:
-            snapshot = await self._look()
+            snapshot = await self._survey.look()
             away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
             try:
                 vgpu = find_vgpu(reference, snapshot.vgpus)
@@ -281,18 +283,8 @@ class Node:
     async def _list_processes(self, reference: str, uid: int) -> ProcessList:
         if reference:
             vgpu = await self._find(reference)
-            return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, LOOK_S)
-        lists: list[ProcessList] = []
-
-        async def collect(index: int) -> None:
-            with suppress(VgpuError):
-                lists.append(await self._forward(index, Processes(), uid, ProcessList, LOOK_S))
-
-        async with trio.open_nursery() as nursery:
-            for process in self._processes.values():
-                nursery.start_soon(collect, process.index)
-        found = (process for part in lists for process in part.processes)
-        return ProcessList(processes=tuple(sorted(found, key=lambda p: (p.gpu_index, p.vgpu_id, p.slot))))
+            return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, ANSWER_S)
+        return await self._survey.processes(uid)
 
     async def _forward(
         self, index: int, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
@@ -303,66 +295,6 @@ class Node:
         if not process.serving:
             raise _not_served(index, process.reason)
         return await ask(process.socket, Forward(uid=uid, request=request), model, limit_s)
-
-    # --- readings
-
-    async def _look(self) -> Snapshot:
-        """All servers at once. Where one does not answer, its last readings, and why they are not current."""
-        snapshots: dict[int, Snapshot] = {}
-
-        async def look(process: ServerProcess) -> None:
-            snapshots[process.index] = await self._look_at(process)
-
-        async with trio.open_nursery() as nursery:
-            for process in self._processes.values():
-                nursery.start_soon(look, process)
-        return put_together([snapshot for _, snapshot in sorted(snapshots.items())], time.time())
-
-    async def _meter(self, uid: int) -> Metering:
-        """Of all servers at once. Of one that does not answer there is only how it stood."""
-        found: dict[int, Metering] = {}
-
-        async def meter(process: ServerProcess) -> None:
-            if process.serving:
-                with suppress(VgpuError):
-                    now = await ask(process.socket, Forward(uid=uid, request=Meter()), Metering, LOOK_S)
-                    process.last = restarted(now.snapshot, process.restarts)
-                    found[process.index] = now.model_copy(update={"snapshot": process.last})
-                    return
-            snapshot = await self._look_at(process)
-            found[process.index] = Metering(snapshot=snapshot, processes=(), gpus=(), vgpus=())
-
-        async with trio.open_nursery() as nursery:
-            for process in self._processes.values():
-                nursery.start_soon(meter, process)
-        parts = [metering for _, metering in sorted(found.items())]
-        return Metering(
-            snapshot=put_together([part.snapshot for part in parts], time.time()),
-            processes=tuple(process for part in parts for process in part.processes),
-            gpus=tuple(gpu for part in parts for gpu in part.gpus),
-            vgpus=tuple(vgpu for part in parts for vgpu in part.vgpus),
-        )
-
-    async def _look_at(self, process: ServerProcess) -> Snapshot:
-        if process.serving:
-            try:
-                now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, LOOK_S)
-                process.last = restarted(now, process.restarts)
-                return process.last
-            except VgpuError as error:
-                log.warning("no reading", gpu=process.index, reason=str(error))
-        last = process.last
-        gpu = last.gpus[0] if last else unknown_gpu(process.index, simulated=self._simulated)
-        stale = {
-            "state": "restarting" if last or not process.settled.is_set() else "failed",
-            "reason": process.reason or "its server does not answer",
-        }
-        server = {"restarts": process.restarts, "server_pid": process.pid or None}
-        return Snapshot(
-            at_unix_s=time.time(),
-            gpus=(gpu.model_copy(update=stale | server),),
-            vgpus=tuple(vgpu.model_copy(update=stale) for vgpu in last.vgpus) if last else (),
-        )
 
     def _status(self, snapshot: Snapshot) -> NodeStatus:
         return NodeStatus(
@@ -384,7 +316,7 @@ class Node:
         no node."""
         await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).model_dump(mode="json"))
         with suppress(VgpuError):  # a server of an older version has none to tell
-            past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, LOOK_S)
+            past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, ANSWER_S)
             for event in past.events:
                 if not self._events.history.is_past(event):
                     self._tell(event)
@@ -407,7 +339,7 @@ class Node:
 
     async def _what_happened(self, asked: Events) -> EventList:
         history = self._events.history
-        vgpu_id = history.meant(asked.vgpu, (await self._look()).vgpus) if asked.vgpu else ""
+        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
     async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
@@ -419,7 +351,7 @@ class Node:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=only(wanted, await self._look()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.look()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
@@ -432,10 +364,10 @@ class Node:
 
     async def _trace(self, trace: Trace) -> AsyncGenerator[Notice, None]:
         """What one server records, passed on. Closed before its end, it ends the link, and the server forgets it."""
-        gpu = find_gpu(trace.gpu, (await self._look()).gpus)
+        gpu = find_gpu(trace.gpu, (await self._survey.look()).gpus)
         process = self._processes[gpu.index]
         if not process.serving:
-            raise _not_served(gpu.index, process.reason or "its server does not answer")
+            raise _not_served(gpu.index, process.reason or SILENT)
         link, _ = await open_link(process.socket, Hello())
         async with link:
             await link.send(Forward(id=trace.id, uid=os.geteuid(), request=trace).model_dump(mode="json"))

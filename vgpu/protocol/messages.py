@@ -269,7 +269,7 @@ class VgpuReading(Reading):
     limit_ratio: float
     sm_percent_granted: float  # spatial: what MPS grants for sm_percent; temporal: 100
 
-    tokens_per_second: float  # leases begun per second
+    tokens_per_second: float  # leases ended per second
     held_ratio: float  # part of the time a usable lease was held, until drained or returned: what others could not use
     busy_ratio: float  # part of the time with work on the GPU: what the limit caps
     tokens: int
@@ -280,6 +280,7 @@ class VgpuReading(Reading):
     throttled: bool  # at its limit, waiting for its bucket to fill
     wants: bool  # a process waits for a token, or holds one and has work
     holds: bool  # a lease is in force now
+    open_ended: bool = False  # one without an end, and no other has ended lately: no rate tells of it
 
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit
@@ -350,6 +351,7 @@ class VgpuList(Reading):
 
 class ProcessList(Reading):
     processes: tuple[ProcessReading, ...]
+    silent_gpus: tuple[int, ...] = ()  # their servers do not answer: who runs there is not in it
 
 
 class VgpuDetail(Reading):
@@ -395,6 +397,7 @@ class GpuReading(Reading):
     held_ratio: float  # Σ over vGPUs, last second; spatial: may exceed 1
     busy_ratio: float
     tokens_per_second: float
+    open_ended: bool = False  # that is 0, but not for want of a token: one without an end is held
     server_pid: int | None
     restarts: int
     events_heard: int = 0  # wants, GOs, drains and returns that its scheduler was told of since the GPU Server began

@@ -216,7 +216,7 @@ class Top(App[None]):
 
     def redraw(self) -> None:
         """Everything that has changed."""
-        if self._closing or not self.screen_stack:
+        if not self.is_running or not self.screen_stack:  # while it ends, widgets go before the screens
             return
         width, height = self.size
         now = time.time() if self.model.shown is None else self.model.shown.at_unix_s

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.ctl.tables import whole_seconds_ns
+from vgpu.ctl.tables import token_rate, whole_seconds_ns
 from vgpu.protocol.messages import GpuReading
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
@@ -85,7 +85,7 @@ def _tall(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs:
         told.append((7, (Span(f"{counted(len(gpu.outside), 'program')} in no vGPU: {used}", "bad"),)))
     told.append((3, (Span(sensors(gpu), "dim"),)))
     bars = _bars(gpu, width - 2, glyphs)
-    said = f"{gpu.tokens_per_second:.1f} tokens/s"
+    said = "open token" if gpu.open_ended else f"{token_rate(gpu)} tokens/s"
     room = width - 1 - TOKENS_WIDTH - 4 - len(_LAST)
     drawn = spark(rate.cells(max(room, 1), now_unix_s), glyphs) if room >= 10 else ""
     history = cut(
@@ -140,7 +140,7 @@ def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
 
 
 def _flat(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
-    rate_text = f"{gpu.tokens_per_second:.1f}/s"
+    rate_text = "open" if gpu.open_ended else f"{token_rate(gpu)}/s"
     used = memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes)
     told: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]
     if gpu.state != "serving":

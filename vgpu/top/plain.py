@@ -65,7 +65,7 @@ def gpu_row(gpu: GpuReading) -> Row:
         tables.state(gpu.state),
         tables.percent(gpu.held_ratio),
         tables.percent(gpu.busy_ratio),
-        f"{gpu.tokens_per_second:.1f}",
+        tables.token_rate(gpu),
         tables.used_of(gpu.used_memory_bytes, gpu.total_memory_bytes),
         str(gpu.vgpus),
         str(gpu.processes),

@@ -1,7 +1,8 @@
 // Making, resizing, moving and removing vGPUs. The node checks and refuses; its words are shown, and nothing that was
 // typed is lost.
 
-import { $, el, say, set, show } from "/static/dom.js";
+import { Dialog } from "/static/dialog.js";
+import { $, el, say, show } from "/static/dom.js";
 import { bytes, quoted, short, typed, typedDuration } from "/static/format.js";
 import { ask } from "/static/node.js";
 
@@ -31,54 +32,11 @@ const size = (value) => (value == null ? "" : typed(value));
 const number = (value) => (value == null ? "" : String(value));
 const time = (value) => (value ? typedDuration(value) : "");
 
-class Dialog {
-  constructor(name, submit) {
-    this.node = $(name);
-    this.refused = $(`${name}-refused`);
-    this.go = $(`${name}-go`);
-    for (const button of this.node.querySelectorAll("[data-close]")) button.addEventListener("click", () => this.node.close());
-    this.node.querySelector("form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.try(submit);
-    });
-  }
-
-  open() {
-    this.refuse(null);
-    if (!this.node.open) this.node.showModal();
-  }
-
-  refuse(error) {
-    show(this.refused, error !== null);
-    if (!error) return;
-    say(this.refused.querySelector("p"), `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}.`);
-    const hint = this.refused.querySelector("code");
-    say(hint, error.hint ?? "");
-    show(hint, Boolean(error.hint));
-  }
-
-  async try(submit) {
-    if (this.busy) return;
-    this.busy = true;
-    set(this.go, "aria-busy", "true");
-    this.refuse(null);
-    try {
-      await submit();
-      this.node.close();
-    } catch (error) {
-      this.refuse(error);
-    } finally {
-      this.busy = false;
-      set(this.go, "aria-busy", null);
-    }
-  }
-}
-
 export class Dialogs {
   // `page`: snapshot(), told(words), copy(text).
   constructor(page) {
     this.page = page;
-    this.edit = new Dialog("edit", () => this.submit());
+    this.edit = new Dialog("edit", () => this.submit(), FIELDS);
     this.removal = new Dialog("remove", () => this.submitRemoval());
     this.moving = new Dialog("move", () => this.submitMove());
     $("edit").addEventListener("input", () => this.preview());

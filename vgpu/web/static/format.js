@@ -20,7 +20,10 @@ export const percent = (ratio) => `${ratio * 100 >= 99.95 ? (ratio * 100).toFixe
 export const short = (ratio) => `${Number((ratio * 100).toPrecision(3))} %`;
 // "15–100 %"
 export const range = (least, most) => (most > least + 1e-6 ? `${Number((least * 100).toPrecision(3))}–${short(most)}` : short(least));
-export const rate = (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(1));
+const rate = (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(1));
+// Of a vGPU or a GPU.
+export const tokenRate = (reading) => (reading.open_ended ? "open" : rate(reading.tokens_per_second));
+export const OPEN = "one token without an end: nobody else wants the GPU";
 export const many = (value) => value.toLocaleString("en");
 
 export function duration(ns) {

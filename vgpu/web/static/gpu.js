@@ -2,7 +2,7 @@
 
 import { hueOf } from "/static/colour.js";
 import { el, keyed, paint, say, set, show } from "/static/dom.js";
-import { bytesOf, duration, percent, rate, short } from "/static/format.js";
+import { bytesOf, count, duration, OPEN, percent, short, tokenRate } from "/static/format.js";
 import { Picture } from "/static/picture.js";
 import { Row } from "/static/row.js";
 import { Spark } from "/static/spark.js";
@@ -46,8 +46,9 @@ export class Gpu {
     this.empty = el("p", { class: "empty" }, "No vGPU here yet. Type ", el("code", {}, "vgpuctl create --sm 30 --mem 8G"), ", or press ", el("kbd", {}, "n"), ".");
     this.none = el("p", { class: "empty", hidden: true }, "No vGPU of this GPU fits the filter.");
     this.shown = el("button", { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => this.showTimeline(!this.timelineShown) }, "Timeline");
+    this.change = el("button", { type: "button", class: "quiet", "aria-label": `Change how GPU ${index} is shared`, onclick: () => page.sharing.open(this.gpu) }, "Change…");
     this.node = el("section", { class: "gpu", "aria-labelledby": `gpu-${index}` },
-      el("header", {}, this.title, this.model, this.simulated, this.mode, this.state, el("span", { class: "grow" }), this.shown),
+      el("header", {}, this.title, this.model, this.simulated, this.mode, this.state, el("span", { class: "grow" }), this.shown, this.change),
       this.remark,
       el("dl", { class: "figures" }, ...Object.values(this.figures).map((figure) => figure.node)),
       this.picture.node, this.timeline.node,
@@ -122,10 +123,11 @@ export class Gpu {
     set(this.mode, "title", gpu.mode_reason || null);
     say(this.state, gpu.state);
     set(this.state, "data-state", gpu.state);
-    const remark = [gpu.reason, gpu.mps_reason, gpu.outside.length ? `${gpu.outside.length} processes in no vGPU use it: vgpuctl ps --all` : ""];
+    const remark = [gpu.reason, gpu.mps_reason, gpu.outside.length ? `${count(gpu.outside.length, "process", "processes")} in no vGPU on it: vgpuctl ps --all` : ""];
     say(this.remark, remark.filter(Boolean).join("; "));
     show(this.remark, Boolean(this.remark.said));
-    f.rate.tell(rate(gpu.tokens_per_second));
+    f.rate.tell(tokenRate(gpu));
+    set(f.rate.value, "title", gpu.open_ended && OPEN);
     f.held.tell(percent(gpu.held_ratio));
     f.busy.tell(percent(gpu.busy_ratio));
     f.promised.tell(short(gpu.guaranteed_ratio), gpu.mode === "temporal" ? "of the time" : "of SMs × time");

@@ -6,6 +6,7 @@ import { EventsList } from "/static/events.js";
 import { clock } from "/static/format.js";
 import { Gpu } from "/static/gpu.js";
 import { Node, ask } from "/static/node.js";
+import { Sharing } from "/static/sharing.js";
 import { SPAN_S } from "/static/spark.js";
 
 const SHOWN_MS = 6000;
@@ -27,6 +28,7 @@ const page = {
   told,
 };
 const dialogs = (page.dialogs = new Dialogs(page));
+page.sharing = new Sharing(page);
 const events = new EventsList();
 const node = new Node((what) => {
   if (!dirty.size) requestAnimationFrame(draw);

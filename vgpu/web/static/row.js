@@ -1,7 +1,7 @@
 // One vGPU: a line of live figures, and its details when it is opened.
 
 import { el, paint, say, set, show } from "/static/dom.js";
-import { bytes, bytesOf, clock, count, duration, many, percent, range, rate, short } from "/static/format.js";
+import { bytes, bytesOf, clock, count, duration, many, OPEN, percent, range, short, tokenRate } from "/static/format.js";
 import { ask } from "/static/node.js";
 import { Spark } from "/static/spark.js";
 
@@ -50,9 +50,8 @@ export class Row {
     say(this.state, vgpu.throttled && vgpu.state === "waiting" ? "at limit" : vgpu.state);
     set(this.state, "data-state", vgpu.state);
     set(this.state, "title", vgpu.reason || null);
-    const open = vgpu.holds && vgpu.tokens_per_second < 0.05;
-    say(this.rate, open ? "open" : rate(vgpu.tokens_per_second));
-    set(this.rate, "title", open && "one token without an end: nobody else wants the GPU");
+    say(this.rate, tokenRate(vgpu));
+    set(this.rate, "title", vgpu.open_ended && OPEN);
     if (added) this.spark.draw(nowS);
     this.drawShare(vgpu);
     say(this.memory, bytesOf(vgpu.memory_used_bytes, vgpu.memory_limit_bytes));

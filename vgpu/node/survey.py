@@ -1,0 +1,154 @@
+"""Asks all GPU Servers side by side how things stand, for whoever wants to know of the whole node.
+
+One that does not answer is waited for ``LOOK_S``, once: until it has answered, nobody waits for it again, and what it
+said last stands for it, with the reason why that is not current.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NoReturn, TypeVar
+
+import structlog
+import trio
+from pydantic import ValidationError
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.readings import put_together, restarted, stale
+from vgpu.node.servers import ServerProcess
+from vgpu.protocol.messages import AnyRequest, Forward, Look, Meter, Metering, Processes, ProcessList, Snapshot
+from vgpu.protocol.service import AnyModel, ask
+from vgpu.spec import explain
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 2.0
+"""Who asks has patience of his own: a scrape of Prometheus 5 s in many places, ``vgpuctl doctor`` 3 s."""
+ASIDE_S: Final = 5.0
+AGAIN_S: Final = 1.0
+"""Between two questions to a server that is silent: each leaves a link in its queue, which holds 128."""
+SILENT: Final = "its server does not answer"
+Part = TypeVar("Part")
+
+
+class Survey:
+    """``run`` in a nursery; the rest is for anybody who asks. ``processes``: by the index of the GPU."""
+
+    def __init__(self, processes: Mapping[int, ServerProcess], *, simulated: bool) -> None:
+        self._processes = processes
+        self._simulated = simulated
+        self._silent: dict[int, trio.Event] = {}
+        """What ``up`` was of each server when it was silent: the one after it has not been."""
+        self._sending, self._receiving = trio.open_memory_channel[ServerProcess](len(processes))
+
+    async def run(self) -> NoReturn:
+        """Listen for the first word of those that were silent."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                nursery.start_soon(self._await_word, await self._receiving.receive())
+
+    # --- what can be asked
+
+    async def look(self) -> Snapshot:
+        """Of a server that does not answer, its last readings."""
+        return put_together(await self._of_each(self._look_at), time.time())
+
+    async def meter(self, uid: int) -> Metering:
+        """Of a server that does not answer, only how it stood."""
+
+        async def meter(process: ServerProcess) -> Metering:
+            now = await self._ask(process, uid, Meter(), Metering)
+            if now is None:
+                return Metering(snapshot=self._last_of(process), processes=(), gpus=(), vgpus=())
+            return now.model_copy(update={"snapshot": self._heard(process, now.snapshot)})
+
+        parts = await self._of_each(meter)
+        return Metering(
+            snapshot=put_together([part.snapshot for part in parts], time.time()),
+            processes=tuple(process for part in parts for process in part.processes),
+            gpus=tuple(gpu for part in parts for gpu in part.gpus),
+            vgpus=tuple(vgpu for part in parts for vgpu in part.vgpus),
+        )
+
+    async def processes(self, uid: int) -> ProcessList:
+        """Of a server that restarts, once it has: only it knows who is there."""
+
+        async def list_them(process: ServerProcess) -> ProcessList:
+            with trio.move_on_after(LOOK_S):
+                await process.up.wait()
+            found = await self._ask(process, uid, Processes(), ProcessList)
+            return found or ProcessList(processes=(), silent_gpus=(process.index,))
+
+        parts = await self._of_each(list_them)
+        found = (process for part in parts for process in part.processes)
+        return ProcessList(
+            processes=tuple(sorted(found, key=lambda p: (p.gpu_index, p.vgpu_id, p.slot))),
+            silent_gpus=tuple(index for part in parts for index in part.silent_gpus),
+        )
+
+    # --- how they are asked
+
+    async def _of_each(self, part_of: Callable[[ServerProcess], Awaitable[Part]]) -> list[Part]:
+        found: dict[int, Part] = {}
+
+        async def collect(process: ServerProcess) -> None:
+            found[process.index] = await part_of(process)
+
+        async with trio.open_nursery() as nursery:
+            for process in self._processes.values():
+                nursery.start_soon(collect, process)
+        return [part for _, part in sorted(found.items())]
+
+    async def _look_at(self, process: ServerProcess) -> Snapshot:
+        now = await self._ask(process, os.geteuid(), Look(), Snapshot)
+        return self._last_of(process) if now is None else self._heard(process, now)
+
+    async def _ask(
+        self, process: ServerProcess, uid: int, request: AnyRequest, model: type[AnyModel]
+    ) -> AnyModel | None:
+        """None: it does not answer."""
+        up = process.up
+        if not process.serving or self._silent.get(process.index) is up:
+            return None
+        try:
+            return await ask(process.socket, Forward(uid=uid, request=request), model, LOOK_S)
+        except ValidationError as error:
+            log.warning("a GPU Server's answer is not understood", gpu=process.index, reason=explain(error))
+        except VgpuError as error:
+            if error.code is not ErrorCode.TIMEOUT:
+                log.warning("no reading", gpu=process.index, reason=str(error))
+            elif self._silent.get(process.index) is not up:
+                log.warning("GPU Server does not answer", gpu=process.index, pid=process.pid)
+                self._silent[process.index] = up
+                await self._sending.send(process)
+        return None
+
+    async def _await_word(self, process: ServerProcess) -> None:
+        up = process.up
+        while process.up is up and self._silent.get(process.index) is up:
+            try:
+                now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, ASIDE_S)
+            except (VgpuError, ValidationError):
+                await trio.sleep(AGAIN_S)
+                continue
+            self._heard(process, now)
+            del self._silent[process.index]
+            log.info("GPU Server answers again", gpu=process.index, pid=process.pid)
+
+    def _heard(self, process: ServerProcess, snapshot: Snapshot) -> Snapshot:
+        process.last = restarted(snapshot, process.restarts)
+        return process.last
+
+    def _last_of(self, process: ServerProcess) -> Snapshot:
+        """What it said last, and why that is not current."""
+        return stale(
+            process.last,
+            process.index,
+            simulated=self._simulated,
+            failed=process.last is None and process.settled.is_set(),
+            reason=process.reason or SILENT,
+            server={"restarts": process.restarts, "server_pid": process.pid or None},
+            at_unix_s=time.time(),
+        )
