@@ -145,3 +145,5 @@ SHARED: Final = (
     "long-kernel",
 )
 """What shares are measured with, the most telling first."""
+PAIRED: Final = ("gemm4096", "resnet50-train")
+"""... and throughput without a profiler."""

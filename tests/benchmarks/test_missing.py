@@ -26,7 +26,7 @@ def run_of(part: str, options: Options, run: str = "r") -> list[Measurement]:
     found = []
     for work, row, way in PARTS[part].rows(options):
         asked = tuple(float(percent) for percent in row.split("/")) if way == "temporal" else ()
-        result = {"taken_ratio": 0.3, "busy_ratio": 0.3, "seconds": 10.0}
+        result = {"taken_ratio": 0.3, "busy_ratio": 0.3, "seconds": 10.0, "units_per_second": 100.0}
         figures = {"nvml_percent": 30.0}
         found.append(Measurement(run, part, 0, work, row, way, asked, tuple(result for _ in asked or (1,)), figures))
     return found

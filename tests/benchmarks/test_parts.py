@@ -33,7 +33,7 @@ def did(units: float, p99_ms: float | None = 5.0) -> dict[str, Any]:
 
 
 def gpu_time(taken: float) -> dict[str, Any]:
-    return {"taken_ratio": taken, "busy_ratio": taken - 0.02}
+    return {"taken_ratio": taken, "busy_ratio": taken - 0.02, "units_per_second": 1000 * taken}
 
 
 def bars(part: str, row: Row) -> dict[str, float]:
@@ -54,6 +54,24 @@ def test_a_share_is_judged_by_the_one_who_is_furthest_off() -> None:
     )
     assert find(rows, "30/70", "temporal")["error_points"] == pytest.approx(0.6)
     assert "error_points" not in find(rows, "exclusive", "exclusive")
+
+
+def test_shares_tell_the_throughput_too() -> None:
+    rows = shares.derive(
+        [
+            measured("shares", "gemm4096", "exclusive", "exclusive", (), gpu_time(1.0)),
+            measured("shares", "gemm4096", "2 of them", "hardware", (), gpu_time(0.45), gpu_time(0.45)),
+            measured("shares", "gemm4096", "30", "temporal", (30,), gpu_time(0.3)),
+            measured("shares", "gemm4096", "30/70", "temporal", (30, 70), gpu_time(0.32), gpu_time(0.67)),
+        ]
+    )
+    pair = find(rows, "30/70", "temporal")
+    assert pair["total_percent"] == pytest.approx(99.0)
+    assert pair["split_error_points"] == pytest.approx(100 * 0.32 / 0.99 - 30)
+    assert pair["over_hardware_points"] == pytest.approx(9.0)
+    assert find(rows, "2 of them", "hardware")["total_percent"] == pytest.approx(90.0)
+    assert "split_error_points" not in find(rows, "2 of them", "hardware")
+    assert "total_percent" not in find(rows, "30", "temporal")
 
 
 def test_nobody_is_owed_more_than_it_uses_when_alone() -> None:
@@ -104,13 +122,13 @@ def test_nvml_has_to_agree_with_busy_or_taken_or_what_is_between() -> None:
     assert shares.apart(29.6, 28.2, 30.1) == 0
     assert shares.apart(26.0, 28.2, 30.1) == pytest.approx(2.2)
     assert shares.apart(34.0, 28.2, 30.1) == pytest.approx(3.9)
-    both = [{"taken_ratio": part, "busy_ratio": part} for part in (0.45, 0.9)]  # in turns, by the kernel
+    both = [gpu_time(part) | {"busy_ratio": part} for part in (0.45, 0.9)]  # in turns, by the kernel
     measurement = replace(
         measured("shares", "long-kernel", "30/70", "temporal", (30, 70), *both), figures={"nvml_percent": 99.0}
     )
     (row,) = shares.derive([measurement])
     assert row.figures["nvml_off_points"] == pytest.approx(36.0)
-    assert bars("shares", row) == {"error_points": 1.0, "nvml_off_points": 3.0}
+    assert bars("shares", row) == {"error_points": 1.0, "split_error_points": 1.0, "nvml_off_points": 3.0}
 
 
 def test_nothing_is_judged_by_less_than_was_asked_for() -> None:
@@ -124,6 +142,7 @@ def test_nothing_is_judged_by_less_than_was_asked_for() -> None:
     assert bars("shares", Row("gemm4096", "30/65 of the time", "spatial", {})) == {"error_points": 1.0}
     assert bars("shares", Row("gemm4096", "exclusive", "exclusive", {})) == {}
     assert bars("colocation", Row("resnet50-graph1", "30/70", "spatial", {}))["requests"] == 20_000
+    assert bars("colocation", Row("resnet50-graph1", "20/80", "spatial", {})) == {}
 
 
 def test_totals_are_compared_with_the_exclusive_runs_before_and_after() -> None:
@@ -167,6 +186,9 @@ def test_the_bars_of_pairs_are_for_the_works_that_they_name() -> None:
     assert [bar("p99_1_ms", "resnet50-train", row) for row in ("30/70", "50/50")] == [120.0, None]
     assert [bar("steps_1", "resnet50-train", row) for row in ("30/70", "50/50")] == [100.0, None]
     assert bar("split_error_points", "resnet50-infer1") is None
+    assert bars("shares", Row("elementwise", "20/30/50", "temporal", {}))["total_percent"] == 98.5
+    assert "total_percent" not in bars("shares", Row("elementwise", "30", "temporal", {}))
+    assert bars("shares", Row("graph", "30/70", "temporal", {}))["split_error_points"] == 1.0
 
 
 def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:

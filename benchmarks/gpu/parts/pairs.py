@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from benchmarks.gpu.catalogue import SHARED, WORKS
+from benchmarks.gpu.catalogue import PAIRED, WORKS
 from benchmarks.gpu.parts.part import (
     BEGIN_S,
     EXCLUSIVE,
@@ -23,6 +23,7 @@ from benchmarks.gpu.parts.part import (
     windows_s,
 )
 from benchmarks.gpu.parts.shares import SPLITS, label
+from benchmarks.gpu.parts.throughput import ABOVE_HARDWARE, SPLIT_ERROR, TOTAL, throughput
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Sharer, Stage
 from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
@@ -38,7 +39,7 @@ def _splits(options: Options) -> tuple[tuple[float, ...], ...]:
 def measure(bench: Bench) -> None:
     options = bench.options
     sizes = sorted({len(split) for split in _splits(options)})
-    for work in options.some(SHARED) if sizes else ():
+    for work in options.some(PAIRED) if sizes else ():
         with bench.block(work) as stage:
             plain = [stage.plain(work) for _ in range(sizes[-1])]
             mps = [stage.mps(work) for _ in range(sizes[-1])]
@@ -83,7 +84,7 @@ def _together(
 
 def rows(options: Options) -> list[Labels]:
     found: list[Labels] = []
-    for work in options.some(SHARED):
+    for work in options.some(PAIRED):
         for size in sorted({len(split) for split in _splits(options)}):
             found.append((work, EXCLUSIVE, EXCLUSIVE))
             found += [(work, label(split), TEMPORAL) for split in _splits(options) if len(split) == size]
@@ -100,18 +101,13 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
         base = statistics.fmean(exclusive)
         totals = {m.way: sum(r["units_per_second"] for r in m.results) for m in block if m.way in {HARDWARE, MPS}}
         for m in block:
-            parts = [r["units_per_second"] for r in m.results]
-            total = sum(parts)
-            figures = m.figures | {"per_second": total, "total_percent": 100 * total / base}
+            own = m.way == TEMPORAL
+            each = [r["units_per_second"] for r in m.results]
+            figures = m.figures | throughput(each, m.asked if own else (), base, totals.get(HARDWARE))
             for index, result in enumerate(m.results, 1):
                 if result["step_p99_ms"] is not None:
                     figures |= {f"p50_{index}_ms": result["step_p50_ms"], f"p99_{index}_ms": result["step_p99_ms"]}
                     figures[f"steps_{index}"] = result["steps"]
-            if m.way == TEMPORAL:
-                split = [100 * part / total for part in parts] if total else [0.0] * len(parts)
-                figures["split_error_points"] = max(abs(a - b) for a, b in zip(split, m.asked, strict=True))
-                if HARDWARE in totals:
-                    figures["over_hardware_points"] = 100 * (total - totals[HARDWARE]) / base
             rows.append(Row(block[0].block.partition("×")[0], m.row, m.way, figures))
     return rows
 
@@ -122,16 +118,12 @@ def estimate(options: Options) -> float:
     begin = BEGIN_S * (1 + any(size > 2 for size in sizes))
     ours = windows_s(len(splits), options.seconds)
     baselines = windows_s(4 * len(sizes), min(options.seconds, BASELINE_S))
-    return len(options.some(SHARED)) * (begin + options.repeat * (ours + baselines))
-
-
-def _is(row: Row, *kinds: str) -> bool:
-    return row.way == TEMPORAL and WORKS[row.work].kind in kinds
+    return len(options.some(PAIRED)) * (begin + options.repeat * (ours + baselines))
 
 
 def _trains_at_30(row: Row) -> bool:
     """Its p99 is asked for: of fewer than a hundred steps it would be the longest."""
-    return _is(row, "training") and row.row == "30/70"
+    return row.way == TEMPORAL and WORKS[row.work].kind == "training" and row.row == "30/70"
 
 
 PART = Part(
@@ -139,24 +131,9 @@ PART = Part(
     "Throughput of several together, in percent of an exclusive run (mean of the one before and the one after)",
     15.0,
     (
-        Column(
-            "total_percent",
-            "total",
-            "high",
-            2,
-            (
-                Bar(98.5, lambda row: _is(row, "kernels") and row.work.startswith(("gemm", "elementwise"))),
-                Bar(97.0, lambda row: _is(row, "training")),
-            ),
-        ),
-        Column("over_hardware_points", "above hardware", "high", 2, (Bar(0.0, lambda row: row.way == TEMPORAL),)),
-        Column(
-            "split_error_points",
-            "split error, points",
-            "low",
-            2,
-            (Bar(1.0, lambda row: row.way == TEMPORAL and not WORKS[row.work].host_bound),),
-        ),
+        TOTAL,
+        Column("over_hardware_points", ABOVE_HARDWARE, "high", 2, (Bar(0.0, lambda row: row.way == TEMPORAL),)),
+        SPLIT_ERROR,
         Column("per_second", "units/s"),
         Column("p50_1_ms", "p50 step 1, ms"),
         Column(
@@ -175,6 +152,6 @@ PART = Part(
     derive,
     estimate,
     rows,
-    SHARED,
+    PAIRED,
     SPLITS,
 )

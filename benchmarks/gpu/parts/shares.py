@@ -14,11 +14,15 @@ for nobody else could use those gaps: a switch takes longer. It is never above t
 long as work waited for a lease (looked at fifty times a second, and judged second by second, for such a host is now
 fast, now slow).
 
+Of those who work together the throughput counts as well: in sum, in percent of the exclusive window of the same
+repeat, and how it is split. The records that CUPTI keeps cost both the same; ``pairs`` measures without them.
+
 Two of the same without any limit, under hardware time slicing and under plain MPS, stand beside them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +40,7 @@ from benchmarks.gpu.parts.part import (
     fit,
     windows_s,
 )
+from benchmarks.gpu.parts.throughput import ABOVE_HARDWARE, SPLIT_ERROR, TOTAL, throughput
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
@@ -115,7 +120,9 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     rows = []
     for block in compared(measurements):
         work = WORKS[block[0].block]
-        demand = next((m.results[0]["taken_ratio"] for m in block if m.way == EXCLUSIVE), None)
+        alone = next((m.results[0] for m in block if m.way == EXCLUSIVE), None)
+        demand = None if alone is None else alone["taken_ratio"]
+        hardware = next((_units(m) for m in block if m.way == HARDWARE), None)
         for m in block:
             taken = [100 * r["taken_ratio"] for r in m.results]
             figures = {f"taken{i}_percent": part for i, part in enumerate(taken, 1)} | m.figures
@@ -123,11 +130,15 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
             figures |= {f"busy{i}_percent": part for i, part in enumerate(busy, 1)}
             if "nvml_percent" in m.figures:
                 figures["nvml_off_points"] = apart(m.figures["nvml_percent"], sum(busy), sum(taken))
+            if len(m.results) > 1 and alone is not None:
+                each = [r["units_per_second"] for r in m.results]
+                asked = m.asked if m.way == TEMPORAL else ()
+                figures |= throughput(each, asked, alone["units_per_second"], hardware)
             if m.asked and demand is not None:
                 if work.host_bound:
                     company = len(m.asked) > 1
-                    each = zip(m.results, m.asked, strict=True)
-                    figures["token_error_points"] = max(token_error(r, share, company) for r, share in each)
+                    shares = zip(m.results, m.asked, strict=True)
+                    figures["token_error_points"] = max(token_error(r, share, company) for r, share in shares)
                     figures |= {f"token{i}_percent": 100 * given(r, company) for i, r in enumerate(m.results, 1)}
                 else:
                     owed = [min(share, 100 * demand) for share in m.asked]
@@ -137,6 +148,10 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
                     figures["waiting_percent"] = max(100 * r["waiting_ratio"] for r in m.results)
             rows.append(Row(m.block, m.row, m.way, figures))
     return rows
+
+
+def _units(m: Measurement) -> float:
+    return math.fsum(r["units_per_second"] for r in m.results)
 
 
 def apart(nvml_percent: float, busy_percent: float, taken_percent: float) -> float:
@@ -192,6 +207,9 @@ PART = Part(
     (
         Column("error_points", "share error, points", "low", 2, (Bar(1.0, _by_stamps),)),
         Column("token_error_points", "token error, points", "low", 2, (Bar(1.0, _by_tokens),)),
+        TOTAL,
+        SPLIT_ERROR,
+        Column("over_hardware_points", ABOVE_HARDWARE, "high", 2),
         Column("nvml_off_points", "NVML off, points", "low", 1, (Bar(3.0, lambda row: row.way == TEMPORAL),)),
         *(Column(f"taken{i}_percent", f"taken {i}", digits=2) for i in (1, 2, 3)),
         *(Column(f"busy{i}_percent", f"busy {i}", digits=2) for i in (1, 2, 3)),
