@@ -254,8 +254,7 @@ class TemporalScheduler(Competition):
         )
         if outranked or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
-        urgent = (a for a in self._members.values() if a is not holder and self._urgent(a))
-        if any(a.share.priority >= holder.share.priority or self._insists(a) for a in urgent):
+        if any(self._urgent(a) for a in self._members.values() if a is not holder):
             at_once = now_ns + self.policy.decision_ns
             end = at_once if end is None else min(end, at_once)
         call = self._next_call(now_ns, holder)
@@ -303,9 +302,8 @@ class TemporalScheduler(Competition):
         return min(starts, default=None)
 
     def _insists(self, account: Account) -> bool:
-        """Called, urgently or not, a member of a gang that is owed half of what one may be owed that was idle goes
-        before all classes. It cannot wait for a moment when those are not entitled, as others do: its gang is at work
-        only then."""
+        """Called, a member of a gang that is owed half of what one may be owed that was idle goes before all classes.
+        It cannot wait for a moment when those are not entitled, as others do: its gang is at work only then."""
         now_ns = self._now_ns
         return self._lag(account, self.clock(now_ns), now_ns) >= self._idle_credit(account) // 2
 
@@ -439,15 +437,10 @@ class TemporalScheduler(Competition):
         )
 
     def _most_urgent(self, free: set[int]) -> Account | None:
-        """Who goes at once because another member of its gang waits for it: before all classes if it insists, else
-        unless somebody of a higher class wants."""
+        """Who goes at once because another member of its gang waits for it. Before all classes: what that one holds
+        meanwhile, on another GPU, is a multiple of the short turn that ends it."""
         urgent = [a for a in self._members.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())]
-        insisting = [a for a in urgent if self._insists(a)]
-        best = min(insisting or urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
-        if best is None or insisting:
-            return best
-        outranked = any(a.wants and a.share.priority > best.share.priority for a in self._competitors())
-        return None if outranked else best
+        return min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
 
     def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
         """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""

@@ -14,6 +14,7 @@ from typing import Any
 from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import (
     Added,
+    Book,
     Changed,
     Command,
     Drained,
@@ -112,8 +113,10 @@ def opens_ns(lease: Lease) -> int:
     return lease.start_ns - (EARLY_NS if lease.after else 0)
 
 
-def command_key(command: Command) -> int:
-    return command.lease.vgpu if isinstance(command, Publish) else command.vgpu
+def command_name(command: Command) -> tuple[int, int]:
+    """Of which lease it speaks: key and epoch."""
+    about = command.lease if isinstance(command, Publish) else command
+    return about.vgpu, about.epoch
 
 
 class Run(Timeline):
@@ -142,6 +145,8 @@ class Run(Timeline):
         self.tails: set[tuple[int, int]] = set()
         self.unheard: set[int] = set()
         """Who holds by a standing lease that the scheduler has not published again."""
+        self.first_epochs: dict[int, int] = {}
+        """By key: what was said of older leases was of one that is gone."""
         self.records: list[Record] = []
         self.apps = {k: App(k, w) for k, w in zip(self.keys, works, strict=True)}
         self.wanting: dict[int, list[tuple[int, int | None]]] = {k: [] for k in self.keys}
@@ -156,12 +161,12 @@ class Run(Timeline):
         for app in self.apps.values():
             self._begin(app)
 
-    def add(self, key: int, share: Share, work: Work) -> None:
+    def add(self, key: int, share: Share, work: Work, book: Book | None = None) -> None:
         self.keys.append(key)
         self.shares[key] = share
         self.published[key], self.wanting[key] = {}, []
         self.apps[key] = App(key, work)
-        self._deliver(Added(key, share))
+        self._deliver(Added(key, share, book))
         self._begin(self.apps[key])
 
     def change(self, key: int, share: Share) -> None:
@@ -178,6 +183,7 @@ class Run(Timeline):
         self.published[key] = {}
         self.unheard.discard(key)
         self._deliver(Removed(key))
+        self.first_epochs[key] = self.scheduler.next_epoch
         self.keys.remove(key)
         del self.shares[key]
         self._give_go()
@@ -196,7 +202,8 @@ class Run(Timeline):
         return isinstance(event, Added | Tick) or event.vgpu in self.shares
 
     def _execute(self, command: Command) -> None:
-        if command_key(command) not in self.shares:
+        key, epoch = command_name(command)
+        if key not in self.shares or epoch < self.first_epochs.get(key, 0):
             return
         if isinstance(command, Withdraw):
             held = self.published[command.vgpu].get(command.epoch)

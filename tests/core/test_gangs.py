@@ -194,10 +194,10 @@ def test_an_urgent_call_is_short_and_goes_before_a_turn_of_others() -> None:
     assert desk.scheduler.outlook(0).end_ns == DEFAULT_POLICY.muster_urgent_ns
 
 
-def test_an_urgent_call_waits_for_a_higher_class() -> None:
+def test_an_urgent_call_goes_before_a_higher_class() -> None:
     desk = Desk(aside=Share(PPM // 2, priority=Priority.HIGH))
     desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
-    assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.window_ns
+    assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns
 
 
 def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:

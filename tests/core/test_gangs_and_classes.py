@@ -44,7 +44,7 @@ def test_beside_a_high_one_that_never_rests_a_gang_has_most_of_its_guarantee(
 ) -> None:
     cluster = beside_high(priority, limit_ppm, gpus)
     assert cluster.violations() == []
-    assert part(cluster) > (0.31 if len(gpus) == 2 else 0.38)
+    assert part(cluster) > 0.43
     for gpu in gpus:
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.48 * cluster.now_ns
 
@@ -55,7 +55,7 @@ class NobodyInsists(TemporalScheduler):
 
 
 def test_planted_fault_nobody_insists() -> None:
-    assert part(beside_high(Priority.NORMAL, PPM // 2, (1,), NobodyInsists)) < 0.1
+    assert part(beside_high(Priority.NORMAL, PPM // 2, (1,), NobodyInsists)) < 0.25
 
 
 def small_beside(
@@ -70,7 +70,7 @@ def small_beside(
 
 @pytest.mark.parametrize(
     ("priority", "gpus", "least"),
-    [(Priority.NORMAL, (0,), 0.07), (Priority.NORMAL, (0, 1), 0.045), (Priority.HIGH, (0, 1), 0.03)],
+    [(Priority.NORMAL, (0,), 0.085), (Priority.NORMAL, (0, 1), 0.065), (Priority.HIGH, (0, 1), 0.04)],
     ids=["normal", "normal on both", "high on both"],
 )
 def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
@@ -85,11 +85,9 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
 
 
 class UrgentWaitsForClasses(TemporalScheduler):
-    def _most_urgent(self, free: set[int]) -> Account | None:
-        best = super()._most_urgent(free)
-        if best is not None and any(a.share.priority > best.share.priority for a in self._competitors()):
-            return None
-        return best
+    def _urgent(self, account: Account) -> bool:
+        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competitors())
+        return not waits and super()._urgent(account)
 
 
 def test_planted_fault_urgent_waits_for_classes() -> None:
@@ -105,7 +103,7 @@ def test_a_high_and_a_low_gang_cross(limit_ppm: int, kernel_ns: int) -> None:
     ]
     cluster = Cluster(jobs, delay_ns=100 * US).run(4 * S)
     assert cluster.violations() == []
-    assert part(cluster, 0) > 0.46
+    assert part(cluster, 0) > 0.42
     assert part(cluster, 1) > 0.4
 
 

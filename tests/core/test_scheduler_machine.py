@@ -1,4 +1,5 @@
-"""Anything may happen at any time: vGPUs come, change, sleep, stop, resume and go, in both modes.
+"""Anything may happen at any time: vGPUs come, change, sleep, stop, resume, leave the card, come back to it and go, in
+both modes; in temporal mode gangs call them, or do not.
 
 Hypothesis drives the simulated GPU; after every step the scheduler's own check runs (the model runs it after each
 event as well), and at the end the books are compared with what an observer saw.
@@ -7,12 +8,13 @@ event as well), and at the end the books are compared with what an observer saw.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuserver.core.leases import Mode, Priority, Share
+from gpuserver.core.leases import Book, Mode, Muster, Mustered, Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.scheduler import make_scheduler
 from tests.core import oracle
@@ -41,6 +43,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run = Run(scheduler, [], [], watch=self.watch, together=together, taking=True)
         self.next_key = 0
         self.stopped: set[int] = set()
+        self.members: set[int] = set()
+        self.aside: list[tuple[int, Share, Work, Book]] = []
 
     def key(self, index: int) -> int:
         return self.run.keys[index % len(self.run.keys)]
@@ -59,9 +63,54 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.run.keys) > 1)
     @rule(index=st.integers(0, 5))
     def remove(self, index: int) -> None:
-        key = self.key(index)
+        self.forget(self.key(index))
+
+    def forget(self, key: int) -> None:
         self.stopped.discard(key)
+        self.members.discard(key)
         self.run.remove(key)
+
+    @precondition(lambda self: len(self.run.keys) > 1)
+    @rule(index=st.integers(0, 5))
+    def bench(self, index: int) -> None:
+        """Away from the card: it has no leases, and keeps its book."""
+        key = self.key(index)
+        book = self.run.scheduler.books(self.run.now_ns)[key]
+        self.aside.append((key, self.run.shares[key], self.run.apps[key].work, book))
+        self.forget(key)
+
+    @precondition(lambda self: self.aside)
+    @rule()
+    def unbench(self) -> None:
+        self.run.add(*self.aside.pop())
+
+    @precondition(lambda self: self.mode is Mode.TEMPORAL and self.run.keys)
+    @rule(
+        index=st.integers(0, 5),
+        start_ms=st.integers(-30, 60),
+        length_ms=st.sampled_from([1, 5, 20, 40]),
+        lapse_ms=st.sampled_from([1, 20, 100, 500]),
+        muster=st.builds(Muster, binding=st.booleans(), urgent=st.booleans(), leader=st.sampled_from([-1, 0, 1])),
+    )
+    def muster(self, index: int, start_ms: int, length_ms: int, lapse_ms: int, muster: Muster) -> None:
+        key, now_ns = self.key(index), self.run.now_ns
+        start_ns = max(0, now_ns + start_ms * MS)
+        muster = replace(muster, start_ns=start_ns, end_ns=start_ns + length_ms * MS, lapses_ns=now_ns + lapse_ms * MS)
+        self.members.add(key)
+        self.run._deliver(Mustered(key, muster))
+
+    @precondition(lambda self: self.members)
+    @rule()
+    def leave_gang(self) -> None:
+        self.run._deliver(Mustered(self.members.pop(), None))
+
+    @precondition(lambda self: self.run.keys)
+    @rule(index=st.integers(0, 5))
+    def read(self, index: int) -> None:
+        key = self.key(index)
+        for epoch, held in self.run.published[key].items():
+            if held.record is not None:
+                self.run.observe(key, epoch)
 
     @precondition(lambda self: self.run.keys)
     @rule(index=st.integers(0, 5))
@@ -107,6 +156,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run.resume(key)
         self.run.run(self.run.now_ns + 3000 * MS)
         assert not self.watch.found, self.watch.found[:3]
+        for one in self.run.scheduler.snapshot(self.run.now_ns):
+            if one.waiting_since_ns is not None and not (one.holds or one.barred or one.throttled):
+                waited_ns = self.run.now_ns - one.waiting_since_ns
+                assert one.lag_ns <= oracle.CREDIT or waited_ns < 1500 * MS, f"{one} is owed, and waits for {waited_ns}"
         for key in self.run.keys:
             since, until = self.run.wanting[key][-1] if self.run.wanting[key] else (0, 0)
             capped = self.run.shares[key].limit_ppm < PPM
