@@ -235,7 +235,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "open_ended",
         GAUGE,
-        "1 while it holds a token without an end, as nobody else wants the GPU: vgpu_tokens_total stands still then.",
+        "1 while it holds a token without an end, as nobody waits for the GPU: vgpu_tokens_total stands still then.",
         lambda v: v.reading.open_ended,
     ),
     _vgpu(
