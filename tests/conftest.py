@@ -49,12 +49,13 @@ PARALLEL = [
     *("protocol/test_codec.py", "protocol/test_codec_machine.py", "sim/test_cost.py", "sim/test_engine.py"),
     "metrics/test_exposition.py",
     *("benchmarks/test_rehearsal.py", "server/test_swapping.py"),
-    *("node/test_events.py", "node/test_health.py", "node/test_logs.py", "ctl/test_surroundings.py"),
+    *("node/test_events.py", "node/test_health.py", "node/test_logs.py", "node/test_survey.py"),
+    "ctl/test_surroundings.py",
     *(
         f"native/test_{name}.py"
         for name in (
             *("ahead", "alloctable", "arenas", "baton", "board", "durations", "gate", "graphs", "ledger"),
-            *("page_gate_machine", "pages", "pieces", "pools", "trace", "window", "wire"),
+            *("page_gate_machine", "pages", "pieces", "pools", "trace", "window", "window_length", "wire"),
         )
     ),
 ]

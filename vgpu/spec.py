@@ -60,7 +60,8 @@ def _fraction(value: Any) -> Any:
 def _checked_memory(value: int) -> int:
     if value < SMALLEST_MEMORY_BYTES:
         least = format_bytes(SMALLEST_MEMORY_BYTES)
-        raise ValueError(f"{format_bytes(value)} does not hold a CUDA context: the least is {least}")
+        meant = f"; {value}G is {value} GiB" if 0 < value < 1024 else ""
+        raise ValueError(f"{format_bytes(value)} does not hold a CUDA context: the least is {least}{meant}")
     if value > LARGEST_MEMORY_BYTES:
         raise ValueError(f"{format_bytes(value)} is more than any GPU has")
     return value

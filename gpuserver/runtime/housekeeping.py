@@ -15,6 +15,7 @@ from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
+from vgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
@@ -62,9 +63,8 @@ class Housekeeping:
                 count = vgpu.refusals
                 if count > refused.get(vgpu.record.vgpu_id, 0):
                     size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
-                    server.happened(
-                        "refused", vgpu, f"an allocation of {size} bytes was refused at its limit", count=count
-                    )
+                    text = f"an allocation of {format_bytes(size)} was refused at its limit"
+                    server.happened("refused", vgpu, text, count=count, size_bytes=size)
                 refused[vgpu.record.vgpu_id] = count
                 self._compare_sms(vgpu)
             refused = {vgpu_id: count for vgpu_id, count in refused.items() if vgpu_id in server.vgpus}

@@ -137,7 +137,7 @@ def vgpu_reading(
         memory_away_bytes=vgpu.away_bytes,
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
-        memory_peak_bytes=bounded(sum(slot.peak_bytes for slot in slots)),
+        memory_peak_bytes=peak_bytes(vgpu),
         memory_refusals=counts.refusals,
         memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
         processes=len(vgpu.alive),
@@ -175,16 +175,21 @@ def _state(
     return "waiting" if statement.wants else "idle"
 
 
+def peak_bytes(vgpu: Vgpu) -> int:
+    """The most that its processes can have had together: each its own peak, beside what is implicit now."""
+    return vgpu.grants.implicit_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
+
+
 def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
     """What there is to conclude a size from."""
-    record, slots = vgpu.record, vgpu.slots
+    record = vgpu.record
     return Seen(
         vgpu=record.spec.name or record.vgpu_id,
         seconds=usage.seconds(record.key),
         busy_ratio=usage.busy_ratio(record.key),
         limit_ppm=record.share.limit_ppm,
         temporal=mode is Mode.TEMPORAL,
-        memory_peak_bytes=vgpu.grants.implicit_bytes + bounded(sum(slot.peak_bytes for slot in slots)),
+        memory_peak_bytes=peak_bytes(vgpu),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
     )

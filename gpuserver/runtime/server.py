@@ -51,6 +51,7 @@ from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
 from vgpu.protocol.peer import is_alive, is_running, listener_at
 from vgpu.protocol.stream import serve_links
+from vgpu.units import format_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,6 @@ EPOCH_RESERVE: Final = 1 << 20
 """More leases than are begun between two journal writes: a restarted server begins above all that were handed out."""
 _SHUTDOWN_S: Final = 5.0
 _MOST_LINKS: Final = 1024
-
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -416,7 +416,7 @@ class GpuServer:
         # and is given back with that.
         if process is not None and not any(process in other.programs for other in self.vgpus.values()):
             self.swapping.stores.release(process)
-        text = f"the driver let process {message.pid} go, {message.released_bytes} bytes are free again"
+        text = f"the driver let process {message.pid} go, {format_bytes(message.released_bytes)} free again"
         self.happened("detached", vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
 
     async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -25,10 +24,10 @@ from gpuserver.core.residency import (
     Tenant,
     admit,
     decide,
-    patience_ns,
     spare_bytes,
     usable_bytes,
 )
+from gpuserver.runtime.places import Answer, Place, Shortage
 from gpuserver.runtime.stores import Stores
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running, is_stopped
@@ -51,74 +50,6 @@ ANSWER_S: Final = 1.0  # whoever has not begun to come by then is passed over
 TAKE_NS: Final = 3_000_000_000  # so is who has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
-SHORT_BYTES: Final = 256 << 20
-"""The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
-SHORT_MOST_BYTES: Final = 4 << 30
-SHORT_NS: Final = 60_000_000_000
-"""... and half of it again after so long without."""
-
-
-class Answer:
-    """Of a vGPU that is to come: whether its programs have begun to."""
-
-    def __init__(self) -> None:
-        self._given = trio.Event()
-        self._comes = False
-
-    def give(self, comes: bool) -> None:
-        self._comes = self._comes or comes
-        self._given.set()
-
-    async def comes(self) -> bool:
-        await self._given.wait()
-        return self._comes
-
-
-@dataclass(slots=True)
-class Place:
-    """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
-    and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter.
-    ``failures``: to move, in a row; ``offered_ns``: since when there is room for its allocation of ``offered_bytes``.
-    """
-
-    settled: bool = False
-    moving: bool = False
-    leaves: bool = False
-    comes: int = 0
-    wants_ns: int = 0
-    wanted: bool = False
-    came_ns: int = 0
-    left_ns: int = 0
-    move_ns: int = 0
-    failures: int = 0
-    not_before_ns: int = 0
-    offered_ns: int = 0
-    offered_bytes: int = 0
-    tidied_ns: int = 0
-    hopeless: bool = False
-    answer: Answer = field(default_factory=Answer)
-
-    def defer(self) -> None:
-        """It did not do what it was to."""
-        self.failures += 1
-        self.not_before_ns = time.monotonic_ns() + patience_ns(self.failures)
-
-
-@dataclass(slots=True)
-class Shortage:
-    """What the driver keeps of the card beyond what the books know, as far as moves have run into it."""
-
-    bytes_: int = 0
-    until_ns: int = 0
-
-    def grow(self, now_ns: int) -> None:
-        self.bytes_, self.until_ns = min(self.bytes_ + SHORT_BYTES, SHORT_MOST_BYTES), now_ns + SHORT_NS
-
-    def shrink(self, now_ns: int) -> None:
-        """Time has passed."""
-        if self.bytes_ and now_ns >= self.until_ns:
-            self.bytes_ = self.bytes_ // 2 if self.bytes_ > SHORT_BYTES else 0
-            self.until_ns = now_ns + SHORT_NS
 
 
 class Swapping:

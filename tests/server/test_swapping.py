@@ -17,7 +17,7 @@ from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from gpuserver.core.leases import Priority, VgpuKey
 from gpuserver.core.passage import AT_REST
 from gpuserver.core.residency import HostMemory
-from gpuserver.runtime import swapping
+from gpuserver.runtime import places, swapping
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
@@ -167,7 +167,8 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
             return next(vgpu for vgpu in played if vgpu.record.key == process.pid)
 
         clock = SimpleNamespace(monotonic_ns=lambda: int(trio.current_time() * 1e9))
-        monkeypatch.setattr(swapping, "time", clock)
+        for module in (places, swapping):
+            monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(swapping, "is_stopped", lambda process: program(process).is_stopped())
         monkeypatch.setattr(swapping, "is_running", lambda process: program(process).is_running)
         return Stage(*played)

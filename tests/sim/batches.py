@@ -7,7 +7,7 @@ import json
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-from tests.sim.programs import Cuda
+from tests.sim.cuda import Cuda
 
 POINTER, ARRAY = 1, 2
 SIZE = 1 << 16

@@ -14,6 +14,7 @@ SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
 NOT_READY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 600, 700, 801
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_IMPLICIT, CAPTURED_EVENT = 900, 901, 904, 906, 907
 MIB = 1 << 20
+MEMORY = "tests.sim.memory_programs"
 
 
 @pytest.mark.parametrize("library", ["libcuda.so.1", "libnvidia-ml.so.1"])
@@ -106,7 +107,7 @@ def test_refusals_are_those_of_an_h200(node: Node) -> None:
 
 
 def test_virtual_memory(node: Node) -> None:
-    assert node.run("virtual_memory") == {
+    assert node.run("virtual_memory", module=MEMORY) == {
         "charged": 2 * MIB,
         "unmapped": INVALID_VALUE,
         "no_access": INVALID_VALUE,
@@ -122,23 +123,23 @@ def test_virtual_memory(node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["memset", "kernel"])
 def test_unmapping_under_queued_work_kills_the_context(node: Node, how: str) -> None:
-    answer = node.run("unmap_under_work", how)
+    answer = node.run("unmap_under_work", how, module=MEMORY)
     assert (answer["sync"], answer["after"]) == (ILLEGAL_ADDRESS, ILLEGAL_ADDRESS)
 
 
 @pytest.mark.parametrize("how", ["nothing", "synchronised"])
 def test_unmapping_what_no_work_touches_is_harmless(node: Node, how: str) -> None:
-    answer = node.run("unmap_under_work", how)
+    answer = node.run("unmap_under_work", how, module=MEMORY)
     assert (answer["sync"], answer["after"]) == (SUCCESS, SUCCESS)
 
 
 def test_pools_keep_memory_up_to_their_threshold(node: Node) -> None:
     had, freed = [64 * MIB, 40 * MIB], [64 * MIB, 0]
-    assert node.run("pools") == {"trimmed": [had, freed, [0, 0]], "kept": [had, freed, freed]}
+    assert node.run("pools", module=MEMORY) == {"trimmed": [had, freed, [0, 0]], "kept": [had, freed, freed]}
 
 
 def test_what_graphs_allocate_is_taken_when_they_are_uploaded_and_given_back_by_a_trim(node: Node) -> None:
-    assert node.run("graph_memory") == {
+    assert node.run("graph_memory", module=MEMORY) == {
         "before it ran": INVALID_VALUE,
         "the one that stays": SUCCESS,
         "the one that was freed": INVALID_VALUE,
@@ -151,7 +152,7 @@ def test_what_graphs_allocate_is_taken_when_they_are_uploaded_and_given_back_by_
 
 
 def test_allocations_under_a_capture_become_nodes(node: Node) -> None:
-    assert node.run("captured_memory") == {"nodes": 3, "launches": [SUCCESS] * 3, "clone": NOT_SUPPORTED}
+    assert node.run("captured_memory", module=MEMORY) == {"nodes": 3, "launches": [SUCCESS] * 3, "clone": NOT_SUPPORTED}
 
 
 def test_procedures_are_found_by_version_and_stream_kind(node: Node) -> None:

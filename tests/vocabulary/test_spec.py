@@ -55,6 +55,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
         ({"sm_percent": "101"}, "between 1 and 100"),
         ({"sm_percent": 30, "memory_bytes": "8Q"}, "--mem: '8Q' is not a size"),
         ({"sm_percent": 30, "memory_bytes": "1M"}, "--mem: 1 MiB does not hold a CUDA context: the least is 64 MiB"),
+        ({"sm_percent": 30, "memory_bytes": "8"}, "the least is 64 MiB; 8G is 8 GiB"),
         ({"sm_percent": 30, "memory_bytes": 1 << 60}, "more than any GPU"),
         ({"sm_percent": 30, "quota_request_percent": 50, "quota_limit_percent": 40}, "--quota-request 50 is more than"),
         ({"sm_percent": 30, "priority": "urgent"}, "--priority"),

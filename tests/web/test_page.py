@@ -47,7 +47,10 @@ def page(browser: Browser, dashboard: Dashboard, complaints: list[str]) -> Itera
     context.set_default_timeout(PATIENCE_S * 1000)
     expect.set_options(timeout=PATIENCE_S * 1000)
     page = context.new_page()
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda said: complaints.append(f"{said.text} {said.location['url']}") if said.type == "error" else None,
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
         "request", lambda request: None if request.url.startswith(dashboard.url) else complaints.append(request.url)
@@ -295,6 +298,7 @@ def test_it_is_removed_once_its_program_is_not_in_the_way(page: Page) -> None:
 
 
 def test_the_browser_had_nothing_to_complain_of(complaints: list[str]) -> None:
-    """But for what was refused on purpose, and the node's absence."""
-    known = re.compile(r"Failed to load resource: the server responded with a status of (40[09]|50\d)|net::ERR")
+    """But for what was refused on purpose, the node's absence, and details of a vGPU that has just gone."""
+    refused = r"Failed to load resource: the server responded with a status of "
+    known = re.compile(rf"{refused}(40[09]|50\d)|{refused}4(04|10) .*/api/v1/vgpus/vgpu-\w+$|net::ERR")
     assert [text for text in complaints if not known.search(text)] == []

@@ -32,7 +32,8 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
     if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
         for gpu in gpus:
-            print(f"GPU {gpu.index}: {'; '.join(filter(None, (gpu.mode_reason, gpu.reason, gpu.mps_reason)))}")
+            why = f"{gpu.mode} mode: {gpu.mode_reason}" if gpu.mode_reason else ""
+            print(f"GPU {gpu.index}: {'; '.join(filter(None, (why, gpu.reason, gpu.mps_reason)))}")
             if gpu.outside:
                 used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
                 several = counted(len(gpu.outside), "process")

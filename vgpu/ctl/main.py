@@ -40,10 +40,10 @@ from vgpu.errors import VgpuError
 
 BEGIN = """To begin:
 
-    vgpuctl demo                                 two programs, 30 and 70 %
-    vgpuctl serve --detach                       the node; --simulate 1 without a GPU
-    vgpuctl run --sm 30 --mem 8G -- COMMAND      a program in a vGPU of its own
-    vgpuctl ls -w                                who uses what, live"""
+    vgpuctl demo                             two programs, 30 and 70 %
+    vgpuctl serve --detach                   the node; no GPU: --simulate 1
+    vgpuctl run --sm 30 --mem 8G -- COMMAND  a program in a vGPU of its own
+    vgpuctl ls -w                            who uses what, live"""
 
 app = typer.Typer(
     name="vgpuctl",

@@ -69,7 +69,10 @@ def _once(out: Path | None) -> int:
     else:
         with replaced(out) as file:
             file.write(text)
-    return Exit.OK if seen.error is None else report(seen.error)
+    if seen.error is None:
+        return Exit.OK
+    hint = seen.error.hint or "vgpuctl serve --detach starts one; vgpuctl status"
+    return report(VgpuError(seen.error.code, seen.error.message, hint))
 
 
 def _serve(listen: str) -> int:

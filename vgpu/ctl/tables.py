@@ -75,7 +75,7 @@ _STYLES: Final = {
 
 
 def token_rate(reading: VgpuReading | GpuReading) -> str:
-    """Tokens a second; ``open`` while one without an end is held, as nobody else wants the GPU."""
+    """Tokens a second; ``open`` while one without an end is held, as nobody waits for the GPU."""
     return "open" if reading.open_ended else f"{reading.tokens_per_second:.1f}"
 
 

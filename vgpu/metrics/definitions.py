@@ -235,7 +235,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "open_ended",
         GAUGE,
-        "1 while it holds a token without an end, as nobody else wants the GPU: vgpu_tokens_total stands still then.",
+        "1 while it holds a token without an end, as nobody waits for the GPU: vgpu_tokens_total stands still then.",
         lambda v: v.reading.open_ended,
     ),
     _vgpu(
@@ -328,7 +328,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "memory_peak_bytes",
         GAUGE,
-        "Sum of the most that each of its processes has had.",
+        "Sum of the most that each of its processes has had, and of what is implicit.",
         lambda v: v.reading.memory_peak_bytes,
     ),
     _vgpu(

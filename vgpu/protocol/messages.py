@@ -287,7 +287,7 @@ class VgpuReading(Reading):
     memory_away_bytes: int = 0  # of that in the host's memory, swapped
     memory_reserved_bytes: int  # of allocations in progress
     memory_implicit_bytes: int  # contexts, modules, stacks, as NVML reports them
-    memory_peak_bytes: int  # largest sum of the processes' own peaks
+    memory_peak_bytes: int  # implicit, and the sum of the processes' own peaks
     memory_refusals: int  # allocations refused at the limit
     memory_refused_bytes: int  # size of the last one
 
