@@ -403,6 +403,9 @@ cdef extern:
     int vgpu_copy_3d_batch(
         Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
     ) noexcept nogil
+    int vgpu_fabric_copies(
+        Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
+    ) noexcept nogil
     int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
     int vgpu_prefetch_batch(
         Pass* work, void* stream, bint own, bint waits, const size_t* sizes_bytes, size_t count

@@ -15,8 +15,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
     real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
     real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
-    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamDestroy,
-    real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
+    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamBeginRecaptureToGraph,
+    real_cuStreamBeginRecaptureToGraph_ptsz, real_cuStreamDestroy, real_cuStreamDestroy_v2, real_cuStreamEndCapture,
+    real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
@@ -375,6 +376,22 @@ cdef public int cuStreamBeginCaptureToGraph_ptsz(
     cdef void* context = vgpu_capture_begins(named(stream, 1))
     return begun(
         real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1), context
+    )
+
+
+cdef public int cuStreamBeginRecaptureToGraph(
+    void* stream, int mode, void* graph, void* differs, void* data
+) noexcept nogil:
+    cdef void* context = vgpu_capture_begins(named(stream, 0))
+    return begun(real_cuStreamBeginRecaptureToGraph(stream, mode, graph, differs, data), named(stream, 0), context)
+
+
+cdef public int cuStreamBeginRecaptureToGraph_ptsz(
+    void* stream, int mode, void* graph, void* differs, void* data
+) noexcept nogil:
+    cdef void* context = vgpu_capture_begins(named(stream, 1))
+    return begun(
+        real_cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, differs, data), named(stream, 1), context
     )
 
 
