@@ -30,12 +30,17 @@ cdef extern from "hook/hook_native.h" nogil:
         MADV_WIPEONFORK
     void* MAP_FAILED
     void vgpu_set_thread(void* record) noexcept
-    void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
+    ctypedef struct vgpu_thread_key:
+        pass
+    void vgpu_make_thread_key(vgpu_thread_key* key, void (*released)(void*) noexcept nogil) noexcept
+    void vgpu_at_thread_exit(const vgpu_thread_key* key, void* record) noexcept
 
 cdef enum:
     PAGE_BYTES = 4096
     DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
     OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
+
+cdef vgpu_thread_key thread_key      # under threads_lock until it is made
 
 
 cdef void* current_context() noexcept nogil:
@@ -56,9 +61,11 @@ cdef void leave_gate(Thread* thread) noexcept nogil:
 
 
 cdef void release_thread(void* record) noexcept nogil:
-    """At the end of an application thread: its record is free for the next one."""
+    """At the end of an application thread: its record is free for the next one. What ends in the thread after this
+    and calls us gets another."""
     cdef Thread* thread = <Thread*>record
     cdef State* all = state()
+    vgpu_set_thread(NULL)
     store32(&thread.inside, 0)
     store32(&thread.calling, 0)
     vgpu_captures_end_with(thread)
@@ -87,13 +94,15 @@ cdef public Thread* vgpu_claim_thread() noexcept nogil:
             return NULL
         madvise(page, PAGE_BYTES, MADV_WIPEONFORK)
         for i in range(PAGE_BYTES // sizeof(Thread)):
-            page[i].next = all.threads
-            all.threads = page + i
+            page[i].next = all.threads if i == 0 else page + (i - 1)
+        # the hook thread follows these without the lock
+        store64(<uint64_t*>&all.threads, <uint64_t>(page + PAGE_BYTES // sizeof(Thread) - 1))
         thread = all.threads
     store32(&thread.taken, 1)
+    vgpu_make_thread_key(&thread_key, release_thread)
     lock_release(&all.threads_lock)
     vgpu_set_thread(thread)
-    vgpu_at_thread_exit(release_thread, thread)
+    vgpu_at_thread_exit(&thread_key, thread)
     return thread
 
 
