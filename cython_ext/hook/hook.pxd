@@ -126,6 +126,7 @@ cdef struct Event:
     void* context
     bint timed
     bint used
+    bint held                # its context was about to end: not asked about while any is
 
 
 cdef struct Sample:
@@ -208,6 +209,8 @@ cdef struct Gate:
     bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
+    int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
+    int64_t unseen_until_ns  # ... and until then
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
@@ -367,6 +370,7 @@ cdef extern:
     Thread* vgpu_claim_thread() noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
+    void* vgpu_context_of_stream(void* stream) noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
     void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
     unsigned int* vgpu_calling() noexcept nogil

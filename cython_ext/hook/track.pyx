@@ -18,8 +18,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuEventCreate, real_cuEventElapsedTime, real_cuEventQuery,
-    real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSetCurrent, real_cuEventCreate,
+    real_cuEventElapsedTime, real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
     CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
@@ -50,9 +50,8 @@ cdef inline void* current_context() noexcept nogil:
 
 # --- events
 
-cdef int take_event(Gate* gate, bint timed) noexcept nogil:
+cdef int take_event(Gate* gate, void* context, bint timed) noexcept nogil:
     """An event object of the current context, or -1."""
-    cdef void* context = current_context()
     cdef Event* event
     cdef int i, free = -1
     for i in range(EVENTS):
@@ -80,26 +79,37 @@ cdef inline void give_event(Gate* gate, int index) noexcept nogil:
 
 
 cdef bint may_record(const Stream* stream) noexcept nogil:
+    if stream.handle == NULL:
+        return 0             # it is no more; the driver would take that for the default stream
     if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
         return 0
     return stream.flags == 0 or load32(&state().captures) == 0
 
 
 cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
-    """An event behind what is in the stream now; its index, or -1."""
+    """An event behind what is in the stream now; its index, or -1. In the stream's context, which need not be the
+    current one."""
+    cdef void* context = current_context()
+    cdef bint elsewhere = stream.context != context
     cdef int event
     if not may_record(stream):
         return -1
-    event = take_event(gate, timed)
+    if elsewhere and (load32(&state().dying) or real_cuCtxPushCurrent_v2(stream.context) != CUDA_SUCCESS):
+        return -1
+    event = take_event(gate, stream.context, timed)
     if event >= 0 and real_cuEventRecord(gate.events[event].handle, stream.handle) != CUDA_SUCCESS:
         give_event(gate, event)
-        return -1
+        event = -1
+    if elsewhere:
+        real_cuCtxPopCurrent_v2(&context)
     return event
 
 
 cdef bint done(Gate* gate, int event) noexcept nogil:
     """Whether the event is complete; one that died with its context, or that only answers errors, is."""
     cdef void* handle = gate.events[event].handle
+    if gate.events[event].held and load32(&state().dying):
+        return 0
     return handle == NULL or real_cuEventQuery(handle) != CUDA_ERROR_NOT_READY
 
 
@@ -278,7 +288,7 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
 cdef public bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil:
     """An event behind the stream's work stands for it from now on."""
     cdef int event
-    if gate.left_count == LEFT_BEHIND or stream.context != current_context():
+    if gate.left_count == LEFT_BEHIND:
         return 0
     event = record(gate, stream, 0)
     if event < 0:
@@ -357,6 +367,7 @@ cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
     if gate.probe < 0:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
+        legacy.context = context
         gate.probe = record(gate, &legacy, 0)
         gate.probed = context
         return 1
@@ -438,6 +449,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
     gate.untracked = gate.own_unmarked = 0
+    gate.unseen_ns = gate.unseen_until_ns = 0
     gate.idle_since_ns = gate.backlog.drained_ns
     return 1
 

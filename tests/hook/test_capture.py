@@ -191,3 +191,27 @@ input()
     vgpu.open()
     assert json.loads(stage.heard(program)) == [True, True]
     eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+
+
+def test_a_capture_survives_the_end_of_another_stream_with_work_in_it(stage: Stage) -> None:
+    """Of a blocking stream, which may not be marked now: nobody marks the default stream in its place."""
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        """
+stream, doomed, other = app.new_stream(0), app.new_stream(0), app.new_stream(1)
+kernels = [app.kernel(0.2, s) for s in (doomed, other)]
+for kernel in kernels:
+    kernel.launch()
+app.call("cuCtxSynchronize")
+app.call("cuStreamBeginCapture_v2", stream, 2)
+kernels[0].launch()
+results = [app.result("cuStreamDestroy_v2", doomed)]
+kernels[1].launch()
+graph = c_void_p()
+results.append(app.result("cuStreamEndCapture", stream, byref(graph)))
+print(json.dumps(results), flush=True)
+""",
+        "finite",
+    )
+    assert results == [0, 0]
