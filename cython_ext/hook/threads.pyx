@@ -8,7 +8,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxGetDevice, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
+    CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_capturing, vgpu_thread,
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add64, load32, load64, rarely, store32, store64
@@ -139,6 +139,18 @@ cdef public Gate* vgpu_gate_of_stream(void* stream) noexcept nogil:
 
 
 # --- several vGPUs in a process
+
+cdef public void* vgpu_context_of_stream(void* stream) noexcept nogil:
+    """The context of a stream (normalised) if it is not the current one, else NULL. Where the process has one vGPU,
+    nobody needs to know."""
+    cdef void* context = NULL
+    if (
+        not attached() or state().gate_count == 1 or <size_t>stream <= DEFAULT_HANDLES or vgpu_capturing(stream)
+        or real_cuStreamGetCtx(stream, &context) != CUDA_SUCCESS or context == current_context()
+    ):
+        return NULL
+    return context
+
 
 cdef inline void* name_in_context(void* stream) noexcept nogil:
     """What ``Thread.stream`` is for a stream (normalised) where the process has several vGPUs: a default stream belongs
