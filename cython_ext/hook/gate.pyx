@@ -15,8 +15,8 @@ from cython_ext.hook.hook cimport (
     vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread,
     vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
     vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead,
-    vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index,
-    vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
+    vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
@@ -463,16 +463,18 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     return error
 
 
-cdef public void vgpu_leave(Pass* launch) noexcept nogil:
-    """The launch has reached the driver."""
+cdef public void vgpu_leave(Pass* launch, int result) noexcept nogil:
+    """The launch has reached the driver, which answered ``result``."""
     cdef Gate* gate = launch.gate
     if launch.kind == PASS_ANNOUNCED:
         store32(&launch.thread.inside, 0)
     elif launch.kind == PASS_TRACKED:
         if launch.sample >= 0 or launch.mark:
             lock_acquire(&gate.lock)
-            if launch.sample >= 0:
+            if launch.sample >= 0 and result == CUDA_SUCCESS:
                 vgpu_sample_end(gate, launch.sample, launch.stream)
+            elif launch.sample >= 0:
+                vgpu_sample_void(gate, launch.sample)
             if launch.mark and gate.marked_stream == launch.stream:
                 vgpu_mark(gate)
             lock_release(&gate.lock)

@@ -383,7 +383,7 @@ cdef extern:
     void vgpu_publish_counts(Gate* gate) noexcept nogil
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
-    void vgpu_leave(Pass* launch) noexcept nogil
+    void vgpu_leave(Pass* launch, int result) noexcept nogil
     void vgpu_ring(Gate* gate) noexcept nogil
     # transfers.pyx, and wrappers.pyx the last: before the call, as vgpu_enter does; ``own``: stream 0 is the thread's
     # own; ``waits``: LAUNCH_WAITS
@@ -451,6 +451,7 @@ cdef extern:
         Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
     ) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
+    void vgpu_sample_void(Gate* gate, int sample) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil

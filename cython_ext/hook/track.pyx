@@ -207,6 +207,13 @@ cdef public int vgpu_sample_begin(
     return -1
 
 
+cdef public void vgpu_sample_void(Gate* gate, int index) noexcept nogil:
+    """Nothing follows its start: there was no launch."""
+    give_event(gate, gate.samples[index].start)
+    gate.samples[index].used = 0
+    gate.sampling -= 1
+
+
 cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nogil:
     """The launch has been submitted."""
     cdef Sample* sample = &gate.samples[index]
@@ -216,9 +223,7 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     sample.end = record(gate, &gate.streams[stream], 1)
     restore(mode)
     if sample.end < 0:
-        give_event(gate, sample.start)
-        sample.used = 0
-        gate.sampling -= 1
+        vgpu_sample_void(gate, index)
 
 
 cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:

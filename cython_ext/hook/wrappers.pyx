@@ -122,7 +122,7 @@ cdef inline int kernel(
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -171,7 +171,7 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
     result = vgpu_enter(&launch, named(config.stream, own), &key, LAUNCH_OVERLAPS if is_programmatic(config) else 0)
     if result == CUDA_SUCCESS:
         result = kernel_ex_real(own, given, f, params, extra)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -208,7 +208,7 @@ cdef inline int cooperative(
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -273,7 +273,7 @@ cdef public int cuLaunchCooperativeKernelMultiDevice(
         result = real_cuLaunchCooperativeKernelMultiDevice(launches, count, flags)
     for i in range(entered):
         turn_to(each[i].stream)
-        vgpu_leave(&passes[i])
+        vgpu_leave(&passes[i], result)
     real_cuCtxSetCurrent(context)
     return result
 
@@ -300,7 +300,7 @@ cdef int launch_taking_graph(bint own, void* graph, void* stream) noexcept nogil
             launch.thread.graph_launches += 1
         result = graph_real(own, graph, stream)
         vgpu_graph_went(gate)
-    vgpu_leave(&launch)
+    vgpu_leave(&launch, result)
     return result
 
 
@@ -324,7 +324,7 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
         if launch.thread != NULL:
             launch.thread.graph_launches += 1
         result = graph_real(own, graph, stream)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
