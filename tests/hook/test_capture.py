@@ -215,3 +215,23 @@ print(json.dumps(results), flush=True)
         "finite",
     )
     assert results == [0, 0]
+
+
+def test_a_capture_in_one_context_does_not_hide_drains_in_another(stage: Stage) -> None:
+    """Work in both is marked before it begins, whichever context is current."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+app.kernel(50.0, app.new_stream(1)).launch()
+app.call("cuCtxCreate_v2", byref(c_void_p()), 0, app.device)
+app.call("cuStreamBeginCapture_v2", app.new_stream(1), 0)
+print("open", flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    vgpu.open()
+    assert stage.heard(program) == "open"
+    eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
