@@ -6,7 +6,7 @@ Rules that every call here keeps:
 * it runs with the thread's capture mode RELAXED (relaxed.pxd);
 * while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
-  markers set before;
+  markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
   they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
 * handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
@@ -23,8 +23,9 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
-    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State,
-    Stream, Thread, state, vgpu_log, vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
+    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate,
+    Sample, State, Stream, Thread, state, vgpu_capturing, vgpu_log, vgpu_thread, vgpu_trace_idle,
+    vgpu_trace_launch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
@@ -335,6 +336,22 @@ cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
     restore(mode)
 
 
+cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
+    """The same while a capture is open, of streams that have not joined it. If one has since, the event may be a part
+    of it, and must not be asked about."""
+    cdef Stream* stream
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if not stream.dirty or stream.flags or vgpu_capturing(stream.handle) or not vgpu_leave_behind(gate, stream):
+            continue
+        if vgpu_capturing(stream.handle):
+            gate.left_count -= 1
+            give_event(gate, gate.left[gate.left_count])
+        else:
+            stream.dirty = 0
+
+
 # --- drains
 
 cdef bint all_outside() noexcept nogil:
@@ -431,6 +448,8 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     lock_acquire(&all.captures_lock)                     # no capture begins while we ask
     mode = relax()
     if all.captures:         # only events may be looked at (vgpu_collect has, at the markers)
+        if gate.untracked:
+            leave_unjoined_behind(gate)
         busy = some_dirty(gate) if gate.untracked else gate.backlog.busy
     else:
         busy = streams_busy(gate, anywhere)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
+from tests.hook.test_gate import drained
 
 PROLOGUE = """
 import ctypes, json, sys, threading, time
@@ -235,3 +237,49 @@ input()
     vgpu.open()
     assert stage.heard(program) == "open"
     eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+
+
+BESIDE = """
+stream, other = app.new_stream(1), app.new_stream(1)
+fork, join = app.event(), app.event()
+app.call("cuStreamBeginCapture_v2", stream, 0)
+app.kernel(5.0, other).launch()
+"""
+
+
+def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + BESIDE
+        + """
+print("open", flush=True)
+input()
+print(app.result("cuStreamEndCapture", stream, byref(c_void_p())), flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    vgpu.open()
+    assert stage.heard(program) == "open"
+    drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
+    stage.tell(program)
+    assert stage.heard(program) == "0"
+
+
+def test_a_stream_that_joins_with_work_from_before_ends_no_capture(stage: Stage) -> None:
+    """A marker would be captured, and a look at it end the capture."""
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        BESIDE
+        + """
+results = [app.result("cuEventRecord", fork, stream), app.result("cuStreamWaitEvent", other, fork, c_uint(0))]
+time.sleep(0.2)
+results += [app.result("cuEventRecord", join, other), app.result("cuStreamWaitEvent", stream, join, c_uint(0))]
+results.append(app.result("cuStreamEndCapture", stream, byref(c_void_p())))
+print(json.dumps(results), flush=True)
+""",
+        "open",
+    )
+    assert results == [0] * 5

@@ -47,11 +47,11 @@ input()
 
 
 def test_a_launch_beside_a_capture_of_the_same_thread(stage: Stage) -> None:
-    """While it is open no stream may be asked, so nobody can see that the one before is done."""
+    """While it is open a blocking stream may be neither asked nor marked, so the end of the one before is not seen."""
     launched_on(
         stage,
         """
-stream, other = app.new_stream(1), app.new_stream(1)
+stream, other = app.new_stream(1), app.new_stream(0)
 kernel = app.kernel(1.0, other)
 app.call("cuStreamBeginCapture_v2", stream, 2)
 kernel.launch()
