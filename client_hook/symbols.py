@@ -8,7 +8,7 @@ wrappers, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fa
 To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
 there.
 
-Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.0, nvml.h. Arguments are written with plain C types
+Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.5, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
 NVIDIA's headers.
 """
@@ -253,6 +253,27 @@ SYMBOLS: tuple[Symbol, ...] = (
         twin=13000,
     ),
     *_work(
+        "cuMemcpyWithAttributesAsync",
+        _IN_DEVICE + ", void* attributes, void* stream",
+        13020,
+        "copy_between(target, source, size)",
+        twin=13020,
+    ),
+    *_work(
+        "cuMemcpy3DWithAttributesAsync",
+        "void* copy, unsigned long long flags, void* stream",
+        13020,
+        "copy_3d_batch(copy, 1)",
+        twin=13020,
+    ),
+    *_work(
+        "cuFabricCpyBatchAsync",
+        "size_t count, void* copies, unsigned long long flags, void* stream",
+        13050,
+        "fabric_copies(copies, count)",
+        twin=13050,
+    ),
+    *_work(
         "cuMemPrefetchAsync",
         "unsigned long long address, size_t size, int device, void* stream",
         8000,
@@ -326,6 +347,12 @@ SYMBOLS: tuple[Symbol, ...] = (
         "void* stream, void* graph, const void* nodes, const void* edges, size_t count, int mode",
         12030,
         twin=12030,
+    ),
+    *_cuda(
+        "cuStreamBeginRecaptureToGraph",
+        "void* stream, int mode, void* graph, void* differs, void* data",
+        13030,
+        twin=13030,
     ),
     *_cuda("cuStreamEndCapture", "void* stream, void** graph", 10000, twin=10000),
     *_cuda("cuStreamDestroy", "void* stream", 2000),

@@ -173,7 +173,7 @@ def calls() -> str:
                 *statement(f"    cdef int result = {question(symbol)}"),
                 "    if result == CUDA_SUCCESS:",
                 *statement(f"        result = {real}"),
-                "        vgpu_leave(&work)",
+                "        vgpu_leave(&work, result)",
             ]
         else:
             lines += [

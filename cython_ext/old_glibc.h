@@ -16,6 +16,8 @@
 #endif
 __asm__(".symver pthread_create, pthread_create@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_join, pthread_join@" VGPU_OLD_GLIBC);
+__asm__(".symver pthread_key_create, pthread_key_create@" VGPU_OLD_GLIBC);
+__asm__(".symver pthread_setspecific, pthread_setspecific@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_sigmask, pthread_sigmask@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_attr_setstacksize, pthread_attr_setstacksize@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_mutexattr_init, pthread_mutexattr_init@" VGPU_OLD_GLIBC);

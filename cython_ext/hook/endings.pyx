@@ -6,10 +6,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuEventDestroy_v2, real_cuStreamGetCtx, real_cuStreamIsCapturing,
+    real_cuCtxGetCurrent, real_cuStreamGetCtx, real_cuStreamIsCapturing,
 )
 from cython_ext.hook.hook cimport (
-    CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Event, Gate, State, Stream, Thread, attached, state,
+    CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Gate, State, Stream, Thread, attached, state,
     vgpu_claim_thread, vgpu_leave_all_behind, vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead,
     vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_thread, vgpu_touch, vgpu_touched,
 )
@@ -163,12 +163,10 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:
-    """Before a context is destroyed, reset or released: our events in it go first, and nothing of it is asked
-    meanwhile."""
+    """Before a context is destroyed, reset or released, which need not be its end: nothing of it is asked meanwhile,
+    our events in it neither."""
     cdef Gate* gate
-    cdef Event* event
     cdef uint32_t g, i
-    cdef int mode
     if not attached():
         return
     for g in range(state().gate_count):      # what can leave the card is moved in its contexts: not while one goes
@@ -178,15 +176,19 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
         gate = &state().gates[g]
         lock_acquire(&gate.lock)
         vgpu_let_go(gate)
-        mode = relax()
         for i in range(EVENTS):
-            event = &gate.events[i]
-            if event.handle != NULL and event.context == context:
-                real_cuEventDestroy_v2(event.handle)
-                event.handle = NULL
-                event.context = NULL
-        restore(mode)
+            if gate.events[i].context == context:
+                gate.events[i].held = 1
         lock_release(&gate.lock)
+
+
+cdef void drop_events(Gate* gate, void* context) noexcept nogil:
+    """They went with their context; whoever uses one finds it complete."""
+    cdef uint32_t i
+    for i in range(EVENTS):
+        if gate.events[i].context == context:
+            gate.events[i].handle = gate.events[i].context = NULL
+            gate.events[i].held = 0
 
 
 cdef void bury(void* context, bint dead) noexcept nogil:
@@ -195,6 +197,8 @@ cdef void bury(void* context, bint dead) noexcept nogil:
     for g in range(state().gate_count):
         gate = &state().gates[g]
         lock_acquire(&gate.lock)
+        if dead:
+            drop_events(gate, context)
         for i in range(gate.stream_count):
             if dead and gate.streams[i].context == context:
                 memset(&gate.streams[i], 0, sizeof(Stream))

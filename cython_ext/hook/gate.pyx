@@ -8,13 +8,15 @@ holds it to window and lease end).
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
     PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, is_swappable, state,
-    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
-    vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look,
-    vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead, vgpu_sample_begin, vgpu_sample_end, vgpu_say, vgpu_siblings_run,
-    vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
+    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread,
+    vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
+    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead,
+    vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
@@ -33,7 +35,8 @@ from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEF
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit, marker_due,
+    FORGIVEN_NS, STALLED_NS, backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit,
+    marker_due,
 )
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
@@ -288,6 +291,20 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
     return durations_launch(&gate.durations, key) if known == NULL else known
 
 
+cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
+    """Whether what was submitted untracked has kept launches waiting for so long that it may itself wait for one of
+    them, or for a capture to end: then they go for a while, as a stalled queue is forgiven (logic/window.pxd)."""
+    if now < gate.unseen_until_ns:
+        return 1
+    if gate.unseen_ns == 0:
+        gate.unseen_ns = now + STALLED_NS
+    if now < gate.unseen_ns:
+        return 0
+    gate.unseen_ns = now + STALLED_NS
+    gate.unseen_until_ns = now + FORGIVEN_NS
+    return 1
+
+
 cdef void calls(Pass* launch) noexcept nogil:
     """It goes to the driver as any other call does."""
     cdef unsigned int* calling = vgpu_calling()
@@ -296,11 +313,8 @@ cdef void calls(Pass* launch) noexcept nogil:
         calling[0] += 1
 
 
-cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
-    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
-    instead.
-
-    ``key``: ``hash``, ``after`` and the version of a graph are filled in here. ``manner``: LAUNCH_*.
+cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
+    """``vgpu_enter`` where the stream's context is the current one; ``launch`` is all there, but for what is found out.
     """
     cdef Gate* gate
     cdef Thread* thread
@@ -312,16 +326,6 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     cdef int64_t now, learned_ns, assumed_ns
     cdef bint counted = 0, empty, doubted
     cdef int index, error = CUDA_SUCCESS
-    launch.kind = PASS_PLAIN
-    launch.sample = -1
-    launch.mark = 0
-    launch.handle = stream
-    launch.thread = NULL
-    thread = vgpu_announce_in_context(stream)
-    if thread != NULL:
-        launch.kind = PASS_ANNOUNCED
-        launch.thread = thread
-        return CUDA_SUCCESS
     gate = vgpu_gate_here()
     if gate == NULL:
         return CUDA_SUCCESS
@@ -387,7 +391,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
         bounded = plan
         baton_bound(&bounded, gate.baton_until_ns)
         gate_decide(&bounded, &view, &verdict)
-        if gate.untracked and verdict.action != GATE_WAIT_LEASE:
+        if gate.untracked and verdict.action != GATE_WAIT_LEASE and not unseen_for_long(gate, now):
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
             # the lease began between the two looks: first what is queued ahead of it
@@ -435,16 +439,42 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     return error
 
 
-cdef public void vgpu_leave(Pass* launch) noexcept nogil:
-    """The launch has reached the driver."""
+cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
+    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
+    instead. It goes to the stream's GPU, whichever is current.
+
+    ``key``: ``hash``, ``after`` and the version of a graph are filled in here. ``manner``: LAUNCH_*.
+    """
+    cdef void* context
+    cdef int error
+    launch.kind = PASS_PLAIN
+    launch.sample = -1
+    launch.mark = 0
+    launch.handle = stream
+    launch.thread = vgpu_announce_in_context(stream)
+    if launch.thread != NULL:
+        launch.kind = PASS_ANNOUNCED
+        return CUDA_SUCCESS
+    context = vgpu_context_of_stream(stream)
+    if context == NULL or real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
+        return enter(launch, stream, key, manner)
+    error = enter(launch, stream, key, manner)
+    real_cuCtxPopCurrent_v2(&context)
+    return error
+
+
+cdef public void vgpu_leave(Pass* launch, int result) noexcept nogil:
+    """The launch has reached the driver, which answered ``result``."""
     cdef Gate* gate = launch.gate
     if launch.kind == PASS_ANNOUNCED:
         store32(&launch.thread.inside, 0)
     elif launch.kind == PASS_TRACKED:
         if launch.sample >= 0 or launch.mark:
             lock_acquire(&gate.lock)
-            if launch.sample >= 0:
+            if launch.sample >= 0 and result == CUDA_SUCCESS:
                 vgpu_sample_end(gate, launch.sample, launch.stream)
+            elif launch.sample >= 0:
+                vgpu_sample_void(gate, launch.sample)
             if launch.mark and gate.marked_stream == launch.stream:
                 vgpu_mark(gate)
             lock_release(&gate.lock)

@@ -126,6 +126,7 @@ cdef struct Event:
     void* context
     bint timed
     bint used
+    bint held                # its context was about to end: not asked about while any is
 
 
 cdef struct Sample:
@@ -208,6 +209,8 @@ cdef struct Gate:
     bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     bint untracked           # work was submitted on the fast path since the last drain
+    int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
+    int64_t unseen_until_ns  # ... and until then
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
@@ -368,6 +371,7 @@ cdef extern:
     Thread* vgpu_claim_thread() noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
+    void* vgpu_context_of_stream(void* stream) noexcept nogil
     Thread* vgpu_announce_in_context(void* stream) noexcept nogil
     void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
     unsigned int* vgpu_calling() noexcept nogil
@@ -380,7 +384,7 @@ cdef extern:
     void vgpu_publish_counts(Gate* gate) noexcept nogil
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
-    void vgpu_leave(Pass* launch) noexcept nogil
+    void vgpu_leave(Pass* launch, int result) noexcept nogil
     void vgpu_ring(Gate* gate) noexcept nogil
     # transfers.pyx, and wrappers.pyx the last: before the call, as vgpu_enter does; ``own``: stream 0 is the thread's
     # own; ``waits``: LAUNCH_WAITS
@@ -402,6 +406,9 @@ cdef extern:
         const size_t* sizes_bytes, size_t count
     ) noexcept nogil
     int vgpu_copy_3d_batch(
+        Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
+    ) noexcept nogil
+    int vgpu_fabric_copies(
         Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
     ) noexcept nogil
     int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil
@@ -445,6 +452,7 @@ cdef extern:
         Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
     ) noexcept nogil
     void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
+    void vgpu_sample_void(Gate* gate, int sample) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil
     void vgpu_leave_all_behind(Gate* gate) noexcept nogil

@@ -24,11 +24,14 @@ extern void *vgpu_dlvsym(void *handle, const char *name, const char *version);
 __asm__(".symver vgpu_dlopen, dlopen@" VGPU_OLD_GLIBC);
 __asm__(".symver vgpu_dlvsym, dlvsym@" VGPU_OLD_GLIBC);
 
-/* Runs `released(record)` when the calling thread ends; a function of the C library since 2.18, made for C++'s thread_local. */
-extern int __cxa_thread_atexit_impl(void (*released)(void *), void *record, void *library);
-extern void *__dso_handle __attribute__((visibility("hidden")));
-static inline void vgpu_at_thread_exit(void (*released)(void *), void *record) {
-    __cxa_thread_atexit_impl(released, record, &__dso_handle);
+/* Runs `released(record)` when the calling thread ends, behind the destructors of its thread_local objects; once more if one
+ * of the program's own keys calls us later and gets a record again. `key` is made by the first, under the caller's lock. */
+typedef struct { pthread_key_t key; int made; } vgpu_thread_key;
+static inline void vgpu_make_thread_key(vgpu_thread_key *key, void (*released)(void *)) {
+    if (!key->made) key->made = pthread_key_create(&key->key, released) == 0;
+}
+static inline void vgpu_at_thread_exit(const vgpu_thread_key *key, void *record) {
+    if (key->made) pthread_setspecific(key->key, record);
 }
 
 extern int vgpu_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);

@@ -8,7 +8,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxGetDevice, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_thread,
+    CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_captures_end_with, vgpu_capturing, vgpu_thread,
 )
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add64, fence, load32, load64, rarely, store32, store64
@@ -30,12 +30,17 @@ cdef extern from "hook/hook_native.h" nogil:
         MADV_WIPEONFORK
     void* MAP_FAILED
     void vgpu_set_thread(void* record) noexcept
-    void vgpu_at_thread_exit(void (*released)(void*) noexcept nogil, void* record) noexcept
+    ctypedef struct vgpu_thread_key:
+        pass
+    void vgpu_make_thread_key(vgpu_thread_key* key, void (*released)(void*) noexcept nogil) noexcept
+    void vgpu_at_thread_exit(const vgpu_thread_key* key, void* record) noexcept
 
 cdef enum:
     PAGE_BYTES = 4096
     DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
     OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
+
+cdef vgpu_thread_key thread_key      # under threads_lock until it is made
 
 
 cdef void* current_context() noexcept nogil:
@@ -56,9 +61,11 @@ cdef void leave_gate(Thread* thread) noexcept nogil:
 
 
 cdef void release_thread(void* record) noexcept nogil:
-    """At the end of an application thread: its record is free for the next one."""
+    """At the end of an application thread: its record is free for the next one. What ends in the thread after this
+    and calls us gets another."""
     cdef Thread* thread = <Thread*>record
     cdef State* all = state()
+    vgpu_set_thread(NULL)
     store32(&thread.inside, 0)
     store32(&thread.calling, 0)
     vgpu_captures_end_with(thread)
@@ -105,9 +112,10 @@ cdef public Thread* vgpu_claim_thread() noexcept nogil:
         lock_release(&all.threads_lock)
         return NULL
     store32(&thread.taken, 1)
+    vgpu_make_thread_key(&thread_key, release_thread)
     lock_release(&all.threads_lock)
     vgpu_set_thread(thread)
-    vgpu_at_thread_exit(release_thread, thread)
+    vgpu_at_thread_exit(&thread_key, thread)
     return thread
 
 
@@ -144,6 +152,18 @@ cdef public Gate* vgpu_gate_of_stream(void* stream) noexcept nogil:
 
 
 # --- several vGPUs in a process
+
+cdef public void* vgpu_context_of_stream(void* stream) noexcept nogil:
+    """The context of a stream (normalised) if it is not the current one, else NULL. Where the process has one vGPU,
+    nobody needs to know."""
+    cdef void* context = NULL
+    if (
+        not attached() or state().gate_count == 1 or <size_t>stream <= DEFAULT_HANDLES or vgpu_capturing(stream)
+        or real_cuStreamGetCtx(stream, &context) != CUDA_SUCCESS or context == current_context()
+    ):
+        return NULL
+    return context
+
 
 cdef inline void* name_in_context(void* stream) noexcept nogil:
     """What ``Thread.stream`` is for a stream (normalised) where the process has several vGPUs: a default stream belongs

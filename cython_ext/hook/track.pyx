@@ -6,7 +6,7 @@ Rules that every call here keeps:
 * it runs with the thread's capture mode RELAXED (relaxed.pxd);
 * while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
-  markers set before;
+  markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
   they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
 * handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
@@ -18,13 +18,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuEventCreate, real_cuEventElapsedTime, real_cuEventQuery,
-    real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSetCurrent, real_cuEventCreate,
+    real_cuEventElapsedTime, real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
     CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
-    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate, Sample, State,
-    Stream, Thread, state, vgpu_log, vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
+    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate,
+    Sample, State, Stream, Thread, state, vgpu_capturing, vgpu_log, vgpu_thread, vgpu_trace_idle,
+    vgpu_trace_launch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
@@ -50,9 +51,8 @@ cdef inline void* current_context() noexcept nogil:
 
 # --- events
 
-cdef int take_event(Gate* gate, bint timed) noexcept nogil:
+cdef int take_event(Gate* gate, void* context, bint timed) noexcept nogil:
     """An event object of the current context, or -1."""
-    cdef void* context = current_context()
     cdef Event* event
     cdef int i, free = -1
     for i in range(EVENTS):
@@ -80,26 +80,37 @@ cdef inline void give_event(Gate* gate, int index) noexcept nogil:
 
 
 cdef bint may_record(const Stream* stream) noexcept nogil:
+    if stream.handle == NULL:
+        return 0             # it is no more; the driver would take that for the default stream
     if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
         return 0
     return stream.flags == 0 or load32(&state().captures) == 0
 
 
 cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
-    """An event behind what is in the stream now; its index, or -1."""
+    """An event behind what is in the stream now; its index, or -1. In the stream's context, which need not be the
+    current one."""
+    cdef void* context = current_context()
+    cdef bint elsewhere = stream.context != context
     cdef int event
     if not may_record(stream):
         return -1
-    event = take_event(gate, timed)
+    if elsewhere and (load32(&state().dying) or real_cuCtxPushCurrent_v2(stream.context) != CUDA_SUCCESS):
+        return -1
+    event = take_event(gate, stream.context, timed)
     if event >= 0 and real_cuEventRecord(gate.events[event].handle, stream.handle) != CUDA_SUCCESS:
         give_event(gate, event)
-        return -1
+        event = -1
+    if elsewhere:
+        real_cuCtxPopCurrent_v2(&context)
     return event
 
 
 cdef bint done(Gate* gate, int event) noexcept nogil:
     """Whether the event is complete; one that died with its context, or that only answers errors, is."""
     cdef void* handle = gate.events[event].handle
+    if gate.events[event].held and load32(&state().dying):
+        return 0
     return handle == NULL or real_cuEventQuery(handle) != CUDA_ERROR_NOT_READY
 
 
@@ -197,6 +208,13 @@ cdef public int vgpu_sample_begin(
     return -1
 
 
+cdef public void vgpu_sample_void(Gate* gate, int index) noexcept nogil:
+    """Nothing follows its start: there was no launch."""
+    give_event(gate, gate.samples[index].start)
+    gate.samples[index].used = 0
+    gate.sampling -= 1
+
+
 cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nogil:
     """The launch has been submitted."""
     cdef Sample* sample = &gate.samples[index]
@@ -206,9 +224,7 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     sample.end = record(gate, &gate.streams[stream], 1)
     restore(mode)
     if sample.end < 0:
-        give_event(gate, sample.start)
-        sample.used = 0
-        gate.sampling -= 1
+        vgpu_sample_void(gate, index)
 
 
 cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
@@ -278,7 +294,7 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
 cdef public bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil:
     """An event behind the stream's work stands for it from now on."""
     cdef int event
-    if gate.left_count == LEFT_BEHIND or stream.context != current_context():
+    if gate.left_count == LEFT_BEHIND:
         return 0
     event = record(gate, stream, 0)
     if event < 0:
@@ -320,6 +336,22 @@ cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
     restore(mode)
 
 
+cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
+    """The same while a capture is open, of streams that have not joined it. If one has since, the event may be a part
+    of it, and must not be asked about."""
+    cdef Stream* stream
+    cdef uint32_t i
+    for i in range(gate.stream_count):
+        stream = &gate.streams[i]
+        if not stream.dirty or stream.flags or vgpu_capturing(stream.handle) or not vgpu_leave_behind(gate, stream):
+            continue
+        if vgpu_capturing(stream.handle):
+            gate.left_count -= 1
+            give_event(gate, gate.left[gate.left_count])
+        else:
+            stream.dirty = 0
+
+
 # --- drains
 
 cdef bint all_outside() noexcept nogil:
@@ -357,6 +389,7 @@ cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
     if gate.probe < 0:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
+        legacy.context = context
         gate.probe = record(gate, &legacy, 0)
         gate.probed = context
         return 1
@@ -415,6 +448,8 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     lock_acquire(&all.captures_lock)                     # no capture begins while we ask
     mode = relax()
     if all.captures:         # only events may be looked at (vgpu_collect has, at the markers)
+        if gate.untracked:
+            leave_unjoined_behind(gate)
         busy = some_dirty(gate) if gate.untracked else gate.backlog.busy
     else:
         busy = streams_busy(gate, anywhere)
@@ -438,6 +473,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
     gate.untracked = gate.own_unmarked = 0
+    gate.unseen_ns = gate.unseen_until_ns = 0
     gate.idle_since_ns = gate.backlog.drained_ns
     return 1
 

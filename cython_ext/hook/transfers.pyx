@@ -73,6 +73,17 @@ cdef struct CopyOfBatch:         # CUDA_MEMCPY3D_BATCH_OP
     unsigned int flags
 
 
+cdef struct FabricOperand:       # CUfabricCpyOperand
+    int kind
+    uint64_t[2] place            # an address, or an endpoint and where in it
+
+
+cdef struct FabricCopy:          # CUDA_FABRIC_COPY_BATCH_OP
+    FabricOperand source, target
+    size_t size_bytes
+    unsigned int flags
+
+
 # --- which memory
 
 cdef bint on_device(uint64_t address) noexcept nogil:
@@ -265,6 +276,20 @@ cdef public int vgpu_copy_3d_batch(
         else:
             gate = count_copy(named(stream, own), size_bytes)
     return let_through(work, named(stream, own), waits, inside_bytes, gate)
+
+
+cdef public int vgpu_fabric_copies(
+    Pass* work, void* stream, bint own, bint waits, const void* copies, size_t count
+) noexcept nogil:
+    """Between memory here and that of other machines' GPUs, as one unit."""
+    cdef uint64_t size_bytes = 0
+    cdef size_t i
+    work.kind = PASS_PLAIN
+    if copies == NULL or not attached():
+        return CUDA_SUCCESS
+    for i in range(count):
+        size_bytes += (<const FabricCopy*>copies)[i].size_bytes
+    return gated(work, named(stream, own), waits, WORK_PEER_COPY, size_bytes, 0)
 
 
 cdef public int vgpu_prefetch(Pass* work, void* stream, bint own, bint waits, uint64_t size_bytes) noexcept nogil:

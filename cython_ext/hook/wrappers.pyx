@@ -15,8 +15,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuLaunchCooperativeKernelMultiDevice, real_cuLaunchKernel, real_cuLaunchKernel_ptsz, real_cuLaunchKernelEx,
     real_cuLaunchKernelEx_ptsz, real_cuLibraryUnload, real_cuModuleUnload, real_cuStreamBeginCapture,
     real_cuStreamBeginCapture_ptsz, real_cuStreamBeginCapture_v2, real_cuStreamBeginCapture_v2_ptsz,
-    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamDestroy,
-    real_cuStreamDestroy_v2, real_cuStreamEndCapture, real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
+    real_cuStreamBeginCaptureToGraph, real_cuStreamBeginCaptureToGraph_ptsz, real_cuStreamBeginRecaptureToGraph,
+    real_cuStreamBeginRecaptureToGraph_ptsz, real_cuStreamDestroy, real_cuStreamDestroy_v2, real_cuStreamEndCapture,
+    real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
@@ -121,7 +122,7 @@ cdef inline int kernel(
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -170,7 +171,7 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
     result = vgpu_enter(&launch, named(config.stream, own), &key, LAUNCH_OVERLAPS if is_programmatic(config) else 0)
     if result == CUDA_SUCCESS:
         result = kernel_ex_real(own, given, f, params, extra)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -207,7 +208,7 @@ cdef inline int cooperative(
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -272,7 +273,7 @@ cdef public int cuLaunchCooperativeKernelMultiDevice(
         result = real_cuLaunchCooperativeKernelMultiDevice(launches, count, flags)
     for i in range(entered):
         turn_to(each[i].stream)
-        vgpu_leave(&passes[i])
+        vgpu_leave(&passes[i], result)
     real_cuCtxSetCurrent(context)
     return result
 
@@ -299,7 +300,7 @@ cdef int launch_taking_graph(bint own, void* graph, void* stream) noexcept nogil
             launch.thread.graph_launches += 1
         result = graph_real(own, graph, stream)
         vgpu_graph_went(gate)
-    vgpu_leave(&launch)
+    vgpu_leave(&launch, result)
     return result
 
 
@@ -323,7 +324,7 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
         if launch.thread != NULL:
             launch.thread.graph_launches += 1
         result = graph_real(own, graph, stream)
-        vgpu_leave(&launch)
+        vgpu_leave(&launch, result)
     return result
 
 
@@ -375,6 +376,22 @@ cdef public int cuStreamBeginCaptureToGraph_ptsz(
     cdef void* context = vgpu_capture_begins(named(stream, 1))
     return begun(
         real_cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode), named(stream, 1), context
+    )
+
+
+cdef public int cuStreamBeginRecaptureToGraph(
+    void* stream, int mode, void* graph, void* differs, void* data
+) noexcept nogil:
+    cdef void* context = vgpu_capture_begins(named(stream, 0))
+    return begun(real_cuStreamBeginRecaptureToGraph(stream, mode, graph, differs, data), named(stream, 0), context)
+
+
+cdef public int cuStreamBeginRecaptureToGraph_ptsz(
+    void* stream, int mode, void* graph, void* differs, void* data
+) noexcept nogil:
+    cdef void* context = vgpu_capture_begins(named(stream, 1))
+    return begun(
+        real_cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, differs, data), named(stream, 1), context
     )
 
 

@@ -26,7 +26,11 @@ int cuCtxGetCurrent(void **context) { *context = (void *)16; return 0; }
 int cuCtxSetCurrent(void *context) { return context == NULL; }
 int cuCtxGetDevice(int *device) { note('D', NULL); *device = 0; return 0; }
 int cuStreamGetFlags(void *stream, unsigned *flags) { *flags = stream != NULL; return 0; }
-int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return stream == NULL; }
+static int capturing;
+int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return stream == NULL; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)16; return stream == NULL; }
+int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *differs, void *data) { return !(capturing = 1); }
+int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 int cuStreamQuery(void *stream) { note('S', stream); return 0; }
 int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)(next += 16 + (flags > 9)); return 0; }
 int cuEventDestroy_v2(void *event) { return event == NULL; }
@@ -39,6 +43,13 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     note('L', stream);
     return 0;
 }
+int cuPointerGetAttribute(unsigned *value, int which, unsigned long long address) { *value = 2; return 0; }
+int cuMemcpyWithAttributesAsync(unsigned long long to, unsigned long long from, size_t size, void *how, void *stream) {
+    note('L', stream);
+    return 0;
+}
+int cuMemcpy3DWithAttributesAsync(void *copy, unsigned long long flags, void *stream) { note('L', stream); return 0; }
+int cuFabricCpyBatchAsync(size_t count, void *copies, unsigned long long flags, void *stream) { note('L', stream); return 0; }
 int cuLaunch(void *f) { note('L', NULL); return 0; }
 int cuLaunchGrid(void *f, int width, int height) { note('L', NULL); return 0; }
 int cuLaunchGridAsync(void *f, int width, int height, void *stream) { note('L', stream); return 0; }

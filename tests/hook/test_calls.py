@@ -65,3 +65,86 @@ def test_a_program_that_ends_says_so_and_one_that_is_swapped_does_not_want(stage
     set_flags(vgpu, GrantsFlag.STILL)
     stage.tell(process)
     eventually(lambda: vgpu.activity.ends, "it is about to end")
+
+
+ENDING = """
+# Threads whose last act is a call of the driver: a destructor of the program's, behind ours.
+import sys, threading
+from ctypes import CDLL, byref, c_uint, c_uint64, c_void_p, cast, create_string_buffer
+from tests.hook.app import App
+libc = CDLL(None)
+app = App()
+page, context = c_void_p(), c_void_p()
+app.call("cuCtxGetCurrent", byref(context))
+
+def at_end(function):
+    key = c_uint()
+    assert libc.pthread_key_create(byref(key), cast(function, c_void_p)) == 0
+    return key
+
+def ends_with(**acts):
+    "A thread that is known to the hook, and does these to itself at its end."
+    def run():
+        app.call("cuCtxSetCurrent", context)
+        for key, value in acts.values():
+            libc.pthread_setspecific(key, c_void_p(value))
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_thread_that_calls_at_its_very_end_takes_no_other_threads_record(stage: Stage) -> None:
+    """Else it would be counted out of the driver when the other one ends, and once more when it comes back."""
+    vgpu = stage.vgpu()
+    program = """
+app.call("cuMemHostAlloc", byref(page), 4096, 0)
+app.call("cuStreamWaitValue32_v2", app.stream, c_uint64(page.value), 5, 0)
+semaphores = [create_string_buffer(64) for _ in range(2)]
+for semaphore in semaphores:
+    libc.sem_init(semaphore, 0, 0)
+ready, go = (cast(s, c_void_p).value for s in semaphores)
+ends_with(one=(at_end(libc.sem_post), ready), two=(at_end(libc.sem_wait), go),
+          three=(at_end(app.library.cuStreamSynchronize), app.stream.value))
+libc.sem_wait(c_void_p(ready))
+leave = threading.Event()
+def other():
+    app.call("cuCtxSetCurrent", context)
+    libc.sem_post(c_void_p(go))
+    leave.wait()
+thread = threading.Thread(target=other)
+thread.start()
+print("ready", flush=True)
+sys.stdin.readline()
+leave.set()
+thread.join()
+c_uint.from_address(page.value).value = 5
+sys.stdin.readline()
+"""
+    process = stage.start(ENDING + program, stage.environment(vgpu))
+    assert stage.heard(process) == "ready"
+    set_flags(vgpu, GrantsFlag.STILL)
+    eventually(lambda: vgpu.slot().want, "the first thread is in the driver")
+    stage.tell(process)
+    eventually(lambda: not vgpu.slot().want, "nobody is")
+    stage.tell(process)
+
+
+def test_threads_that_call_at_their_very_end_leave_nothing_behind(stage: Stage) -> None:
+    """A record each, which the hook thread would look at for ever. They lie in memory that a fork wipes."""
+    program = """
+import re
+def wiped_kib():
+    with open("/proc/self/smaps") as file:
+        mappings = file.read().split("VmFlags:")
+    pairs = zip(mappings, mappings[1:])
+    return sum(int(re.search(r"Size: +(\\d+)", m)[1]) for m, flags in pairs if " wf" in flags.split("\\n")[0])
+last = at_end(app.library.cuStreamQuery)
+ends_with(one=(last, app.stream.value))
+before = wiped_kib()
+for _ in range(500):
+    ends_with(one=(last, app.stream.value))
+print(wiped_kib() - before, before > 0, flush=True)
+"""
+    ran = stage.run(ENDING + program, stage.environment(stage.vgpu()))
+    assert ran.stdout == "0 True\n", ran.stderr

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
+from tests.hook.test_gate import drained
 
 PROLOGUE = """
 import ctypes, json, sys, threading, time
@@ -191,3 +193,93 @@ input()
     vgpu.open()
     assert json.loads(stage.heard(program)) == [True, True]
     eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+
+
+def test_a_capture_survives_the_end_of_another_stream_with_work_in_it(stage: Stage) -> None:
+    """Of a blocking stream, which may not be marked now: nobody marks the default stream in its place."""
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        """
+stream, doomed, other = app.new_stream(0), app.new_stream(0), app.new_stream(1)
+kernels = [app.kernel(0.2, s) for s in (doomed, other)]
+for kernel in kernels:
+    kernel.launch()
+app.call("cuCtxSynchronize")
+app.call("cuStreamBeginCapture_v2", stream, 2)
+kernels[0].launch()
+results = [app.result("cuStreamDestroy_v2", doomed)]
+kernels[1].launch()
+graph = c_void_p()
+results.append(app.result("cuStreamEndCapture", stream, byref(graph)))
+print(json.dumps(results), flush=True)
+""",
+        "finite",
+    )
+    assert results == [0, 0]
+
+
+def test_a_capture_in_one_context_does_not_hide_drains_in_another(stage: Stage) -> None:
+    """Work in both is marked before it begins, whichever context is current."""
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + """
+app.kernel(50.0, app.new_stream(1)).launch()
+app.call("cuCtxCreate_v2", byref(c_void_p()), 0, app.device)
+app.call("cuStreamBeginCapture_v2", app.new_stream(1), 0)
+print("open", flush=True)
+input()
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    vgpu.open()
+    assert stage.heard(program) == "open"
+    eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+
+
+BESIDE = """
+stream, other = app.new_stream(1), app.new_stream(1)
+fork, join = app.event(), app.event()
+app.call("cuStreamBeginCapture_v2", stream, 0)
+app.kernel(5.0, other).launch()
+"""
+
+
+def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(
+        PROLOGUE
+        + BESIDE
+        + """
+print("open", flush=True)
+input()
+print(app.result("cuStreamEndCapture", stream, byref(c_void_p())), flush=True)
+""",
+        stage.environment(vgpu),
+    )
+    vgpu.await_want()
+    vgpu.open()
+    assert stage.heard(program) == "open"
+    drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
+    stage.tell(program)
+    assert stage.heard(program) == "0"
+
+
+def test_a_stream_that_joins_with_work_from_before_ends_no_capture(stage: Stage) -> None:
+    """A marker would be captured, and a look at it end the capture."""
+    results = outcome(
+        stage,
+        stage.vgpu(),
+        BESIDE
+        + """
+results = [app.result("cuEventRecord", fork, stream), app.result("cuStreamWaitEvent", other, fork, c_uint(0))]
+time.sleep(0.2)
+results += [app.result("cuEventRecord", join, other), app.result("cuStreamWaitEvent", stream, join, c_uint(0))]
+results.append(app.result("cuStreamEndCapture", stream, byref(c_void_p())))
+print(json.dumps(results), flush=True)
+""",
+        "open",
+    )
+    assert results == [0] * 5

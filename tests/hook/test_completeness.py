@@ -1,4 +1,4 @@
-"""Every entry point of CUDA 13.0 that submits work, allocates or ends something is intercepted in all its versions and
+"""Every entry point of CUDA 13.5 that submits work, allocates or ends something is intercepted in all its versions and
 both twins, or excused here with a reason. To be counted is not enough. ``cuda-entries.txt``: their names as
 cudaTypedefs.h has them."""
 
@@ -13,7 +13,7 @@ from client_hook.symbols import intercepted
 
 ENTRIES = Path(__file__).with_name("cuda-entries.txt")
 FAMILIES = (
-    "Launch|GraphLaunch|GraphExec|GraphInstantiate|GraphUpload|DeviceGraphMem|Memcpy|Memset|MemPrefetch|MemAlloc|MemFree|MemBatch|MemDiscard|MemMap|"
+    "Launch|FabricCpy|GraphLaunch|GraphExec|GraphInstantiate|GraphUpload|DeviceGraphMem|Memcpy|Memset|MemPrefetch|MemAlloc|MemFree|MemBatch|MemDiscard|MemMap|"
     "MemPool|MemCreate|MemRelease|MemUnmap|MemRetain|Array|Array3D|Mipmapped|Ctx.*Destroy|CtxDetach|DevicePrimary|"
     "GreenCtx|ModuleUnload|LibraryUnload|StreamBegin|StreamEnd|StreamBatch|StreamW|StreamDestroy|StreamAttach|"
     "StreamUpdate|StreamAddCallback|Stream.*Sync|Event.*Sync|CtxSync|SignalExternal|WaitExternal|LaunchHost"
@@ -21,7 +21,7 @@ FAMILIES = (
 EXCUSES = {
     r"cuMem(cpy|set)\w*_v(2000|3000)": "take device addresses of 32 bits: no memory of a 64-bit process has one",
     r"cu(Mipmapped)?Array(3D)?Get\w+": "ask",
-    r"cuGraphExecGetFlags_v12000": "asks",
+    r"cuGraphExecGet(Flags|Id)_v\d+": "asks",
     r"cuGreenCtxGet\w+": "ask",
     r"cuDevicePrimaryCtxGetState_v7000": "asks",
     r"cuMemPoolGet\w+": "ask",
@@ -32,6 +32,7 @@ EXCUSES = {
     r"cuStreamWaitEvent\w+": "orders work, and is none",
     r"cu(Signal|Wait)ExternalSemaphoresAsync\w+": "order work, and are none",
     r"cuStreamUpdateCaptureDependencies\w+": "of a capture, which passes",
+    r"cuStream(Begin|End)CaptureToCig\w+": "into a command list of graphics, which no gate sees",
     r"cuLaunchHostFunc\w+": "the host's work",
     r"cuStreamAddCallback\w+": "the host's work",
     r"cuMem(AllocHost|FreeHost)\w+": "the host's memory",
@@ -69,7 +70,7 @@ def test_no_excuse_is_for_nothing_or_for_what_is_intercepted() -> None:
 
 def test_the_list_is_the_headers() -> None:
     header = next(iter(sorted(Path("/usr/local").glob("cuda*/include/cudaTypedefs.h"))), None)
-    if header is None or "v13000" not in (text := header.read_text()):
+    if header is None or "v13050" not in (text := header.read_text()):
         pytest.skip("no header of CUDA 13 here")
     found = set(re.findall(rf"PFN_(cu(?:{FAMILIES})\w*_v\d+(?:_ptsz|_ptds)?)\b", text))
     assert found - set(entries()) == set()

@@ -109,6 +109,47 @@ input()
     )
 
 
+def test_work_of_a_stream_that_another_contexts_thread_destroyed_still_counts(stage: Stage) -> None:
+    revoked_during_a_long_kernel(
+        stage,
+        """
+other, stream = c_void_p(), app.new_stream(1)
+app.kernel(150.0, stream).launch()
+app.call("cuCtxCreate_v2", byref(other), 0, app.device)
+app.call("cuStreamDestroy_v2", stream)
+print(1, flush=True)
+input()
+""",
+    )
+
+
+RELEASES = {
+    "primary": """
+app.call("cuDevicePrimaryCtxRetain", byref(c_void_p()), app.device)
+app.call("cuDevicePrimaryCtxRelease_v2", app.device)
+""",
+    "green": """
+app.call("cuGreenCtxDestroy", app.green_context()[0])
+""",
+}
+
+
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES.keys())
+def test_a_context_that_is_released_and_lives_on_keeps_its_markers(stage: Stage, release: str) -> None:
+    """A launch of unknown length waits for the one before, whose end is seen by one."""
+    vgpu = stage.vgpu()
+    body = f"""
+first, second = app.new_stream(1), app.new_stream(1)
+app.kernel(60.0, first).launch()
+{release}
+app.kernel(0.1, second).launch()
+print(app.result("cuStreamQuery", first), flush=True)
+"""
+    program = stage.start(PROLOGUE + body, stage.environment(vgpu))
+    with vgpu.granting(60_000 * MS):
+        assert stage.heard(program) == "0"
+
+
 def test_a_stream_with_a_dead_ones_handle_is_another_stream(stage: Stage) -> None:
     revoked_during_a_long_kernel(
         stage,

@@ -63,3 +63,21 @@ def test_one_that_has_become_ten_times_as_long_is_timed_anew(stage: Stage) -> No
         if vgpu.slot().longest_kernel_ns > 0.8 * LONG_MS * MS:
             return
     pytest.fail(f"taken for {vgpu.slot().longest_kernel_ns / MS:.1f} ms")
+
+
+def test_what_the_driver_refused_taught_nothing(stage: Stage) -> None:
+    """Else the next one would count as nothing. Nobody knows its length, so another waits until it is done."""
+    program = """
+first, second = app.new_stream(1), app.new_stream(1)
+kernels = [app.kernel(60.0, stream) for stream in (first, second)]
+refused = list(kernels[0].arguments)
+refused[7] = 1 << 30  # of shared memory
+assert [app.result("cuLaunchKernel", *refused) == 0 for _ in range(3)] == [False] * 3
+for kernel in kernels:
+    kernel.launch()
+print(app.result("cuStreamQuery", first), flush=True)
+"""
+    vgpu = stage.vgpu()
+    process = stage.start(PROLOGUE + program, stage.environment(vgpu))
+    with vgpu.granting(60_000 * MS):
+        assert stage.heard(process) == "0"

@@ -116,6 +116,47 @@ input()
     eventually(lambda: vgpu.slot().launches == 3, "they are counted")
 
 
+NEWER = {
+    "cuMemcpyWithAttributesAsync": "c_uint64(1 << 40), c_uint64(2 << 40), c_size_t(2 << 20), None, c_void_p(0x100)",
+    "cuMemcpy3DWithAttributesAsync": "(c_uint64 * 14)(1, 1 << 40, 0, 0, 0, 1, 2 << 40, 0, 0, 0, 2 << 20, 1, 1), "
+    "c_uint64(0), c_void_p(0x100)",
+    "cuFabricCpyBatchAsync": "c_size_t(2), (c_uint64 * 16)(1, 1, 0, 2, 0, 0, 1 << 20, 0, 1, 1, 0, 2, 0, 0, 1 << 20), "
+    "c_uint64(0), c_void_p(0x100)",
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_what_drivers_after_13_0_have_is_gated_too(stage: Stage, recorder: Path, tmp_path: Path, name: str) -> None:
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(tmp_path / "record"))
+    body = f"""
+from ctypes import c_size_t, c_uint64
+assert cuda.{name}({NEWER[name]}) == 0
+print("copied", flush=True)
+input()
+"""
+    program = stage.start(PROGRAM + body, environment)
+    vgpu.await_want()
+    assert vgpu.slot().launches == 0
+    vgpu.open()
+    assert stage.heard(program) == "copied"
+    eventually(lambda: vgpu.slot().launches == 1, "it is counted")
+
+
+def test_what_a_recapture_records_waits_for_no_lease(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    vgpu = stage.vgpu()
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(tmp_path / "record"))
+    body = """
+stream = c_void_p(0x100)
+assert cuda.cuStreamBeginRecaptureToGraph(stream, 0, c_void_p(1), None, None) == 0
+launch(0x100)
+assert cuda.cuStreamEndCapture(stream, byref(c_void_p())) == 0
+"""
+    ran = stage.run(PROGRAM + body, environment)  # nobody has granted anything
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (tmp_path / "record").read_text().split() == ["l100"]
+
+
 def test_few_calls_of_our_own(stage: Stage, recorder: Path, tmp_path: Path) -> None:
     """A marker costs 0.1 us, a timed one 0.7: they are to be rare beside launches of 3 us."""
     seen = calls(stage, recorder, tmp_path, "for i in range(10000): launch(0x100)")

@@ -54,6 +54,21 @@ class LaunchParams(ctypes.Structure):
     _fields_ = [("function", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
                 ("stream", c_void_p), ("parameters", c_void_p)]
 
+def across(current, target, kind, count):
+    "Into a stream of a GPU that is not the current one's, as copies, fills and contextless kernels may go."
+    device = devices[int(target)]
+    device.turn_to()
+    block = app.allocate(4 << 20)
+    devices[int(current)].turn_to()
+    for _ in range(int(count)):
+        if kind == "kernel":
+            device.kernels["own"].launch()
+        else:
+            app.call("cuMemsetD8Async", c_uint64(block), 0, c_size_t(4 << 20), device.streams["own"])
+    now = c_void_p()
+    app.call("cuCtxGetCurrent", byref(now))
+    assert now.value == devices[int(current)].context.value
+
 def together():
     "One kernel on each GPU, which may wait for each other."
     each = []
@@ -127,6 +142,21 @@ def test_each_launch_is_counted_where_it_goes(stage: Stage, name: str) -> None:
     eventually(lambda: program.counted() == [157, 250], "all are counted")
     program.ask(f"beside 1 {name} 1000")
     eventually(lambda: program.counted() == [157, 1250], "a thread's that has ended, too")
+
+
+@pytest.mark.parametrize("kind", ["kernel", "fill"])
+def test_what_goes_into_a_stream_of_another_gpu_is_let_through_by_that_ones_vgpu(stage: Stage, kind: str) -> None:
+    program = Program(stage)
+    first, second = program.vgpus
+    first.open()
+    program.ask(f"across 1 0 {kind} 10")
+    eventually(lambda: program.counted() == [10, 0], "the first GPU's vGPU let them through")
+    assert not second.slot().want
+    eventually(lambda: not first.slot().undrained, "their drain is seen")
+    with second.granting(60_000 * MS):  # finite: measured and marked
+        program.ask(f"across 0 1 {kind} 200")
+        eventually(lambda: program.counted() == [10, 200], "the second's did")
+        eventually(lambda: not second.slot().undrained, "their drain is seen")
 
 
 def test_a_primary_context_takes_the_memory_of_its_gpu_along_and_no_other(stage: Stage) -> None:
