@@ -4,7 +4,7 @@ drained.
 Rules that every call here keeps:
 
 * it runs with the thread's capture mode RELAXED (relaxed.pxd);
-* while a capture is open in the process, nothing is recorded in the legacy stream or a blocking one, and no stream is
+* while a capture is open in the process, nothing is recorded in the legacy stream, and no stream is
   asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
   markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
@@ -84,7 +84,7 @@ cdef bint may_record(const Stream* stream) noexcept nogil:
         return 0             # it is no more; the driver would take that for the default stream
     if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
         return 0
-    return stream.flags == 0 or load32(&state().captures) == 0
+    return stream.flags & STREAM_LEGACY == 0 or load32(&state().captures) == 0
 
 
 cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
@@ -343,7 +343,9 @@ cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
     cdef uint32_t i
     for i in range(gate.stream_count):
         stream = &gate.streams[i]
-        if not stream.dirty or stream.flags or vgpu_capturing(stream.handle) or not vgpu_leave_behind(gate, stream):
+        if not stream.dirty or stream.flags & (STREAM_LEGACY | STREAM_OWN):
+            continue
+        if vgpu_capturing(stream.handle) or not vgpu_leave_behind(gate, stream):
             continue
         if vgpu_capturing(stream.handle):
             gate.left_count -= 1

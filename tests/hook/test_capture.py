@@ -247,11 +247,14 @@ app.kernel(5.0, other).launch()
 """
 
 
-def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage) -> None:
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
+def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage, flags: int) -> None:
     vgpu = stage.vgpu()
     program = stage.start(
         PROLOGUE
-        + BESIDE
+        + BESIDE.replace(
+            "other = app.new_stream(1), app.new_stream(1)", f"other = app.new_stream(1), app.new_stream({flags})"
+        )
         + """
 print("open", flush=True)
 input()
@@ -265,6 +268,21 @@ print(app.result("cuStreamEndCapture", stream, byref(c_void_p())), flush=True)
     drained(stage, vgpu, vgpu.revoke(time.monotonic_ns() + MS))
     stage.tell(program)
     assert stage.heard(program) == "0"
+
+
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
+def test_a_thread_with_an_open_capture_works_in_another_stream_for_several_leases(stage: Stage, flags: int) -> None:
+    """It waits in the gate: the capture cannot end before the work of its last lease was seen to drain."""
+    body = f"""
+stream, other = app.new_stream(1), app.new_stream({flags})
+kernel = app.kernel(1.0, other)
+kernel.launch()
+app.call("cuStreamBeginCapture_v2", stream, {RELAXED})
+for _ in range(40):
+    kernel.launch()
+print(json.dumps([app.result("cuStreamEndCapture", stream, byref(c_void_p()))]), flush=True)
+"""
+    assert outcome(stage, stage.vgpu(), body, "finite") == [0]
 
 
 def test_a_stream_that_joins_with_work_from_before_ends_no_capture(stage: Stage) -> None:

@@ -329,5 +329,5 @@ def test_the_mode_is_kept_for_programs_whose_broker_died_with_the_server() -> No
             (gpu,) = link.gpus()
             assert gpu.mode == "spatial", gpu.mode_reason
             # Its broker is another one, whom nobody has told of it yet: it counts all the same.
-            with pytest.raises(VgpuError, match="1 processes are attached"):
+            with pytest.raises(VgpuError, match="1 process attached"):
                 link.set_gpu("0", mode="temporal")
