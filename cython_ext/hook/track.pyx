@@ -4,9 +4,9 @@ drained.
 Rules that every call here keeps:
 
 * it runs with the thread's capture mode RELAXED (relaxed.pxd);
-* while a capture is open in the process, nothing is recorded in the legacy stream, and no stream is
-  asked about its work (it may have joined the capture, and the question would end it): what is known then comes from
-  markers set before, or in a stream that has not joined;
+* nothing is recorded in the legacy stream while a blocking stream of its context captures;
+* while a capture is open in the process, no stream is asked about its work (it may have joined the capture, and the
+  question would end it): what is known then comes from markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
   they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
 * handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
@@ -19,10 +19,11 @@ from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSetCurrent, real_cuEventCreate,
-    real_cuEventElapsedTime, real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamQuery,
+    real_cuEventElapsedTime, real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamIsCapturing,
+    real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
+    CAPTURES, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
     LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate,
     Sample, State, Stream, Thread, state, vgpu_capturing, vgpu_log, vgpu_thread, vgpu_trace_idle,
     vgpu_trace_launch,
@@ -79,28 +80,44 @@ cdef inline void give_event(Gate* gate, int index) noexcept nogil:
     gate.events[index].used = 0
 
 
-cdef bint may_record(const Stream* stream) noexcept nogil:
-    if stream.handle == NULL:
-        return 0             # it is no more; the driver would take that for the default stream
-    if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
-        return 0
-    return stream.flags & STREAM_LEGACY == 0 or load32(&state().captures) == 0
+cdef bint legacy_free() noexcept nogil:
+    """Whether no blocking stream of the current context captures: an event in the legacy stream would end that. The
+    caller holds captures_lock, so none begins meanwhile."""
+    cdef const State* all = state()
+    cdef uint32_t began = all.unlisted
+    cdef int i, status = 0
+    if all.captures == 0:
+        return 1
+    for i in range(CAPTURES):
+        began += all.capturing[i].handle != NULL
+    return (
+        began == all.captures            # else one is just about to
+        and real_cuStreamIsCapturing(<void*>LEGACY_HANDLE, &status) == CUDA_SUCCESS and status == 0
+    )
 
 
-cdef int record(Gate* gate, const Stream* stream, bint timed) noexcept nogil:
+cdef int record(Gate* gate, const Stream* stream, bint timed, bint held) noexcept nogil:
     """An event behind what is in the stream now; its index, or -1. In the stream's context, which need not be the
-    current one."""
+    current one. ``held``: the caller holds captures_lock."""
     cdef void* context = current_context()
     cdef bint elsewhere = stream.context != context
-    cdef int event
-    if not may_record(stream):
+    cdef bint legacy = stream.flags & STREAM_LEGACY != 0
+    cdef int event = -1
+    if stream.handle == NULL:            # it is no more; the driver would take that for the default stream
+        return -1
+    if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
         return -1
     if elsewhere and (load32(&state().dying) or real_cuCtxPushCurrent_v2(stream.context) != CUDA_SUCCESS):
         return -1
-    event = take_event(gate, stream.context, timed)
+    if legacy and not held:
+        lock_acquire(&state().captures_lock)
+    if not legacy or legacy_free():
+        event = take_event(gate, stream.context, timed)
     if event >= 0 and real_cuEventRecord(gate.events[event].handle, stream.handle) != CUDA_SUCCESS:
         give_event(gate, event)
         event = -1
+    if legacy and not held:
+        lock_release(&state().captures_lock)
     if elsewhere:
         real_cuCtxPopCurrent_v2(&context)
     return event
@@ -160,7 +177,7 @@ cdef public void vgpu_mark(Gate* gate) noexcept nogil:
     if gate.untracked or gate.backlog.unmarked.launches == 0:
         return               # untracked work is in any stream, not in one
     mode = relax()
-    event = record(gate, &gate.streams[gate.marked_stream], 0)
+    event = record(gate, &gate.streams[gate.marked_stream], 0, 0)
     restore(mode)
     if event >= 0 and not backlog_mark(&gate.backlog, event):
         give_event(gate, event)
@@ -172,7 +189,7 @@ cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
     if gate.ahead.unmarked.launches == 0 or gate.ahead_stream < 0:
         return
     mode = relax()
-    event = record(gate, &gate.streams[gate.ahead_stream], 0)
+    event = record(gate, &gate.streams[gate.ahead_stream], 0, 0)
     restore(mode)
     if event >= 0 and not ahead_mark(&gate.ahead, event):
         give_event(gate, event)
@@ -190,7 +207,7 @@ cdef public int vgpu_sample_begin(
         if sample.used:
             continue
         mode = relax()
-        sample.start = record(gate, &gate.streams[stream], 1)
+        sample.start = record(gate, &gate.streams[stream], 1, 0)
         restore(mode)
         if sample.start < 0:
             return -1
@@ -221,7 +238,7 @@ cdef public void vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     cdef int mode = relax()
     if sample.began_ns:
         sample.host_ns = now_ns() - sample.began_ns
-    sample.end = record(gate, &gate.streams[stream], 1)
+    sample.end = record(gate, &gate.streams[stream], 1, 0)
     restore(mode)
     if sample.end < 0:
         vgpu_sample_void(gate, index)
@@ -291,17 +308,21 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
 
 # --- untracked work that must be remembered by events, because its streams may soon not be asked any more
 
-cdef public bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil:
-    """An event behind the stream's work stands for it from now on."""
+cdef bint leave_behind(Gate* gate, Stream* stream, bint held) noexcept nogil:
     cdef int event
     if gate.left_count == LEFT_BEHIND:
         return 0
-    event = record(gate, stream, 0)
+    event = record(gate, stream, 0, held)
     if event < 0:
         return 0
     gate.left[gate.left_count] = event
     gate.left_count += 1
     return 1
+
+
+cdef public bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil:
+    """An event behind the stream's work stands for it from now on."""
+    return leave_behind(gate, stream, 0)
 
 
 cdef bint left_busy(Gate* gate) noexcept nogil:
@@ -332,20 +353,20 @@ cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
     for i in range(gate.stream_count):
         stream = &gate.streams[i]
         if stream.dirty:
-            stream.dirty = not vgpu_leave_behind(gate, stream)
+            stream.dirty = not leave_behind(gate, stream, 0)
     restore(mode)
 
 
 cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
     """The same while a capture is open, of streams that have not joined it. If one has since, the event may be a part
-    of it, and must not be asked about."""
+    of it, and must not be asked about. The caller holds captures_lock."""
     cdef Stream* stream
     cdef uint32_t i
     for i in range(gate.stream_count):
         stream = &gate.streams[i]
-        if not stream.dirty or stream.flags & (STREAM_LEGACY | STREAM_OWN):
+        if not stream.dirty or stream.flags & STREAM_OWN:
             continue
-        if vgpu_capturing(stream.handle) or not vgpu_leave_behind(gate, stream):
+        if vgpu_capturing(stream.handle) or not leave_behind(gate, stream, 1):
             continue
         if vgpu_capturing(stream.handle):
             gate.left_count -= 1
@@ -392,7 +413,7 @@ cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
         memset(&legacy, 0, sizeof(Stream))
         legacy.handle = <void*>LEGACY_HANDLE
         legacy.context = context
-        gate.probe = record(gate, &legacy, 0)
+        gate.probe = record(gate, &legacy, 0, 1)
         gate.probed = context
         return 1
     if not done(gate, gate.probe):

@@ -247,14 +247,17 @@ app.kernel(5.0, other).launch()
 """
 
 
-@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
-def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage, flags: int) -> None:
+OTHERS = pytest.mark.parametrize(
+    "other", ["app.new_stream(0)", "app.new_stream(1)", "LEGACY"], ids=["blocking", "non-blocking", "legacy"]
+)
+
+
+@OTHERS
+def test_a_drain_of_what_was_launched_beside_a_capture_is_seen_while_it_stays_open(stage: Stage, other: str) -> None:
     vgpu = stage.vgpu()
     program = stage.start(
         PROLOGUE
-        + BESIDE.replace(
-            "other = app.new_stream(1), app.new_stream(1)", f"other = app.new_stream(1), app.new_stream({flags})"
-        )
+        + BESIDE.replace("other = app.new_stream(1), app.new_stream(1)", f"other = app.new_stream(1), {other}")
         + """
 print("open", flush=True)
 input()
@@ -270,11 +273,11 @@ print(app.result("cuStreamEndCapture", stream, byref(c_void_p())), flush=True)
     assert stage.heard(program) == "0"
 
 
-@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
-def test_a_thread_with_an_open_capture_works_in_another_stream_for_several_leases(stage: Stage, flags: int) -> None:
+@OTHERS
+def test_a_thread_with_an_open_capture_works_in_another_stream_for_several_leases(stage: Stage, other: str) -> None:
     """It waits in the gate: the capture cannot end before the work of its last lease was seen to drain."""
     body = f"""
-stream, other = app.new_stream(1), app.new_stream({flags})
+stream, other = app.new_stream(1), {other}
 kernel = app.kernel(1.0, other)
 kernel.launch()
 app.call("cuStreamBeginCapture_v2", stream, {RELAXED})
