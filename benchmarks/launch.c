@@ -2,13 +2,17 @@
  * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
  * that wants to bypass a cooperative hook needs no help, and NVML shows it).
  *
- *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 200 [default|allocate|cold|paced]
+ *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 10000 50 [default|allocate|cold|paced|stores]
  *
+ * The first number says how many rounds, the second how many launches, or pairs of calls, each of the two has in a round. Of
+ * short rounds most are interrupted by nobody, and the median forgets the others. (The driver's queue has 1024 places, and a
+ * launch that waits for the GPU says nothing.)
+ * stores: before each launch some stores go to memory that no cache has, and are still under way then.
  * paced: the host does something else before each launch, which finds the GPU idle.
  * cold: as allocate, but the caches forget us inside each call, as a real driver's tens of microseconds in the kernel make
  * them. The simulated one calls mmap and munmap there, which are ours. What forgetting takes is not counted.
- * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over `rounds` batches, and of the paired differences,
- * these with their 95 % interval.
+ * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over the rounds, and of the paired differences, these
+ * with their 95 % interval.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,8 +31,6 @@ typedef int (*free_t)(unsigned long long);
 #define SIZE (2 << 20) /* the driver's own granule: it has to ask the card */
 #define PACE_NS 20e3
 #define EVICTED_BYTES (2 << 20) /* twice a second-level cache, or one; of code half as much */
-#define PAIRS 10 /* few: so the median forgets who was interrupted */
-#define BATCH 500 /* stays below the driver's queue of 1024, so that no launch waits for the GPU */
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
 
@@ -69,6 +71,21 @@ void *mmap64(void *address, size_t size, int protection, int flags, int file, of
 int munmap(void *address, size_t size) {
     if (evicts) evict();
     return (int)syscall(SYS_munmap, address, size);
+}
+
+#define FAR_BYTES (1UL << 29)
+static unsigned char *far;
+static void prepare_stores(void) {
+    far = malloc(FAR_BYTES);
+    if (!far) exit(1);
+    memset(far, 1, FAR_BYTES);
+}
+static void store_far(void) {
+    static unsigned long dice = 1;
+    for (int i = 0; i < 4; i++) {
+        dice = dice * 6364136223846793005UL + 1442695040888963407UL;
+        ((volatile unsigned char *)far)[(dice >> 33) % FAR_BYTES] = 2;
+    }
 }
 
 static int compare(const void *a, const void *b) {
@@ -112,11 +129,17 @@ static void *direct(const char *name) {
 }
 
 int main(int argc, char **argv) {
-    int cold = argc > 2 && !strcmp(argv[2], "cold");
-    int allocates = cold || (argc > 2 && !strcmp(argv[2], "allocate")), in_default_stream = argc > 2 && !strcmp(argv[2], "default");
-    int paced = argc > 2 && !strcmp(argv[2], "paced");
-    int rounds = argc > 1 ? atoi(argv[1]) : 200, batch = cold ? 1 : allocates ? PAIRS : BATCH;
+    const char *what = argc > 3 ? argv[3] : "";
+    int cold = !strcmp(what, "cold"), allocates = cold || !strcmp(what, "allocate");
+    int in_default_stream = !strcmp(what, "default"), paced = !strcmp(what, "paced");
+    int stores = !strcmp(what, "stores");
+    int rounds = argc > 2 ? atoi(argv[1]) : 0, batch = argc > 2 ? atoi(argv[2]) : 0;
+    if (rounds < 1 || batch < 1) {
+        fprintf(stderr, "launch: ROUNDS BATCH [default|allocate|cold|paced|stores]\n");
+        return 2;
+    }
     if (cold) prepare_sweep();
+    if (stores) prepare_stores();
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
         fprintf(stderr, "launch: %s\n", dlerror());
@@ -150,6 +173,7 @@ int main(int argc, char **argv) {
                     }
                     elsewhere += now_ns() - began;
                 }
+                if (stores) store_far();
                 if (allocates) {
                     check(allocations[through](&address, SIZE), "cuMemAlloc");
                     check(frees[through](address), "cuMemFree");

@@ -5,6 +5,7 @@ that is measured, too, with a host that launches every 20 µs what takes the GPU
 
 A real driver is in the kernel for tens of microseconds of each allocation and each free, and the caches forget the hook
 meanwhile. "Cold" is that on a simulated GPU: inside each call data, code and branches of others go through the caches.
+"Behind stores": a driver's last store, to the GPU, may still be under way when the next launch begins.
 
     python -m benchmarks.launch [--gpu]
 
@@ -24,17 +25,33 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.node import Node
 
-ROUNDS = 400
-ALLOCATION_ROUNDS = 2000
-COLD_ROUNDS = 4000  # of one pair each
-LIMITED_ROUNDS = 40
 LIMIT_PERCENT = 50
-BATCH = 500  # launches a round of launch.c
-PAIRS = 10  # ... allocations with their frees
+COUNTED_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What ``launch.c`` does: so many rounds, of ``batch`` launches, or allocations with their frees, each."""
+
+    rounds: int
+    batch: int
+    what: str = ""
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(self.rounds), str(self.batch), *self.what.split()]
+
+
+LAUNCHES = Turns(10_000, 50)
+LIMITED = Turns(400, 50, "paced")
+ALLOCATIONS = Turns(2000, 10, "allocate")
+COLD = Turns(4000, 1, "cold")
+STORES = Turns(4000, 50, "stores")
 
 
 def compile_launch(folder: Path) -> Path:
@@ -64,29 +81,29 @@ def hook_instructions(profile: Path) -> int:
     return total
 
 
-def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, *arguments: str) -> float:
+def instructions(node: Node, vgpus: Sequence[str], program: Path, folder: Path, what: str = "") -> float:
     """Instructions a launch, in a process with those vGPUs: those of the thread that launches. (Those of the hook's
     thread depend on how long it all takes.)"""
-    batch = PAIRS if "allocate" in arguments else BATCH
-    few, many = 5_000 // batch, 30_000 // batch
+    batch = ALLOCATIONS.batch if what == ALLOCATIONS.what else COUNTED_BATCH
+    few, many = Turns(5_000 // batch, batch, what), Turns(30_000 // batch, batch, what)
     counted = []
-    for rounds in (few, many):
-        profile = folder / f"callgrind.{rounds}"
+    for turns in (few, many):
+        profile = folder / f"callgrind.{turns.rounds}"
         valgrind = ["valgrind", "-q", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={profile}"]
         subprocess.run(
-            [*node.vgpuctl, "exec", ",".join(vgpus), "--", *valgrind, program, str(rounds), *arguments],
+            [*node.vgpuctl, "exec", ",".join(vgpus), "--", *valgrind, program, *turns.arguments],
             env=node.environment,
             check=True,
             capture_output=True,
         )
         counted.append(hook_instructions(Path(f"{profile}-01")))
-    return (counted[1] - counted[0]) / ((many - few) * batch)
+    return (counted[1] - counted[0]) / ((many.rounds - few.rounds) * batch)
 
 
-def in_turns(node: Node, program: Path, rounds: int = ROUNDS, *arguments: str, percent: int = 100) -> dict[str, float]:
+def in_turns(node: Node, program: Path, turns: Turns = LAUNCHES, percent: int = 100) -> dict[str, float]:
     """What the program says in a vGPU of ``percent``: ``gated_ns``, ``direct_ns`` and ``added_ns`` per launch, the 95 %
     interval of that, ``added_low_ns`` to ``added_high_ns``, and ``hooked``."""
-    command = ["run", "--sm", str(percent), "--mem", "1G", "--", str(program), str(rounds), *arguments]
+    command = ["run", "--sm", str(percent), "--mem", "1G", "--", str(program), *turns.arguments]
     answer: dict[str, float] = json.loads(node.run(*command, timeout=300))
     return answer
 
@@ -97,34 +114,34 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, Node(simulate=0 if args.gpu else 2) as node:
         program = compile_launch(Path(scratch))
-        cases: list[tuple[str, int, str, int]] = [
-            ("one launch", ROUNDS, "", 100),
-            ("... under a limit", LIMITED_ROUNDS, "paced", LIMIT_PERCENT),
-            ("cuMemAlloc, cuMemFree", ALLOCATION_ROUNDS, "allocate", 100),
+        cases = [
+            ("one launch", LAUNCHES, 100),
+            ("... under a limit", LIMITED, LIMIT_PERCENT),
+            ("cuMemAlloc, cuMemFree", ALLOCATIONS, 100),
         ]
         if not args.gpu:
-            cases.append(("... cold", COLD_ROUNDS, "cold", 100))
+            cases += [("... cold", COLD, 100), ("one launch, behind stores", STORES, 100)]
         print(f"{'':28}{'through the hook':>18}{'direct':>10}{'added':>10}{'95 % from':>12}{'to':>10}")
-        for name, rounds, what, percent in cases:
-            answer = in_turns(node, program, rounds, *what.split(), percent=percent)
+        for name, turns, percent in cases:
+            answer = in_turns(node, program, turns, percent)
             row = f"{answer['gated_ns']:18.1f}{answer['direct_ns']:10.1f}{answer['added_ns']:10.1f}"
             interval = f"{answer['added_low_ns']:12.1f}{answer['added_high_ns']:10.1f}"
             print(f"{name + ', ns':28}{row}{interval}")
         if args.gpu or shutil.which("valgrind") is None:
             print("instructions: not counted (needs valgrind and the simulated GPU)")
             return
-        rows: tuple[tuple[str, int, tuple[int, ...], tuple[str, ...]], ...] = (
-            ("one vGPU", 100, (0,), ()),
-            ("... under a limit", LIMIT_PERCENT, (0,), ("paced",)),
-            ("two vGPUs", 100, (0, 1), ()),
-            ("... default stream", 100, (0, 1), ("default",)),
-            ("cuMemAlloc and cuMemFree", 100, (0,), ("allocate",)),
+        rows = (
+            ("one vGPU", 100, [0], ""),
+            ("... under a limit", LIMIT_PERCENT, [0], LIMITED.what),
+            ("two vGPUs", 100, [0, 1], ""),
+            ("... default stream", 100, [0, 1], "default"),
+            ("cuMemAlloc and cuMemFree", 100, [0], ALLOCATIONS.what),
         )
         print("instructions in the hook")
-        for name, percent, gpus, arguments in rows:
+        for name, percent, gpus, what in rows:
             made = ["create", "--sm", str(percent), "--mem", "1G", "--gpu"]
             vgpus = [node.run(*made, str(gpu)).strip().splitlines()[-1] for gpu in gpus]
-            print(f"  {name:26}{instructions(node, vgpus, program, Path(scratch), *arguments):18.1f}", flush=True)
+            print(f"  {name:26}{instructions(node, vgpus, program, Path(scratch), what):18.1f}", flush=True)
             node.run("rm", *vgpus)
 
 

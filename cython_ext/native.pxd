@@ -21,6 +21,7 @@ cdef extern from "vgpu_native.h" nogil:
     bint cas32 "vgpu_cas32"(volatile uint32_t* p, uint32_t expected, uint32_t desired) noexcept
     bint cas64 "vgpu_cas64"(volatile uint64_t* p, uint64_t expected, uint64_t desired) noexcept
     void fence "vgpu_fence"() noexcept
+    bint fence_all "vgpu_fence_all"() noexcept
     void compiler_fence "vgpu_compiler_fence"() noexcept
     void pause "vgpu_pause"() noexcept
     void prefetch "vgpu_fetch"(const volatile void* p) noexcept

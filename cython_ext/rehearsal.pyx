@@ -17,7 +17,7 @@ from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
 from cython_ext.logic.trace cimport trace_put
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause, store32, store64, storei64,
+    add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause, store32, store64, storei64,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 
@@ -236,3 +236,57 @@ cdef class Voice:
         if ring:
             add32(&self.relays.doorbell, 1)
             futex_wake(&self.relays.doorbell, INT_MAX)
+
+
+cdef class Revocation:
+    """A thread that launches and one that revokes, as often as they like: what the hook's fast path rests on
+    (hook/fastpath.pxd, announce; hook/track.pyx, all_outside). Each method is for a thread of its own."""
+
+    cdef uint32_t[128] words     # each on a line of its own
+    cdef uint32_t* inside
+    cdef uint32_t* open_epoch
+    cdef uint32_t* begun
+    cdef uint32_t* ended
+    cdef bint passed
+
+    def __cinit__(self):
+        self.inside, self.open_epoch, self.begun, self.ended = (
+            &self.words[16], &self.words[48], &self.words[80], &self.words[112]
+        )
+
+    def launch(self, uint32_t rounds):
+        """Announce, and look whether the lease is open, once a round."""
+        cdef uint32_t index
+        with nogil:
+            for index in range(1, rounds + 1):
+                while load32(self.begun) != index:
+                    pass
+                store32(self.inside, 1)
+                compiler_fence()
+                self.passed = load32(self.open_epoch) != 0
+                store32(self.ended, index)
+
+    def revoke(self, uint32_t rounds, bint fenced):
+        """Shut the lease and look for announcements, once a round; how many were let through unseen. ``fenced``: as
+        the hook does, else with a fence of this thread alone. RuntimeError where the kernel cannot."""
+        cdef uint32_t index, unseen = 0
+        cdef bint seen, done = 1
+        with nogil:
+            for index in range(1, rounds + 1):
+                store32(self.inside, 0)
+                store32(self.open_epoch, 1)
+                store32(self.begun, index)
+                for _ in range(index % 64):
+                    compiler_fence()
+                store32(self.open_epoch, 0)
+                if fenced:
+                    done &= fence_all()
+                else:
+                    fence()
+                seen = load32(self.inside) != 0
+                while load32(self.ended) != index:
+                    pass
+                unseen += self.passed and not seen
+        if not done:
+            raise RuntimeError("membarrier(2) is not to be had here")
+        return unseen

@@ -44,6 +44,17 @@ static inline int vgpu_cas64(volatile uint64_t *p, uint64_t expected, uint64_t d
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 static inline void vgpu_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+/* The rare side of a pair whose frequent side has a compiler fence alone: when it returns, every thread of this process has
+ * executed a full fence since the call. 0: the kernel, or a sandbox, has no such thing, and both sides need fences of their
+ * own. membarrier(2), private and expedited: an interrupt for each processor that runs one of our threads. */
+static inline int vgpu_fence_all(void) {
+    enum { EXPEDITED = 1 << 3, REGISTER = 1 << 4 };
+    int saved = errno;
+    int done = syscall(SYS_membarrier, EXPEDITED, 0) == 0
+        || (syscall(SYS_membarrier, REGISTER, 0) == 0 && syscall(SYS_membarrier, EXPEDITED, 0) == 0);
+    errno = saved;
+    return done;
+}
 /* What is used in a moment, and may be in no cache: several such lines come at once, not one after another. */
 static inline void vgpu_fetch(const volatile void *p) { __builtin_prefetch((const void *)p, 1, 3); }
 /* A condition that hardly ever holds: what it leads to is kept away from what is run. */

@@ -27,7 +27,7 @@ from cython_ext.logic.wire cimport (
     Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
     wire_map, wire_open, wire_text, wire_uint,
 )
-from cython_ext.native cimport cas64, load32, now_ns, store32, store64
+from cython_ext.native cimport cas64, fence_all, load32, now_ns, store32, store64
 
 cdef extern from *:
     """
@@ -273,6 +273,7 @@ cdef bint converse(
 cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept nogil:
     """Where we tell what we do, from now on."""
     gate.slot_index = <uint32_t>reply.slot
+    gate.fences = not fence_all()
     gate.slot = &activity.slots[reply.slot]
     gate.ring = NULL
     if reply.activity_bytes >= sizeof(TracedActivity):

@@ -1,9 +1,10 @@
 """The hot path: what every launch goes through while the vGPU holds an open-ended lease and nobody competes.
 
-Announce, then check. The announcement and the fence make a revocation safe without a lock: whoever shuts the lease
-(``open_epoch`` = 0, or a new ``round``) and then finds ``inside`` clear in every thread knows that each launch let
-through before has reached the driver, and that none will be let through after. No system call, no store to a line that
-another thread writes.
+Announce, then check. The announcement makes a revocation safe without a lock: whoever shuts the lease (``open_epoch`` =
+0, or a new ``round``), has every thread execute a fence (``fence_all``; track.pyx, all_outside) and then finds
+``inside`` clear in all of them knows that each launch let through before has reached the driver, and that none will be
+let through after. No system call, no store to a line that another thread writes; and no fence of its own where the
+kernel has membarrier: it would wait for the driver's last write to the GPU.
 
 ``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change
 when the hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so
@@ -11,7 +12,7 @@ again.
 """
 
 from cython_ext.hook.hook cimport Gate, Thread, vgpu_thread
-from cython_ext.native cimport fence, load32, store32
+from cython_ext.native cimport compiler_fence, fence, load32, store32
 
 
 cdef inline void* named(void* stream, bint own) noexcept nogil:
@@ -29,7 +30,10 @@ cdef inline Thread* announce(void* stream) noexcept nogil:
         return NULL
     gate = thread.gate
     store32(&thread.inside, 1)
-    fence()
+    if gate.fences:
+        fence()
+    else:
+        compiler_fence()
     if (
         load32(&gate.grants.open_epoch) != 0
         and load32(&gate.activity.generation) == gate.generation

@@ -161,7 +161,8 @@ cdef struct Gate:
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
     uint32_t slot_index
-    uint8_t[16] pad
+    uint32_t fences          # 1: the kernel fences nobody, so that each launch has to do it
+    uint8_t[12] pad
     # --- the next line: what allocations and frees look at besides
     Pieces pieces            # of its linear memory; under State.memory_lock
     Ahead ahead              # under lock

@@ -37,7 +37,7 @@ from cython_ext.logic.gate cimport UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
-from cython_ext.native cimport fence, load32, loadi64, now_ns, store32
+from cython_ext.native cimport fence, fence_all, load32, loadi64, now_ns, store32
 
 cdef enum:
     OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
@@ -346,8 +346,7 @@ cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
     cdef uint32_t i
     cdef int mode
     store32(&gate.round, gate.round + 1)
-    fence()
-    if not all_outside():
+    if not all_outside(gate):
         return
     mode = relax()
     for i in range(gate.stream_count):
@@ -377,8 +376,15 @@ cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
 
 # --- drains
 
-cdef bint all_outside() noexcept nogil:
+cdef bint all_outside(const Gate* gate) noexcept nogil:
+    """Whether nobody is between check and submission. After a new round, this says as well that whoever comes next
+    sees it."""
     cdef Thread* thread = state().threads
+    if gate.untracked and not gate.fences:
+        if not fence_all():
+            return 0
+    else:
+        fence()
     while thread != NULL:
         if load32(&thread.inside):
             return 0
@@ -465,8 +471,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         return not busy
     if gate.untracked:
         store32(&gate.round, gate.round + 1)
-        fence()
-    if load32(&gate.submitting) or load32(&all.dying) or not all_outside():
+    if load32(&gate.submitting) or load32(&all.dying) or not all_outside(gate):
         return 0
     lock_acquire(&all.captures_lock)                     # no capture begins while we ask
     mode = relax()

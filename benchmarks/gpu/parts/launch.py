@@ -33,13 +33,13 @@ def measure(bench: Bench) -> None:
                     KERNEL,
                     limit,
                     "added_under_limit_ns",
-                    launch.in_turns(node, program, launch.LIMITED_ROUNDS, "paced", percent=limit),
+                    launch.in_turns(node, program, launch.LIMITED, limit),
                 ),
                 (
                     ALLOCATION,
                     100,
                     "added_to_allocation_ns",
-                    launch.in_turns(node, program, launch.ALLOCATION_ROUNDS, "allocate"),
+                    launch.in_turns(node, program, launch.ALLOCATIONS),
                 ),
             ):
                 if not answer.pop("hooked"):
@@ -58,7 +58,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def estimate(options: Options) -> float:
-    return 5 + 10 * options.repeat
+    return 5 + 14 * options.repeat
 
 
 PART = Part(
