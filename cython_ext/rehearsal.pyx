@@ -17,7 +17,8 @@ from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
 from cython_ext.logic.trace cimport trace_put
 from cython_ext.native cimport (
-    add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause, store32, store64, storei64,
+    add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause,
+    store32, store64, storei64,
 )
 from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
 

@@ -5,6 +5,10 @@ from an update until the first launch after it was timed. A doubted graph counts
 runs at a time: if it has become ten times as long, nothing is queued behind it. If the sample is off by more than
 double, the graph gets a new **version**, part of its LaunchKey, and is learned from the beginning.
 
+Some programs update before every launch, for other addresses, and would never have two in flight (JAX does). So who has
+been **steady** for long enough, by the samples, is believed as a kernel is, whose arguments may mean anything, too. How
+long that has to be doubles each time that a graph's length did change.
+
 A cache in memory of the caller's (zeroed): a set that is full forgets the graph that was updated longest ago, whose
 first version is then believed again. The caller serialises.
 """
@@ -17,6 +21,8 @@ from cython_ext.logic.durations cimport mix64
 cdef enum:
     GRAPH_SETS = 64
     GRAPH_WAYS = 8
+    GRAPH_STEADY = 16        # samples behind updates that changed nothing, until the next ones are believed
+    GRAPH_STEADY_MOST = 1 << 20
 
 
 cdef struct UpdatedGraph:
@@ -25,6 +31,8 @@ cdef struct UpdatedGraph:
     uint32_t updates         # so far
     uint32_t proven          # of these, known for their effect on the length
     uint32_t version
+    uint32_t steady          # samples behind updates, one after the other, that took as long as before
+    uint32_t needed          # so many of them to be believed
 
 
 cdef struct GraphTable:
@@ -54,6 +62,7 @@ cdef inline void graph_updated(GraphTable* table, uint64_t handle) noexcept nogi
                 graph = others + way
         memset(graph, 0, sizeof(UpdatedGraph))
         graph.handle = handle
+        graph.needed = GRAPH_STEADY
     table.clock += 1
     graph.used = table.clock
     graph.updates += 1
@@ -72,7 +81,7 @@ cdef inline uint32_t graph_updates(GraphTable* table, uint64_t handle) noexcept 
 
 cdef inline bint graph_doubted(GraphTable* table, uint64_t handle) noexcept nogil:
     cdef const UpdatedGraph* graph = graph_find(table, handle)
-    return graph != NULL and graph.proven != graph.updates
+    return graph != NULL and graph.proven != graph.updates and graph.steady < graph.needed
 
 
 cdef inline void graph_timed(
@@ -82,9 +91,16 @@ cdef inline void graph_timed(
     cdef UpdatedGraph* graph = graph_find(table, handle)
     if graph == NULL or updates > graph.updates:
         return               # another graph than the one that was launched
-    if learned_ns >= 0 and graph.proven < updates and (lasted_ns > 2 * learned_ns or learned_ns > 2 * lasted_ns):
-        table.versions += 1
-        graph.version = table.versions
+    if learned_ns >= 0 and graph.proven < updates:
+        if lasted_ns > 2 * learned_ns or learned_ns > 2 * lasted_ns:
+            table.versions += 1
+            graph.version = table.versions
+            graph.steady = 0
+            graph.needed = min(2 * graph.needed, <uint32_t>GRAPH_STEADY_MOST)
+        elif 4 * (lasted_ns - learned_ns) > learned_ns or 4 * (learned_ns - lasted_ns) > learned_ns:
+            graph.steady = 0
+        else:
+            graph.steady += graph.steady < graph.needed
     graph.proven = max(graph.proven, updates)
 
 

@@ -10,6 +10,7 @@ from cython_ext.nativelogic import UNKNOWN_NS, Graphs, Trifles, size_class
 
 MS = 1_000_000
 PAYS_NS = 400_000
+STEADY = 16
 handles = st.integers(1, 5)
 lengths = st.integers(0, 10**9)
 
@@ -23,6 +24,8 @@ class GraphsTwin(RuleBasedStateMachine):
         self.updates: dict[int, int] = {}
         self.proven: dict[int, int] = {}
         self.version: dict[int, int] = {}
+        self.steady: dict[int, int] = {}
+        self.needed: dict[int, int] = {}
         self.given = 0
         self.under_way: list[tuple[int, int]] = []
 
@@ -33,7 +36,8 @@ class GraphsTwin(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def launch(self, handle: int) -> None:
-        doubted = self.updates.get(handle, 0) != self.proven.get(handle, 0)
+        steady = self.steady.get(handle, 0) >= self.needed.get(handle, STEADY)
+        doubted = self.updates.get(handle, 0) != self.proven.get(handle, 0) and not steady
         assert self.table.doubted(handle) == doubted
         assert self.table.version(handle) == self.version.get(handle, 0)
         assert self.table.updates(handle) == self.updates.get(handle, 0)
@@ -41,28 +45,68 @@ class GraphsTwin(RuleBasedStateMachine):
 
     @rule(learned_ns=st.one_of(lengths, st.just(UNKNOWN_NS)), lasted_ns=lengths, data=st.data())
     def complete(self, learned_ns: int, lasted_ns: int, data: st.DataObject) -> None:
-        if not self.under_way:
-            return
-        handle, updates = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        if self.under_way:
+            self._complete(data.draw(st.integers(0, len(self.under_way) - 1)), learned_ns, lasted_ns)
+
+    def _complete(self, index: int, learned_ns: int, lasted_ns: int) -> None:
+        handle, updates = self.under_way.pop(index)
         self.table.timed(handle, updates, learned_ns, lasted_ns)
         if updates > self.updates.get(handle, 0):
             return  # it was destroyed since, and this is another one
         proven = self.proven.get(handle, 0)
-        off = learned_ns != UNKNOWN_NS and not learned_ns / 2 <= lasted_ns <= 2 * learned_ns
-        if updates > proven and off:
-            self.given += 1
-            self.version[handle] = self.given
+        if updates > proven and learned_ns != UNKNOWN_NS:
+            if not learned_ns / 2 <= lasted_ns <= 2 * learned_ns:
+                self.given += 1
+                self.version[handle] = self.given
+                self.steady[handle] = 0
+                self.needed[handle] = min(2 * self.needed.get(handle, STEADY), 1 << 20)
+            elif abs(lasted_ns - learned_ns) > learned_ns / 4:
+                self.steady[handle] = 0
+            else:
+                self.steady[handle] = self.steady.get(handle, 0) + 1
         self.proven[handle] = max(proven, updates)
+
+    @rule(handle=handles, times=st.integers(1, 40), learned_ns=st.integers(1, 10**9))
+    def go_on(self, handle: int, times: int, learned_ns: int) -> None:
+        """An update before each launch, and every length as before."""
+        for _ in range(times):
+            self.update(handle)
+            updates = self.table.updates(handle)
+            self.under_way.append((handle, updates))
+            self._complete(len(self.under_way) - 1, learned_ns, learned_ns)
 
     @rule(handle=st.integers(0, 5))
     def forget(self, handle: int) -> None:
         self.table.forget(handle)
-        for known in (self.updates, self.proven, self.version):
+        for known in (self.updates, self.proven, self.version, self.steady, self.needed):
             for gone in [h for h in known if handle in (0, h)]:
                 del known[gone]
 
 
 TestGraphs = GraphsTwin.TestCase
+
+
+def steps(table: Graphs, count: int, learned_ns: int, lasted_ns: int) -> int:
+    """How many of so many launches, with an update before each, are doubted."""
+    doubted = 0
+    for _ in range(count):
+        table.updated(1)
+        doubted += table.doubted(1)
+        table.timed(1, table.updates(1), learned_ns, lasted_ns)
+    return doubted
+
+
+def test_who_updates_all_the_time_and_stays_as_long_is_believed_in_the_end() -> None:
+    table = Graphs()
+    assert steps(table, 1000, MS, MS) == STEADY
+
+
+def test_who_has_changed_is_believed_twice_as_late() -> None:
+    table = Graphs()
+    for wait in (STEADY, 2 * STEADY, 4 * STEADY):
+        assert steps(table, 100, MS, MS) == wait
+        assert steps(table, 1, MS, 10 * MS) == 0  # nobody could know
+        assert steps(table, 1, UNKNOWN_NS, 10 * MS) == 1  # the new version is learned
 
 
 def test_the_graph_that_was_updated_longest_ago_makes_room() -> None:
