@@ -291,6 +291,15 @@ cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
     return 1
 
 
+cdef inline void take_back(Wire* wire) noexcept nogil:
+    """Somebody wants the lease in force, and the page says that it was returned: a relay before us was killed in the
+    middle of ``give_back``. No server has heard, so nobody would end that lease, and no gate uses it."""
+    if load32(&wire.activity.returned_epoch) == wire.held.epoch:
+        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.told_returned)
+        futex_wake(&wire.grants.change, INT_MAX)
+        wire.undone += 1
+
+
 cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
     """A returned epoch that the plan has long stopped showing is of no use, and in 2³¹ leases it would do harm."""
     cdef uint32_t returned = load32(&wire.activity.returned_epoch)
@@ -394,6 +403,8 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         merged.want = not returned
         if returned:
             wire.judged = wire.held.epoch        # nobody wanted it: who wants next has not slept through it
+    elif in_force(wire):
+        take_back(wire)
     if not returned and wire.over.epoch != 0:
         drained = wire.over.epoch
         if merged.limited and not epoch_reached(merged.drained_epoch, drained):
@@ -405,7 +416,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     # Order matters: see deskpages.pxd.
     storei64(&entry.submitted_ns, merged.submitted_ns)
     store32(&entry.submitted_epoch, merged.submitted_epoch)
-    if merged.want != wire.want or must_ring:
+    if merged.want != wire.want or merged.want != load32(&entry.want) or must_ring:      # the entry may begin anew
         wire.want = merged.want
         store32(&wire.activity.want, merged.want)
         store32(&entry.want, merged.want)

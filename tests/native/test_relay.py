@@ -18,6 +18,7 @@ from cython_ext.relay import Relay
 from tests.native.stage import KEY, MS, Listener, Stage, eventually, grants
 
 RING_BURST, RING_REFILL_NS = 256, MS // 2  # cython_ext/relay.pyx
+RETURNED_EPOCH = slice(36, 40)  # of an activity page: cython_ext/layout.pxd
 
 
 def test_a_want_arrives_and_the_lease_is_seen_by_the_process(stage: Stage) -> None:
@@ -385,6 +386,37 @@ def test_the_next_relay_gives_nothing_back_that_is_in_use(stage: Stage) -> None:
         second.idle()
         assert not stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
     del first
+
+
+def test_a_return_that_a_killed_relay_told_nobody_of_is_taken_back(stage: Stage) -> None:
+    """It stores the returned epoch, looks once more at the wants, then tells: killed in between, the server knows of no
+    return, the lease has no end, and no gate uses it."""
+    process, slot = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    assert process.wait_lease()[0] == 1
+    stage.relay.close()
+    with mmap.mmap(stage.activity.fileno(), 0) as raw:
+        raw[RETURNED_EPOCH] = (1).to_bytes(4, "little")
+    assert (process.usable(), stage.activity.returned_epoch) == (0, 1)
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [slot]):
+        assert process.wait_lease()[0] == 1
+        assert stage.activity.returned_epoch == 0
+        process.idle()
+        assert not stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+
+
+def test_a_want_is_told_again_to_a_server_that_has_begun_a_new_entry(stage: Stage) -> None:
+    """A GPU's mode changes: its vGPUs are removed and added. Who attached and wanted at that moment is not forgotten."""
+    process, _ = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.dispatcher.remove(KEY)
+    stage.dispatcher.add(KEY, stage.grants)
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    assert process.wait_lease()[0] == 1
 
 
 def test_pages_in_use_are_not_closed(stage: Stage) -> None:
