@@ -27,6 +27,7 @@ from gpuserver.core.leases import (
     Drained,
     Event,
     Idle,
+    Lease,
     Mustered,
     Observed,
     Outlook,
@@ -44,6 +45,7 @@ from gpuserver.core.meters import Meters
 from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
+from gpuserver.runtime.epochs import epoch_of, word_of
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +123,7 @@ class TokenLoop:
         self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         for epoch in self._published.pop(key):
-            self._dispatcher.withdraw(key, epoch)
+            self._dispatcher.withdraw(key, word_of(epoch))
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
@@ -277,7 +279,8 @@ class TokenLoop:
     def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
         holders = [key for key, epochs in self._published.items() if epochs]
-        self._take([_report(seen) for key in holders if (seen := self._dispatcher.observe(key)) is not None])
+        observed = [seen for key in holders if (seen := self._dispatcher.observe(key)) is not None]
+        self._take([_report(self._known(seen)) for seen in observed])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     # --- the loop
@@ -318,9 +321,10 @@ class TokenLoop:
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
                 self._heard_ns[seen.vgpu] = seen.at_ns
             if seen.vgpu in self._published:
-                self._note(seen)
-                self.meters.saw(seen)
-                reports.append(_report(seen))
+                known = self._known(seen)
+                self._note(known)
+                self.meters.saw(known)
+                reports.append(_report(known))
         self._take(reports)
         if lost:
             log.warning("dispatcher events lost", count=lost)
@@ -328,6 +332,19 @@ class TokenLoop:
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
+
+    def _known(self, seen: readings.Event) -> readings.Event:
+        """With the epoch that the scheduler knows."""
+        epoch = epoch_of(seen.epoch, self.next_epoch)
+        return seen if epoch == seen.epoch else seen._replace(epoch=epoch)
+
+    def _live(self, lease: Lease) -> list[tuple[VgpuKey, int]]:
+        """Its predecessors, but for those that are over or were taken back: there may be any number of them."""
+        return [
+            (key, word_of(epoch))
+            for key, epoch in lease.after
+            if key not in self._published or epoch in self._published[key]
+        ]
 
     def _note(self, seen: readings.Event) -> None:
         """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
@@ -364,7 +381,7 @@ class TokenLoop:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
         for key, published in self._published.items():
-            outstanding = dict(self._dispatcher.outstanding(key))
+            outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)
             for epoch in sorted(published - outstanding.keys()):
                 published.discard(epoch)
@@ -400,17 +417,17 @@ class TokenLoop:
                 self.meters.published(lease)
                 self._dispatcher.publish(
                     lease.vgpu,
-                    lease.epoch,
+                    word_of(lease.epoch),
                     lease.start_ns,
                     lease.end_ns,
-                    lease.after,
+                    self._live(lease),
                     lease.go_by_ns,
                     early=lease.early,
                     on_want=lease.standing,
                     alone=lease.standing,
                     window_ns=lease.window_ns,
                 )
-            elif self._dispatcher.withdraw(command.vgpu, command.epoch):
+            elif self._dispatcher.withdraw(command.vgpu, word_of(command.epoch)):
                 self._published[command.vgpu].discard(command.epoch)
                 self.meters.withdrawn(command.vgpu, command.epoch)
 

@@ -270,6 +270,29 @@ def test_leases_across_the_end_of_the_epoch_circle(stage: Stage) -> None:
         assert stage.listener.wait(EventKind.DRAINED, KEY, epoch).wants
 
 
+@pytest.mark.parametrize("epoch", [2**31, 2**31 + 6, 2**31 + 2**30, 2**32 - 2**21])
+def test_a_lease_of_who_was_idle_for_half_a_circle_of_epochs_drains_when_its_work_has(stage: Stage, epoch: int) -> None:
+    process, slot = stage.process()
+    sibling, other = stage.process()
+    sibling.drain(5)
+    process.drain(5)
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    now_ns = time.monotonic_ns()
+    assert stage.dispatcher.publish(KEY, epoch, now_ns, None)
+    assert process.wait_lease()[0] == epoch
+    process.submit(epoch)
+    stage.dispatcher.withdraw(KEY, epoch)
+    wakes = stage.relay.stats().wakes
+    process.ring()
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.relays.entry(KEY).drained_epoch != epoch
+    assert stage.dispatcher.outstanding(KEY) == [(epoch, True)]
+    process.drain(epoch)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, epoch).wants
+    assert [stage.activity.read_slot(index).drained_epoch for index in (slot, other)] == [epoch, 5]
+
+
 def test_a_return_is_forgotten_before_it_is_taken_for_a_new_one(stage: Stage) -> None:
     process, _ = stage.process()
     process.want()
@@ -408,7 +431,7 @@ def test_a_return_that_a_killed_relay_told_nobody_of_is_taken_back(stage: Stage)
 
 
 def test_a_want_is_told_again_to_a_server_that_has_begun_a_new_entry(stage: Stage) -> None:
-    """A GPU's mode changes: its vGPUs are removed and added. Who attached and wanted at that moment is not forgotten."""
+    """A GPU's mode changes: its vGPUs are removed and added. Who attached and wanted just then is not forgotten."""
     process, _ = stage.process()
     process.want()
     stage.listener.wait(EventKind.WANTS, KEY)

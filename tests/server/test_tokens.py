@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -27,16 +27,21 @@ HALF = Share(PPM // 2, sm_mpercent=50_000)
 
 
 class Card:
-    """Two vGPUs, their pages, and the loop that serves them."""
+    """Some vGPUs, two as a rule, their pages, and the loop that serves them."""
 
-    def __init__(self, kind: type[TemporalScheduler | SpatialScheduler]) -> None:
+    def __init__(
+        self,
+        kind: type[TemporalScheduler | SpatialScheduler],
+        shares: Sequence[Share] = (HALF, HALF),
+        first_epoch: int = 1,
+    ) -> None:
         self.relays = RelayPage.create()
         self.dispatcher = Dispatcher(self.relays)
-        self.loop = TokenLoop(kind(), self.dispatcher)
-        self.pages: list[GrantsPage] = [grants() for _ in range(2)]
-        self.voices = [Voice(self.relays, key) for key in range(2)]
-        for key, page in enumerate(self.pages):
-            self.loop.add(key, page, HALF)
+        self.loop = TokenLoop(kind(first_epoch=first_epoch), self.dispatcher)
+        self.pages: list[GrantsPage] = [grants() for _ in shares]
+        self.voices = [Voice(self.relays, key) for key in range(len(shares))]
+        for key, (page, share) in enumerate(zip(self.pages, shares, strict=True)):
+            self.loop.add(key, page, share)
 
     def contended(self) -> list[bool]:
         return [bool(page.flags & GrantsFlag.CONTENDED) for page in self.pages]
@@ -196,3 +201,38 @@ def test_a_recorder_that_comes_later_knows_what_is_in_force(card: Card) -> None:
     current = card.pages[0].plan().current
     assert current is not None
     assert (running.epoch, running.go_ns, running.ended) == (current.epoch, current.start_ns, "in-force")
+
+
+def test_a_wide_vgpu_waits_for_as_many_narrow_ones_as_an_mps_server_has_processes() -> None:
+    card = Card(SpatialScheduler, [Share(PPM // 2, sm_mpercent=2_000)] * 47 + [Share(PPM // 2, sm_mpercent=100_000)])
+    try:
+
+        async def act() -> None:
+            for voice in card.voices:
+                voice.say(want=True)
+            await until(lambda: bool(card.dispatcher.outstanding(47)))
+
+        card.play(act)
+    finally:
+        card.dispatcher.close()
+
+
+@pytest.mark.parametrize("first", [2**32 - 4, 2**33 - 4])
+def test_leases_go_on_across_the_end_of_the_epoch_circle(first: int) -> None:
+    card = Card(TemporalScheduler, first_epoch=first)
+    try:
+
+        async def act() -> None:
+            for _ in range(6):
+                card.voices[0].say(want=True)
+                await until(lambda: bool(card.pages[0].plan().open_epoch))
+                epoch = card.pages[0].plan().open_epoch
+                card.voices[0].say(want=False, returned_epoch=epoch)
+                await until(lambda old=epoch: card.dispatcher.outstanding(0)[:1] not in ([], [(old, True)]))  # type: ignore[misc]
+
+        card.play(act)
+        assert card.loop.next_epoch > first + 6
+        assert 0 < card.dispatcher.outstanding(0)[0][0] < 16
+        assert card.loop.snapshot()[0].tokens == 6
+    finally:
+        card.dispatcher.close()
