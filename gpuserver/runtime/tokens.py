@@ -82,6 +82,8 @@ class TokenLoop:
         self._published: dict[VgpuKey, set[int]] = {}
         self._benched: dict[VgpuKey, Bench] = {}
         """Those that have no leases for now."""
+        self._leaving: set[tuple[VgpuKey, int]] = set()
+        """Leases of those that were in force, and have not drained: no scheduler knows of them any more."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -123,7 +125,8 @@ class TokenLoop:
         self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         for epoch in self._published.pop(key):
-            self._dispatcher.withdraw(key, word_of(epoch))
+            if not self._dispatcher.withdraw(key, word_of(epoch)):
+                self._leaving.add((key, epoch))
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
@@ -174,6 +177,7 @@ class TokenLoop:
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._heard_ns.pop(key, None)
+        self._leaving = {(other, epoch) for other, epoch in self._leaving if other != key}
         self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
@@ -190,6 +194,7 @@ class TokenLoop:
         self._published.clear()
         self._wanting.clear()
         self._wanted_ns.clear()
+        self._leaving.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
         for key in benched:
@@ -320,8 +325,10 @@ class TokenLoop:
                 continue
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
                 self._heard_ns[seen.vgpu] = seen.at_ns
+            known = self._known(seen)
+            if seen.kind is EventKind.DRAINED:
+                self._leaving.discard((seen.vgpu, known.epoch))
             if seen.vgpu in self._published:
-                known = self._known(seen)
                 self._note(known)
                 self.meters.saw(known)
                 reports.append(_report(known))
@@ -339,12 +346,16 @@ class TokenLoop:
         return seen if epoch == seen.epoch else seen._replace(epoch=epoch)
 
     def _live(self, lease: Lease) -> list[tuple[VgpuKey, int]]:
-        """Its predecessors, but for those that are over or were taken back: there may be any number of them."""
-        return [
+        """Its predecessors, but for those that are over or were taken back: there may be any number of them. And who
+        leaves the GPU for the bench."""
+        live = [
             (key, word_of(epoch))
             for key, epoch in lease.after
             if key not in self._published or epoch in self._published[key]
         ]
+        if self._leaving and not lease.standing:
+            live += [(key, word_of(epoch)) for key, epoch in self._leaving if key != lease.vgpu]
+        return live
 
     def _note(self, seen: readings.Event) -> None:
         """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
@@ -380,6 +391,8 @@ class TokenLoop:
     def _reconcile(self) -> None:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
+        on_gpu = {key: {e for e, _ in self._dispatcher.outstanding(key)} for key, _ in self._leaving}
+        self._leaving = {(key, epoch) for key, epoch in self._leaving if word_of(epoch) in on_gpu[key]}
         for key, published in self._published.items():
             outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)

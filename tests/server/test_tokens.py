@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from cython_ext.pages import GrantsPage, RelayPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
 from gpuserver.core.leases import Book, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 from gpuserver.core.trace import Recorder
@@ -34,10 +35,11 @@ class Card:
         kind: type[TemporalScheduler | SpatialScheduler],
         shares: Sequence[Share] = (HALF, HALF),
         first_epoch: int = 1,
+        policy: Policy = DEFAULT_POLICY,
     ) -> None:
         self.relays = RelayPage.create()
         self.dispatcher = Dispatcher(self.relays)
-        self.loop = TokenLoop(kind(first_epoch=first_epoch), self.dispatcher)
+        self.loop = TokenLoop(kind(policy, first_epoch=first_epoch), self.dispatcher)
         self.pages: list[GrantsPage] = [grants() for _ in shares]
         self.voices = [Voice(self.relays, key) for key in range(len(shares))]
         for key, (page, share) in enumerate(zip(self.pages, shares, strict=True)):
@@ -62,6 +64,12 @@ def card(request: pytest.FixtureRequest) -> Iterator[Card]:
     found = Card(getattr(request, "param", TemporalScheduler))
     yield found
     found.dispatcher.close()
+
+
+def granted(page: GrantsPage) -> bool:
+    """Whether the lease that it shows is one that begins without its word."""
+    current = page.plan().current
+    return current is not None and current.go_by_ns is not None
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -147,6 +155,31 @@ def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     card.loop.unbench(7, capped)
     assert debt_s() == 5
     assert card.loop.statements()[7].throttled
+
+
+def test_nobody_goes_beside_what_a_vgpu_on_the_bench_has_queued() -> None:
+    """Its account is gone with its leases; what it had submitted is still on the GPU."""
+    card = Card(TemporalScheduler, policy=replace(DEFAULT_POLICY, quantum_min_ns=60 * 10**9))
+    try:
+
+        async def act() -> None:
+            card.voices[0].say(want=True)
+            await until(lambda: card.pages[0].plan().open_epoch == 1)
+            card.loop.bench(0)
+            card.voices[1].say(want=True)
+            await until(lambda: granted(card.pages[1]))
+            assert card.dispatcher.outstanding(1) == [(2, False)]
+            card.voices[0].say(want=True, drained_epoch=1)
+            await until(lambda: card.dispatcher.outstanding(1) == [(2, True)])
+            card.loop.bench(1)
+            card.voices[1].say(want=True, drained_epoch=2)
+            await until(lambda: not card.dispatcher.outstanding(1))
+            card.loop.unbench(0, HALF)
+            await until(lambda: card.dispatcher.outstanding(0) == [(3, True)])
+
+        card.play(act)
+    finally:
+        card.dispatcher.close()
 
 
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
