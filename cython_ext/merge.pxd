@@ -225,8 +225,10 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         if load32(&slot.want) and not undrained and epoch_past(drained, held_epoch):
             merged.stranded = 1
         if undrained and not epoch_past(drained, wire.over.epoch):
-            if not merged.limited or not epoch_reached(drained, merged.drained_epoch):
+            if not merged.limited:
                 merged.drained_epoch = drained
+            elif merged.drained_epoch != 0 and not epoch_reached(drained, merged.drained_epoch):
+                merged.drained_epoch = drained       # the oldest; 0, of who has drained none yet, is older than any
             merged.limited = 1
         if undrained:        # read before busy_ns, which may only be newer
             merged.counted_ns = min(merged.counted_ns, loadi64(&slot.counted_ns))

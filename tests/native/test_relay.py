@@ -111,6 +111,32 @@ def in_force(stage: Stage, process: Process, length_ns: int) -> None:
     stage.dispatcher.publish(KEY, 1, 0, time.monotonic_ns() + length_ns)
 
 
+def test_a_lease_has_not_drained_while_a_process_works_that_has_drained_none_yet(stage: Stage) -> None:
+    newcomer, _ = stage.process()
+    other, _ = stage.process()
+    newcomer.want()
+    other.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(5)
+    assert other.wait_lease()[0] == 5
+    newcomer.submit(5)
+    other.submit(5)
+    stage.dispatcher.withdraw(KEY, 5)
+    other.drain(5)
+    stage.lease(6)
+    assert other.wait_lease()[0] == 6
+    other.submit(6)
+    stage.dispatcher.withdraw(KEY, 6)
+    wakes = stage.relay.stats().wakes
+    other.ring()
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.relays.entry(KEY).drained_epoch == 0
+    assert stage.dispatcher.outstanding(KEY) == [(5, True), (6, True)]
+    newcomer.drain(6)
+    other.drain(6)
+    stage.listener.wait(EventKind.DRAINED, KEY, 6)
+
+
 @pytest.mark.parametrize("siblings", [0, 1])
 def test_a_lease_at_its_tail_is_told_if_no_other_process_can_use_it(stage: Stage, siblings: int) -> None:
     process, _ = stage.process()
