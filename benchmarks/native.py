@@ -141,8 +141,11 @@ def granted(hook: Process) -> tuple[int, int]:
     return epoch, seen_ns
 
 
-def cold_request(card: Card, samples: int) -> list[float]:
-    """An idle vGPU wants and has a standing lease: doorbell → relay → dispatcher → GO seen by the sleeper. µs."""
+def cold_request(card: Card, samples: int, until_go: list[float] | None = None) -> list[float]:
+    """An idle vGPU wants and has a standing lease: doorbell → relay → dispatcher → GO seen by the sleeper. µs.
+
+    ``until_go``: takes what of that had passed when GO was given; the rest is the sleeper's.
+    """
     dice, found = random.Random(1), []
     for _ in range(samples):
         key = dice.randrange(len(card.hooks))
@@ -152,8 +155,11 @@ def cold_request(card: Card, samples: int) -> list[float]:
         asked_ns = time.monotonic_ns()
         ask(hook)
         epoch, seen_ns = granted(hook)
+        lease = card.pages[key].plan().current
         hook.submit(epoch)
         found.append((seen_ns - asked_ns) / 1000)
+        if until_go is not None and lease is not None:
+            until_go.append((lease.start_ns - asked_ns) / 1000)
         hook.idle()
         card.settle(key, want=False)
     return found
@@ -279,8 +285,10 @@ def main() -> None:
         load = os.getloadavg()[0]
         print(f"{options.vgpus} vGPUs, {os.cpu_count()} cores, load {load:.1f}")
         print(f"{'latency, µs':<44} {'samples':>7} {'p50':>9} {'p99':>9} {'max':>9}")
+        until_go: list[float] = []
+        print(row("cold request → GO seen (standing lease)", cold_request(card, options.samples, until_go)))
+        print(row("  of that until GO is given", until_go), flush=True)
         suites: list[tuple[str, Callable[[Card, int], list[float]], int]] = [
-            ("cold request → GO seen (standing lease)", cold_request, options.samples),
             ("drain → GO seen by the next holder", hand_over, options.samples),
             ("kill -9 of the holder → lease back", kill, 32),
         ]

@@ -10,7 +10,7 @@ from cython_ext.logic.handover cimport CLOSE_NS, EARLY_NS
 
 cdef enum:
     TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
-    PREDECESSORS = 32        # of one lease; a GPU runs fewer vGPUs at once
+    PREDECESSORS = 64        # of one lease: an MPS server has 48 processes, each of a vGPU of its own perhaps
     QUIET_NS = 200_000
 
     EVENT_WANTS = 1
@@ -38,7 +38,7 @@ cdef struct Turn:
     int64_t go_ns
     uint64_t busy_at_go_ns
     uint32_t waits
-    Predecessor[32] after
+    Predecessor[64] after
 
 
 cdef struct Report:

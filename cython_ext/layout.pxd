@@ -26,7 +26,8 @@ Rules of publication
   moved while they copied. (A seqlock's reader would hang for ever.)
 * Every futex word is a counter that is advanced before the wake, so no wake is lost.
 * Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe).
-  0 is "none".
+  0 is "none". A process may have been idle for any number of leases of others: what its slot says of an epoch is
+  compared with ``epoch_past``.
 * Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is
   the oldest reader that understands the page.
 """
@@ -90,6 +91,8 @@ cdef enum:
     TRACE_LAUNCH = 2         # a launch that was timed: ended at ``end_ns`` at the latest; value: see logic/trace.pxd
     TRACE_DRAIN = 3          # a lease that ended at begin (0: it had no end) had drained at end; value: see there
     TRACE_RING = 512         # records of one process that a reader may be behind
+
+    EPOCHS_PAST = 1 << 20    # leases of a GPU, in which a vGPU has a few
 
 cdef extern from *:
     """
@@ -287,3 +290,9 @@ cdef struct StorePage:
 cdef inline bint epoch_reached(uint32_t now, uint32_t wanted) noexcept nogil:
     """Whether ``now`` is ``wanted`` or newer, on the 32-bit circle; nothing reaches 0 and 0 reaches nothing."""
     return now != 0 and wanted != 0 and <int32_t>(now - wanted) >= 0
+
+
+cdef inline bint epoch_past(uint32_t now, uint32_t wanted) noexcept nogil:
+    """Whether ``now``, the last epoch that somebody is done with, says so of ``wanted``, too. One from 2³¹ leases ago
+    seems to be newer; but whoever is done with a newer one than those that are shown is so by a few leases only."""
+    return now != 0 and wanted != 0 and now - wanted < EPOCHS_PAST

@@ -6,7 +6,7 @@ from libc.string cimport memset
 from cython_ext.layout cimport (
     FOREVER_NS, LEASE_ON_GO, MODE_SPATIAL, SLOT_ACTIVE,
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
-    epoch_reached, pthread_mutex_t,
+    epoch_past, epoch_reached, pthread_mutex_t,
 )
 from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over
 from cython_ext.logic.handover cimport CLOSE_NS
@@ -81,7 +81,7 @@ cdef struct Wire:
 
 cdef struct Merged:
     bint want
-    bint limited                 # by ``drained_epoch``: somebody has work on the GPU
+    bint limited                 # by ``drained_epoch``: somebody has work on the GPU, of the lease that is over perhaps
     uint32_t drained_epoch
     int64_t drained_ns
     int64_t want_since_ns
@@ -222,15 +222,18 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             since = loadi64(&slot.want_since_ns)
             if 0 < since < merged.want_since_ns:
                 merged.want_since_ns = since
-        if held_epoch != 0 and load32(&slot.want) and not undrained and epoch_reached(drained, held_epoch):
-            merged.stranded = drained != 0
-        if undrained and (not merged.limited or not epoch_reached(drained, merged.drained_epoch)):
+        if load32(&slot.want) and not undrained and epoch_past(drained, held_epoch):
+            merged.stranded = 1
+        if undrained and not epoch_past(drained, wire.over.epoch):
+            if not merged.limited:
+                merged.drained_epoch = drained
+            elif merged.drained_epoch != 0 and not epoch_reached(drained, merged.drained_epoch):
+                merged.drained_epoch = drained       # the oldest; 0, of who has drained none yet, is older than any
             merged.limited = 1
-            merged.drained_epoch = drained
         if undrained:        # read before busy_ns, which may only be newer
             merged.counted_ns = min(merged.counted_ns, loadi64(&slot.counted_ns))
         if held_epoch != 0 and load32(&slot.tail_epoch) == held_epoch:
-            merged.spent = epoch_reached(drained, held_epoch)
+            merged.spent = epoch_past(drained, held_epoch)
             merged.tail = not merged.spent and undrained
         merged.drained_ns = max(merged.drained_ns, loadi64(&slot.drained_ns))
         merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
@@ -289,6 +292,15 @@ cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
     wire.returned_ns = at_ns
     wire.returns += 1
     return 1
+
+
+cdef inline void take_back(Wire* wire) noexcept nogil:
+    """Somebody wants the lease in force, and the page says that it was returned: a relay before us was killed in the
+    middle of ``give_back``. No server has heard, so nobody would end that lease, and no gate uses it."""
+    if load32(&wire.activity.returned_epoch) == wire.held.epoch:
+        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.told_returned)
+        futex_wake(&wire.grants.change, INT_MAX)
+        wire.undone += 1
 
 
 cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
@@ -394,10 +406,12 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         merged.want = not returned
         if returned:
             wire.judged = wire.held.epoch        # nobody wanted it: who wants next has not slept through it
+    elif in_force(wire):
+        take_back(wire)
     if not returned and wire.over.epoch != 0:
         drained = wire.over.epoch
-        if merged.limited and not epoch_reached(merged.drained_epoch, drained):
-            drained = merged.drained_epoch
+        if merged.limited:       # what seems to be newer is from very long ago, or a lie
+            drained = merged.drained_epoch if epoch_reached(drained, merged.drained_epoch) else 0
     if not returned and merged.spent and merged.processes == 1 and in_force(wire):
         wire.over = wire.held            # its end was moved when it was at its tail already
         drained = wire.held.epoch
@@ -405,7 +419,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     # Order matters: see deskpages.pxd.
     storei64(&entry.submitted_ns, merged.submitted_ns)
     store32(&entry.submitted_epoch, merged.submitted_epoch)
-    if merged.want != wire.want or must_ring:
+    if merged.want != wire.want or merged.want != load32(&entry.want) or must_ring:      # the entry may begin anew
         wire.want = merged.want
         store32(&wire.activity.want, merged.want)
         store32(&entry.want, merged.want)

@@ -374,7 +374,9 @@ cdef class ActivityPage(Page):
         return native.load32(&self.get().broker_epoch)
 
     def bump_broker_epoch(self):
-        """Say that a new broker has taken over. Returns the new epoch."""
+        """Say that a new broker has taken over, and count the slots anew: the one before may have been killed between a
+        slot and its count. Returns the new epoch."""
+        native.store32(&self.get().processes, self.processes)
         return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
 
     @property

@@ -14,7 +14,8 @@ over: a process may claim any epoch, the relay passes on only what the plan allo
 *Early return.* When nobody wants, the lease in force goes back. Processes may wake at that very moment, so both sides
 write first and look second (Dekker): the relay stores ``returned_epoch`` and then scans the slots again; a process
 stores ``want`` and then reads ``returned_epoch``. At least one sees the other. If the relay finds a want it undoes the
-return before telling anybody, and wakes the page's sleepers, since one may just have taken the lease for lost.
+return before telling anybody, and wakes the page's sleepers, since one may just have taken the lease for lost. Killed
+in between, its successor does (``take_back``).
 
 *Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU wants the relay looks
 at the plan itself every LOOK_WANTED_NS, and again when the lease ends: one that nobody used has drained then, and the

@@ -17,8 +17,8 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
-    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, SLOT_RESERVED, ActivityPage, GrantsPage,
-    PageHeader, Slot, TracedActivity,
+    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, MODE_SPATIAL, SLOT_RESERVED, ActivityPage,
+    GrantsPage, PageHeader, Slot, TracedActivity,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
@@ -347,11 +347,17 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
         setenv(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority, 1)
 
 
+cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:
+    """By an earlier cuInit, which failed for another vGPU: its slot is ours, its thread runs."""
+    return load32(&gate.thread_state) == 1 and strcmp(gate.vgpu_id, vgpu_id) == 0
+
+
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
     cdef Reply reply
     cdef char[64] vgpu_id
     cdef uint32_t count = 0
     cdef size_t size
+    cdef bint known, spatial
     cdef int error
     while ids[0]:
         size = 0
@@ -362,17 +368,24 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
             return CUDA_ERROR_NO_DEVICE
         memcpy(vgpu_id, ids, size)
         vgpu_id[size] = 0
-        error = attach_one(&all.views[count] if observer else &all.gates[count], vgpu_id, observer, &reply)
+        known = not observer and is_attached(&all.gates[count], vgpu_id)
+        error = CUDA_SUCCESS
+        if not known:
+            error = attach_one(&all.views[count] if observer else &all.gates[count], vgpu_id, observer, &reply)
         if error != CUDA_SUCCESS:
             return error
         if not observer:
-            if strcmp(reply.mode, b"spatial") == 0 and (count or ids[size]):
+            spatial = strcmp(reply.mode, b"spatial") == 0
+            if known:
+                spatial = load32(&all.gates[count].grants.mode) == MODE_SPATIAL
+            if spatial and (count or ids[size]):
                 vgpu_say(
                     vgpu_id, b" is on a GPU in spatial mode, and a process has one MPS daemon: ", b"list vGPUs of "
                     b"temporal GPUs, or one alone"
                 )
                 return CUDA_ERROR_NO_DEVICE
-            set_mps(&all.gates[count], &reply)
+            if not known:
+                set_mps(&all.gates[count], &reply)
         count += 1
         ids += size + (ids[size] == c',')
     if observer:

@@ -19,7 +19,8 @@ from cython_ext.hook.hook cimport (
     vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_reached,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_past,
+    epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound, baton_undated
@@ -356,7 +357,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             vgpu_wait_for_baton(gate, now)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
-        if open_epoch != 0 and not epoch_reached(vgpu_spent_epoch(gate), open_epoch):
+        if open_epoch != 0 and not epoch_past(vgpu_spent_epoch(gate), open_epoch):
             if announced(gate, launch, thread, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:

@@ -6,7 +6,7 @@ The caller holds gate.lock.
 from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.hook.hook cimport Gate, vgpu_log, vgpu_release_ahead, vgpu_ring
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_past, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS, GateState, lease_usable
 from cython_ext.logic.window cimport backlog_begin, backlog_finish
 from cython_ext.native cimport load32
@@ -16,7 +16,7 @@ cdef public uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil:
     """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
     another end, or none, since."""
     cdef uint32_t drained = load32(&gate.slot.drained_epoch)
-    return gate.closed_epoch if drained == 0 or epoch_reached(gate.closed_epoch, drained) else drained
+    return drained if gate.closed_epoch == 0 or epoch_past(drained, gate.closed_epoch) else gate.closed_epoch
 
 
 cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
@@ -37,7 +37,7 @@ cdef inline bint slept_through(const Gate* gate, const Lease* lease, const GateS
         and view.now_ns >= lease.end_ns
         and lease.flags & LEASE_ON_GO and epoch_reached(view.go_epoch, lease.epoch)
         and not epoch_reached(view.returned_epoch, lease.epoch)
-        and not epoch_reached(view.drained_epoch, lease.epoch)
+        and not epoch_past(view.drained_epoch, lease.epoch)
         and lease.epoch != gate.over_epoch and lease.epoch != gate.missed_epoch
     )
 

@@ -15,7 +15,7 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
-    Plan, Slot,
+    Plan, Slot, epoch_past,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
@@ -98,6 +98,8 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
     if load32(&gate.activity.processes) == 1:
         store32(&slot.tail_epoch, epoch)     # its end may be moved away only now: then it is spent all the same
     store32(&slot.drained_epoch, epoch)
+    if epoch_past(epoch, gate.closed_epoch):
+        gate.closed_epoch = 0
     gate.over_epoch = 0
     vgpu_trace_drain(gate, epoch)
     vgpu_log(b"drained epoch, overrun ns", epoch, overrun)

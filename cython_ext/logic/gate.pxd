@@ -23,7 +23,7 @@ for no longer than that; then one of them has GO, and the other waits for its tu
 
 from libc.stdint cimport int64_t, uint32_t
 
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, Lease, Plan, epoch_reached
+from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, Lease, Plan, epoch_past, epoch_reached
 from cython_ext.logic.handover cimport CLOSE_NS
 
 cdef enum:
@@ -68,7 +68,7 @@ cdef inline bint lease_alive(const Lease* lease, const GateState* state) noexcep
     return (
         lease.epoch != 0
         and not epoch_reached(state.returned_epoch, lease.epoch)
-        and not epoch_reached(state.drained_epoch, lease.epoch)
+        and not epoch_past(state.drained_epoch, lease.epoch)
         and state.now_ns < lease.end_ns
     )
 
@@ -144,7 +144,7 @@ cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nog
         state.free_epoch != 0
         and state.free_epoch == plan.current.epoch
         and not epoch_reached(state.returned_epoch, state.free_epoch)
-        and not epoch_reached(state.drained_epoch, state.free_epoch)
+        and not epoch_past(state.drained_epoch, state.free_epoch)
         and (state.predicted_ns >= 0 or state.unknown_in_flight == 0)
         and take_ns(state) <= state.take_most_ns - state.taken_ns
     )

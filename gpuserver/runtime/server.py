@@ -483,9 +483,9 @@ def sms_planned(record: VgpuRecord) -> int:
 
 
 def first_epoch(remembered: int) -> int:
-    """Where to begin after a scheduler that may have given out some more epochs than the journal knows. Epochs are
-    compared on a 32-bit circle: half-way round they begin again, long after the last lease of that age."""
-    return remembered + EPOCH_RESERVE if remembered < 1 << 31 else 1
+    """Where to begin after a scheduler that may have given out some more epochs than the journal knows: what hooks have
+    seen has to be earlier on their circle, too (``epochs.py``)."""
+    return remembered + EPOCH_RESERVE
 
 
 def _environment(settings: Settings) -> dict[str, str]:

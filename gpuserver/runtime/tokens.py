@@ -27,6 +27,7 @@ from gpuserver.core.leases import (
     Drained,
     Event,
     Idle,
+    Lease,
     Mustered,
     Observed,
     Outlook,
@@ -44,6 +45,7 @@ from gpuserver.core.meters import Meters
 from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
+from gpuserver.runtime.epochs import epoch_of, word_of
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +82,8 @@ class TokenLoop:
         self._published: dict[VgpuKey, set[int]] = {}
         self._benched: dict[VgpuKey, Bench] = {}
         """Those that have no leases for now."""
+        self._leaving: set[tuple[VgpuKey, int]] = set()
+        """Leases of those that were in force, and have not drained: no scheduler knows of them any more."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -121,7 +125,8 @@ class TokenLoop:
         self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         for epoch in self._published.pop(key):
-            self._dispatcher.withdraw(key, epoch)
+            if not self._dispatcher.withdraw(key, word_of(epoch)):
+                self._leaving.add((key, epoch))
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
@@ -172,6 +177,7 @@ class TokenLoop:
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._heard_ns.pop(key, None)
+        self._leaving = {(other, epoch) for other, epoch in self._leaving if other != key}
         self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
@@ -188,6 +194,7 @@ class TokenLoop:
         self._published.clear()
         self._wanting.clear()
         self._wanted_ns.clear()
+        self._leaving.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
         for key in benched:
@@ -277,7 +284,8 @@ class TokenLoop:
     def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
         holders = [key for key, epochs in self._published.items() if epochs]
-        self._take([_report(seen) for key in holders if (seen := self._dispatcher.observe(key)) is not None])
+        observed = [seen for key in holders if (seen := self._dispatcher.observe(key)) is not None]
+        self._take([_report(self._known(seen)) for seen in observed])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     # --- the loop
@@ -317,10 +325,13 @@ class TokenLoop:
                 continue
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
                 self._heard_ns[seen.vgpu] = seen.at_ns
+            known = self._known(seen)
+            if seen.kind is EventKind.DRAINED:
+                self._leaving.discard((seen.vgpu, known.epoch))
             if seen.vgpu in self._published:
-                self._note(seen)
-                self.meters.saw(seen)
-                reports.append(_report(seen))
+                self._note(known)
+                self.meters.saw(known)
+                reports.append(_report(known))
         self._take(reports)
         if lost:
             log.warning("dispatcher events lost", count=lost)
@@ -328,6 +339,23 @@ class TokenLoop:
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
+
+    def _known(self, seen: readings.Event) -> readings.Event:
+        """With the epoch that the scheduler knows."""
+        epoch = epoch_of(seen.epoch, self.next_epoch)
+        return seen if epoch == seen.epoch else seen._replace(epoch=epoch)
+
+    def _live(self, lease: Lease) -> list[tuple[VgpuKey, int]]:
+        """Its predecessors, but for those that are over or were taken back: there may be any number of them. And who
+        leaves the GPU for the bench."""
+        live = [
+            (key, word_of(epoch))
+            for key, epoch in lease.after
+            if key not in self._published or epoch in self._published[key]
+        ]
+        if self._leaving and not lease.standing:
+            live += [(key, word_of(epoch)) for key, epoch in self._leaving if key != lease.vgpu]
+        return live
 
     def _note(self, seen: readings.Event) -> None:
         """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
@@ -363,8 +391,10 @@ class TokenLoop:
     def _reconcile(self) -> None:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
+        on_gpu = {key: {e for e, _ in self._dispatcher.outstanding(key)} for key, _ in self._leaving}
+        self._leaving = {(key, epoch) for key, epoch in self._leaving if word_of(epoch) in on_gpu[key]}
         for key, published in self._published.items():
-            outstanding = dict(self._dispatcher.outstanding(key))
+            outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)
             for epoch in sorted(published - outstanding.keys()):
                 published.discard(epoch)
@@ -400,17 +430,17 @@ class TokenLoop:
                 self.meters.published(lease)
                 self._dispatcher.publish(
                     lease.vgpu,
-                    lease.epoch,
+                    word_of(lease.epoch),
                     lease.start_ns,
                     lease.end_ns,
-                    lease.after,
+                    self._live(lease),
                     lease.go_by_ns,
                     early=lease.early,
                     on_want=lease.standing,
                     alone=lease.standing,
                     window_ns=lease.window_ns,
                 )
-            elif self._dispatcher.withdraw(command.vgpu, command.epoch):
+            elif self._dispatcher.withdraw(command.vgpu, word_of(command.epoch)):
                 self._published[command.vgpu].discard(command.epoch)
                 self.meters.withdrawn(command.vgpu, command.epoch)
 

@@ -57,6 +57,34 @@ def test_each_broker_hears_of_all_vgpus_of_a_process_that_has_several(tmp_path_f
         stage.close()
 
 
+def test_who_asks_again_after_one_of_its_vgpus_was_refused_has_one_slot_in_the_other(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Programs call cuInit as often as they like: a library each, or one in a loop until it succeeds."""
+    stage = Stage(tmp_path_factory.mktemp("two"), gpus=2)
+    try:
+        one, other = stage.vgpu(0), stage.vgpu(1)
+        other.refusal = "not now"
+        program = stage.start(
+            """
+            import ctypes, sys
+            cuda = ctypes.CDLL("libcuda.so.1")
+            for line in sys.stdin:
+                print(*{cuda.cuInit(0) for _ in range(5)}, flush=True)
+            """,
+            stage.environment(one, other),
+        )
+        stage.tell(program)
+        assert stage.heard(program) == str(NO_DEVICE)
+        assert one.slot().state == SlotState.ACTIVE
+        other.refusal = None
+        stage.tell(program)
+        assert stage.heard(program) == "0"
+        assert [vgpu.slot().state for vgpu in (one, other)] == [SlotState.ACTIVE] * 2
+    finally:
+        stage.close()
+
+
 def test_inert_without_an_id(stage: Stage) -> None:
     vgpu = stage.vgpu()
     environment = stage.environment(vgpu)

@@ -4,6 +4,7 @@ told."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import subprocess
 import time
@@ -133,6 +134,22 @@ def test_waits_for_a_lease(stage: Stage) -> None:
     vgpu.open()
     program.await_more()
     eventually(lambda: vgpu.slot().undrained, "it is seen at work")
+
+
+def test_who_was_idle_for_half_a_circle_of_epochs_has_its_next_lease(stage: Stage) -> None:
+    """Others have had 2³¹ leases since its last one: the GPU of a vGPU in a large company has, in a week or two."""
+    vgpu, other = stage.vgpu(), stage.vgpu()
+    program = Endless(stage, vgpu)
+    vgpu.await_want()
+    now_ns = time.monotonic_ns()
+    last = vgpu.lease(now_ns, now_ns + 20 * MS)
+    eventually(lambda: vgpu.slot().drained_epoch == last, "it has drained its lease")
+    assert program.is_held()
+    for epoch in (2**30, 2**31 + 9):
+        stage.epochs = itertools.count(epoch)
+        other.lease(now_ns, now_ns + MS)
+    vgpu.open()
+    program.await_more()
 
 
 def test_the_relay_is_told_of_a_lease_that_was_over_before_anybody_woke_for_it(stage: Stage) -> None:

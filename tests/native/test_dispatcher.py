@@ -448,8 +448,8 @@ def test_mistakes_of_the_caller_are_named(card: Card) -> None:
     publish = card.dispatcher.publish
     with pytest.raises(ValueError, match="not after its start"):
         publish(0, 1, now_ns, now_ns)
-    with pytest.raises(ValueError, match="waits for more than 32"):
-        publish(0, 1, now_ns, None, after=[(1, epoch) for epoch in range(1, 34)])
+    with pytest.raises(ValueError, match="waits for more than 64"):
+        publish(0, 1, now_ns, None, after=[(1, epoch) for epoch in range(1, 66)])
     with pytest.raises(KeyError, match="no vGPU 7"):
         publish(7, 1, now_ns, None)
     with pytest.raises(IndexError):

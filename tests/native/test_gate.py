@@ -120,6 +120,18 @@ MIDDLE = Situation(RUNNING, now_ns=10 * MS, last_epoch=5)
 NEAR_END = Situation(RUNNING, now_ns=18 * MS, last_epoch=5, window_ns=8 * MS)
 
 
+@pytest.mark.parametrize("drained", [0, 4, 2**31 + 4, 2**31 + 5, 2**31 + 6, 2**32 - 1, 3 * 2**30, 2**20 + 5])
+def test_a_lease_is_usable_by_who_drained_its_last_one_however_long_ago(drained: int) -> None:
+    """Others may have had any number of leases since: also half a circle of them, or more."""
+    assert replace(MIDDLE, last_epoch=drained, drained_epoch=drained, predicted_ns=MS).decide().action == SUBMIT
+    assert not replace(MIDDLE, drained_epoch=drained, predicted_ns=MS).decide().closed
+
+
+@pytest.mark.parametrize("newer", [0, 1, 2, 1000])
+def test_a_lease_is_not_used_by_who_has_drained_it_or_one_of_its_next(newer: int) -> None:
+    assert replace(MIDDLE, drained_epoch=5 + newer, predicted_ns=MS).decide().action == WAIT_LEASE
+
+
 @pytest.mark.parametrize(
     ("situation", "action"),
     [

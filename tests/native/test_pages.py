@@ -16,6 +16,7 @@ from cython_ext.pages import ActivityPage, GrantsPage, RelayPage, SlotsFull
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
 
 GIB = 2**30
+PROCESSES = slice(44, 48)  # of an activity page: cython_ext/layout.pxd
 
 
 def grants(**changes: object) -> GrantsPage:
@@ -228,6 +229,18 @@ def test_generation_and_broker_epoch() -> None:
         other.generation = 4
         assert activity.generation == 4
         assert [activity.bump_broker_epoch(), other.bump_broker_epoch()] == [1, 2]
+
+
+@pytest.mark.parametrize("left", [0, 2, 0xFFFFFFFF])
+def test_a_new_broker_counts_the_processes_that_there_are(left: int) -> None:
+    """Killed between a slot and its count, a broker leaves one too few or too many; a hook that is not alone by that
+    word queues nothing ahead of its leases."""
+    with ActivityPage.create() as activity, mmap.mmap(activity.fileno(), 0) as raw:
+        activity.reserve_slot(1, 1)
+        assert int.from_bytes(raw[PROCESSES], "little") == 1
+        raw[PROCESSES] = left.to_bytes(4, "little")
+        activity.bump_broker_epoch()
+        assert int.from_bytes(raw[PROCESSES], "little") == 1
 
 
 def test_relay_entries_start_empty_and_have_bounds() -> None:

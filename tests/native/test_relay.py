@@ -18,6 +18,7 @@ from cython_ext.relay import Relay
 from tests.native.stage import KEY, MS, Listener, Stage, eventually, grants
 
 RING_BURST, RING_REFILL_NS = 256, MS // 2  # cython_ext/relay.pyx
+RETURNED_EPOCH = slice(36, 40)  # of an activity page: cython_ext/layout.pxd
 
 
 def test_a_want_arrives_and_the_lease_is_seen_by_the_process(stage: Stage) -> None:
@@ -108,6 +109,32 @@ def in_force(stage: Stage, process: Process, length_ns: int) -> None:
     assert process.wait_lease()[0] == 1
     process.submit(1)
     stage.dispatcher.publish(KEY, 1, 0, time.monotonic_ns() + length_ns)
+
+
+def test_a_lease_has_not_drained_while_a_process_works_that_has_drained_none_yet(stage: Stage) -> None:
+    newcomer, _ = stage.process()
+    other, _ = stage.process()
+    newcomer.want()
+    other.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(5)
+    assert other.wait_lease()[0] == 5
+    newcomer.submit(5)
+    other.submit(5)
+    stage.dispatcher.withdraw(KEY, 5)
+    other.drain(5)
+    stage.lease(6)
+    assert other.wait_lease()[0] == 6
+    other.submit(6)
+    stage.dispatcher.withdraw(KEY, 6)
+    wakes = stage.relay.stats().wakes
+    other.ring()
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.relays.entry(KEY).drained_epoch == 0
+    assert stage.dispatcher.outstanding(KEY) == [(5, True), (6, True)]
+    newcomer.drain(6)
+    other.drain(6)
+    stage.listener.wait(EventKind.DRAINED, KEY, 6)
 
 
 @pytest.mark.parametrize("siblings", [0, 1])
@@ -269,6 +296,29 @@ def test_leases_across_the_end_of_the_epoch_circle(stage: Stage) -> None:
         assert stage.listener.wait(EventKind.DRAINED, KEY, epoch).wants
 
 
+@pytest.mark.parametrize("epoch", [2**31, 2**31 + 6, 2**31 + 2**30, 2**32 - 2**21])
+def test_a_lease_of_who_was_idle_for_half_a_circle_of_epochs_drains_when_its_work_has(stage: Stage, epoch: int) -> None:
+    process, slot = stage.process()
+    sibling, other = stage.process()
+    sibling.drain(5)
+    process.drain(5)
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    now_ns = time.monotonic_ns()
+    assert stage.dispatcher.publish(KEY, epoch, now_ns, None)
+    assert process.wait_lease()[0] == epoch
+    process.submit(epoch)
+    stage.dispatcher.withdraw(KEY, epoch)
+    wakes = stage.relay.stats().wakes
+    process.ring()
+    eventually(lambda: stage.relay.stats().wakes > wakes)
+    assert stage.relays.entry(KEY).drained_epoch != epoch
+    assert stage.dispatcher.outstanding(KEY) == [(epoch, True)]
+    process.drain(epoch)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, epoch).wants
+    assert [stage.activity.read_slot(index).drained_epoch for index in (slot, other)] == [epoch, 5]
+
+
 def test_a_return_is_forgotten_before_it_is_taken_for_a_new_one(stage: Stage) -> None:
     process, _ = stage.process()
     process.want()
@@ -385,6 +435,37 @@ def test_the_next_relay_gives_nothing_back_that_is_in_use(stage: Stage) -> None:
         second.idle()
         assert not stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
     del first
+
+
+def test_a_return_that_a_killed_relay_told_nobody_of_is_taken_back(stage: Stage) -> None:
+    """It stores the returned epoch, looks once more at the wants, then tells: killed in between, the server knows of no
+    return, the lease has no end, and no gate uses it."""
+    process, slot = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    assert process.wait_lease()[0] == 1
+    stage.relay.close()
+    with mmap.mmap(stage.activity.fileno(), 0) as raw:
+        raw[RETURNED_EPOCH] = (1).to_bytes(4, "little")
+    assert (process.usable(), stage.activity.returned_epoch) == (0, 1)
+    with Relay(stage.activity, stage.grants, stage.relays, KEY, [slot]):
+        assert process.wait_lease()[0] == 1
+        assert stage.activity.returned_epoch == 0
+        process.idle()
+        assert not stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+
+
+def test_a_want_is_told_again_to_a_server_that_has_begun_a_new_entry(stage: Stage) -> None:
+    """A GPU's mode changes: its vGPUs are removed and added. Who attached and wanted just then is not forgotten."""
+    process, _ = stage.process()
+    process.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.dispatcher.remove(KEY)
+    stage.dispatcher.add(KEY, stage.grants)
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    assert process.wait_lease()[0] == 1
 
 
 def test_pages_in_use_are_not_closed(stage: Stage) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from cython_ext.pages import GrantsPage, RelayPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
 from gpuserver.core.leases import Book, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 from gpuserver.core.trace import Recorder
@@ -27,16 +28,22 @@ HALF = Share(PPM // 2, sm_mpercent=50_000)
 
 
 class Card:
-    """Two vGPUs, their pages, and the loop that serves them."""
+    """Some vGPUs, two as a rule, their pages, and the loop that serves them."""
 
-    def __init__(self, kind: type[TemporalScheduler | SpatialScheduler]) -> None:
+    def __init__(
+        self,
+        kind: type[TemporalScheduler | SpatialScheduler],
+        shares: Sequence[Share] = (HALF, HALF),
+        first_epoch: int = 1,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
         self.relays = RelayPage.create()
         self.dispatcher = Dispatcher(self.relays)
-        self.loop = TokenLoop(kind(), self.dispatcher)
-        self.pages: list[GrantsPage] = [grants() for _ in range(2)]
-        self.voices = [Voice(self.relays, key) for key in range(2)]
-        for key, page in enumerate(self.pages):
-            self.loop.add(key, page, HALF)
+        self.loop = TokenLoop(kind(policy, first_epoch=first_epoch), self.dispatcher)
+        self.pages: list[GrantsPage] = [grants() for _ in shares]
+        self.voices = [Voice(self.relays, key) for key in range(len(shares))]
+        for key, (page, share) in enumerate(zip(self.pages, shares, strict=True)):
+            self.loop.add(key, page, share)
 
     def contended(self) -> list[bool]:
         return [bool(page.flags & GrantsFlag.CONTENDED) for page in self.pages]
@@ -57,6 +64,12 @@ def card(request: pytest.FixtureRequest) -> Iterator[Card]:
     found = Card(getattr(request, "param", TemporalScheduler))
     yield found
     found.dispatcher.close()
+
+
+def granted(page: GrantsPage) -> bool:
+    """Whether the lease that it shows is one that begins without its word."""
+    current = page.plan().current
+    return current is not None and current.go_by_ns is not None
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -144,6 +157,31 @@ def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     assert card.loop.statements()[7].throttled
 
 
+def test_nobody_goes_beside_what_a_vgpu_on_the_bench_has_queued() -> None:
+    """Its account is gone with its leases; what it had submitted is still on the GPU."""
+    card = Card(TemporalScheduler, policy=replace(DEFAULT_POLICY, quantum_min_ns=60 * 10**9))
+    try:
+
+        async def act() -> None:
+            card.voices[0].say(want=True)
+            await until(lambda: card.pages[0].plan().open_epoch == 1)
+            card.loop.bench(0)
+            card.voices[1].say(want=True)
+            await until(lambda: granted(card.pages[1]))
+            assert card.dispatcher.outstanding(1) == [(2, False)]
+            card.voices[0].say(want=True, drained_epoch=1)
+            await until(lambda: card.dispatcher.outstanding(1) == [(2, True)])
+            card.loop.bench(1)
+            card.voices[1].say(want=True, drained_epoch=2)
+            await until(lambda: not card.dispatcher.outstanding(1))
+            card.loop.unbench(0, HALF)
+            await until(lambda: card.dispatcher.outstanding(0) == [(3, True)])
+
+        card.play(act)
+    finally:
+        card.dispatcher.close()
+
+
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
 def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
     async def act() -> None:
@@ -196,3 +234,38 @@ def test_a_recorder_that_comes_later_knows_what_is_in_force(card: Card) -> None:
     current = card.pages[0].plan().current
     assert current is not None
     assert (running.epoch, running.go_ns, running.ended) == (current.epoch, current.start_ns, "in-force")
+
+
+def test_a_wide_vgpu_waits_for_as_many_narrow_ones_as_an_mps_server_has_processes() -> None:
+    card = Card(SpatialScheduler, [Share(PPM // 2, sm_mpercent=2_000)] * 47 + [Share(PPM // 2, sm_mpercent=100_000)])
+    try:
+
+        async def act() -> None:
+            for voice in card.voices:
+                voice.say(want=True)
+            await until(lambda: bool(card.dispatcher.outstanding(47)))
+
+        card.play(act)
+    finally:
+        card.dispatcher.close()
+
+
+@pytest.mark.parametrize("first", [2**32 - 4, 2**33 - 4])
+def test_leases_go_on_across_the_end_of_the_epoch_circle(first: int) -> None:
+    card = Card(TemporalScheduler, first_epoch=first)
+    try:
+
+        async def act() -> None:
+            for _ in range(6):
+                card.voices[0].say(want=True)
+                await until(lambda: bool(card.pages[0].plan().open_epoch))
+                epoch = card.pages[0].plan().open_epoch
+                card.voices[0].say(want=False, returned_epoch=epoch)
+                await until(lambda old=epoch: card.dispatcher.outstanding(0)[:1] not in ([], [(old, True)]))  # type: ignore[misc]
+
+        card.play(act)
+        assert card.loop.next_epoch > first + 6
+        assert 0 < card.dispatcher.outstanding(0)[0][0] < 16
+        assert card.loop.snapshot()[0].tokens == 6
+    finally:
+        card.dispatcher.close()
