@@ -13,7 +13,7 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Drained, Share, VgpuKey
+from gpuserver.core.leases import Drained, Lease, Share, VgpuKey
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -88,6 +88,13 @@ class SpeaksOfTheDrained(TemporalScheduler):
         said = list(self._commands)
         super()._on_drained(event, now_ns)
         self._commands = said + [command for command in self._commands if command not in said]
+
+
+class HandsOverByTheClock(TemporalScheduler):
+    """What is given back early nobody has before the time that was planned."""
+
+    def _publish(self, account: Account, lease: Lease) -> Hold:
+        return super()._publish(account, replace(lease, early=False))
 
 
 class FillWithoutKernelTest(SpatialScheduler):
@@ -192,6 +199,7 @@ CASES = [
         a_kernel_short,
         22,
     ),
+    Case(HandsOverByTheClock, temporal(50, 50), [Work(burst=3, pause_ns=5 * MS), Work()], oracle.idle_gpu),
     Case(
         FillWithoutKernelTest,
         spatial((0.45, 60), (0.45, 60)),
