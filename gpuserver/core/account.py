@@ -41,9 +41,9 @@ class Hold:
     bursts: bool = False
     """Granted to one that runs on all SMs anyway, or it does so since."""
     insists: bool = False
-    """No higher class cuts it short while its gang is called …"""
+    """No higher class cuts it short while its gang is called."""
     leads: bool = False
-    """… or at all: other GPUs go by it, and that it would go on when they were called."""
+    """Nor one that has had its turn: other GPUs go by this lease."""
     urgent: bool = False
     """Short, because another member of its gang is late."""
     revised_ns: int | None = None

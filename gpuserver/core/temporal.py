@@ -46,7 +46,7 @@ class Choice:
     insists: bool = False
     """Beside a higher class (``_insists``)."""
     leads: bool = False
-    """Its gang is at work only then, and was owed as much."""
+    """Other GPUs go by it, and it is owed as much as one that insists."""
     urgent: bool = False
 
     @property
@@ -170,9 +170,8 @@ class TemporalScheduler(Competition):
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
     def _looks(self, holder: Account) -> list[int]:
-        """How long before its end a holder's successor is looked for. A gang's followers pass on when their leader will
-        hold, and who holds there needs a window's time to give way: were that lease published as late as others, a
-        short one would be over by then."""
+        """How long before its end a holder's successor is looked for. Who holds on a follower's GPU needs a window's
+        time to give way: were a leader's lease published as late as others, a short one would be over by then."""
         lookahead = self._lookahead(holder)
         if not any(a.waiting and self._leads(a) for a in self._members.values()):
             return [lookahead]
@@ -260,8 +259,8 @@ class TemporalScheduler(Competition):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = (
             holder.share.priority < self._highest
-            and not (current.leads or (current.insists and self._called(holder, now_ns)))
-            and any(self._outranks(a, holder, now_ns) for a in self._in_line())
+            and not (current.insists and self._called(holder, now_ns))
+            and any(self._outranks(a, holder, now_ns) and not self._had_its_turn(a, current) for a in self._in_line())
         )
         if outranked or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
@@ -330,6 +329,11 @@ class TemporalScheduler(Competition):
         if account.share.priority <= holder.share.priority:
             return False
         return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
+
+    def _had_its_turn(self, account: Account, current: Hold) -> bool:
+        """It has wanted ever since it held last, and a leader was chosen over it. Entitled again a moment later, it
+        would end that lease, and those on all the other GPUs. Who was idle before does not wait."""
+        return current.leads and (account.waiting_since_ns or 0) <= account.served_ns
 
     def _follow(self, current: Hold, now_ns: int) -> None:
         """Decide what happens at the end of a finite lease that is running."""

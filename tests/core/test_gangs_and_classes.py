@@ -238,8 +238,9 @@ def ends_ms(desk: Desk) -> float:
 
 
 def beside_low(muster: Muster | None) -> Desk:
-    """vGPU 0, low, waits beside vGPU 1, which holds until it is no more entitled."""
-    desk = Desk(TemporalScheduler(GRANTED_ONLY), Share(PPM // 10, priority=Priority.LOW), Share(PPM * 9 // 10))
+    """vGPU 0, low, waits beside vGPU 1, which holds until it is no more entitled; vGPU 2, high, is idle."""
+    low, high = (Share(PPM // 10, priority=priority) for priority in (Priority.LOW, Priority.HIGH))
+    desk = Desk(TemporalScheduler(GRANTED_ONLY), low, Share(PPM * 9 // 10), high)
     desk.tell(Mustered(0, muster), 0)
     desk.runs(1, 0)
     desk.wants(0, 1)
@@ -258,16 +259,29 @@ def test_a_leader_is_published_so_early_that_those_on_other_gpus_can_give_way(
     assert lease.start_ns - desk.scheduler._now_ns == before_ms * MS  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (Muster(lapses_ns=10**12), 5.0)])
-def test_a_leader_that_was_owed_its_lease_keeps_it(muster: Muster | None, length_ms: float) -> None:
-    """The higher class is entitled again a moment after it was not."""
+def leader_at_work(muster: Muster | None) -> tuple[Desk, float]:
+    """vGPU 0 of ``beside_low`` has taken over, and since when."""
     desk = beside_low(muster)
     ((held, _),) = desk.scheduler.published(1)
     ((lease, _),) = desk.scheduler.published(0)
-    desk.drained(1, held.epoch, lease.start_ns / MS)
-    desk.went(0, lease.epoch, lease.start_ns / MS)
-    desk.tick(lease.start_ns / MS + 3)
-    assert ends_ms(desk) == pytest.approx(lease.start_ns / MS + length_ms)
+    begin_ms = lease.start_ns / MS
+    desk.drained(1, held.epoch, begin_ms)
+    desk.went(0, lease.epoch, begin_ms)
+    return desk, begin_ms
+
+
+@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (Muster(lapses_ns=10**12), 5.0)])
+def test_a_leader_that_was_owed_its_lease_keeps_it(muster: Muster | None, length_ms: float) -> None:
+    """The higher class is entitled again a moment after it was not."""
+    desk, begin_ms = leader_at_work(muster)
+    desk.tick(begin_ms + 3)
+    assert ends_ms(desk) == pytest.approx(begin_ms + length_ms)
+
+
+def test_but_not_beside_a_higher_one_that_comes_meanwhile() -> None:
+    desk, begin_ms = leader_at_work(Muster(lapses_ns=10**12))
+    desk.wants(2, begin_ms + 1)
+    assert ends_ms(desk) == pytest.approx(begin_ms + 1.45)
 
 
 def test_a_high_one_waits_for_a_member_that_is_owed_only_while_that_is_called() -> None:
