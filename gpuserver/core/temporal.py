@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Lease, Observed, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -361,13 +361,14 @@ class TemporalScheduler(Competition):
         elif following is None:
             self._next = self._grant(choice, at_ns)
         else:
+            patience = min(self._patience(holder), self.policy.muster_late_ns if choice.urgent else FAR_NS)
             following.insists, following.leads, following.urgent = choice.insists, choice.leads, choice.urgent
             self._revise(
                 following,
                 now_ns,
                 start_ns=at_ns,
                 end_ns=None if choice.open_ended else at_ns + choice.length_ns,
-                go_by_ns=at_ns + self._patience(holder),
+                go_by_ns=at_ns + patience,
             )
 
     def _grant(self, choice: Choice, start_ns: int) -> Hold:

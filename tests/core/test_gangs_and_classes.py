@@ -305,6 +305,16 @@ def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
     desk.tell(Mustered(0, replace(called, urgent=True)), before_ns / MS - 3)
     ((lease, went),) = desk.scheduler.published(0)
     assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.muster_urgent_ns, False)  # type: ignore[operator]
+    assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.muster_late_ns, "the holder may wait for it in turn"
     desk.drained(1, held.epoch, lease.start_ns / MS)
     desk.went(0, lease.epoch, lease.start_ns / MS)
     assert desk.scheduler._accounts[0].urgent_turns == 1  # type: ignore[attr-defined]
+
+
+def test_an_urgent_turn_waits_two_milliseconds_for_a_drain() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 2), Share(PPM // 2))
+    desk.runs(1, 0)
+    desk.tell(Mustered(0, Muster(0, 10**12, binding=True, urgent=True, lapses_ns=10**13, leader=0)), 1)
+    desk.wants(0, 2)
+    ((lease, _),) = desk.scheduler.published(0)
+    assert lease.go_by_ns - lease.start_ns == DEFAULT_POLICY.muster_late_ns
