@@ -42,6 +42,8 @@ class Hold:
     """Granted to one that runs on all SMs anyway, or it does so since."""
     insists: bool = False
     """No higher class cuts it short while its gang is called."""
+    leads: bool = False
+    """Nor one that has had its turn: other GPUs go by this lease."""
     urgent: bool = False
     """Short, because another member of its gang is late."""
     revised_ns: int | None = None

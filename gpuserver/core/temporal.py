@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from gpuserver.core.account import Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Lease, Observed, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -45,6 +45,8 @@ class Choice:
     alone: bool
     insists: bool = False
     """Beside a higher class (``_insists``)."""
+    leads: bool = False
+    """Other GPUs go by it, and it is owed as much as one that insists."""
     urgent: bool = False
 
     @property
@@ -76,9 +78,9 @@ class TemporalScheduler(Competition):
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
-            lookahead = self._lookahead(self._accounts[current.lease.vgpu])
-            if end is not None and end - lookahead > now_ns:
-                due.append(end - lookahead)
+            if end is not None:
+                looks = self._looks(self._accounts[current.lease.vgpu])
+                due += [end - before_ns for before_ns in looks if end - before_ns > now_ns]
         return min(due, default=None)
 
     def check(self) -> None:
@@ -167,6 +169,14 @@ class TemporalScheduler(Competition):
             return usual
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
+    def _looks(self, holder: Account) -> list[int]:
+        """How long before its end a holder's successor is looked for. Who holds on a follower's GPU needs a window's
+        time to give way: were a leader's lease published as late as others, a short one would be over by then."""
+        lookahead = self._lookahead(holder)
+        if not any(a.waiting and self._leads(a) for a in self._members.values()):
+            return [lookahead]
+        return [lookahead, lookahead + self.policy.decision_ns + self.policy.window_ns]
+
     @property
     def period_ns(self) -> int:
         return self._period_ns
@@ -250,7 +260,7 @@ class TemporalScheduler(Competition):
         outranked = (
             holder.share.priority < self._highest
             and not (current.insists and self._called(holder, now_ns))
-            and any(self._outranks(a, holder, now_ns) for a in self._in_line())
+            and any(self._outranks(a, holder, now_ns) and not self._had_its_turn(a, current) for a in self._in_line())
         )
         if outranked or not self._admitted(holder, now_ns):
             end = nearest if end is None else min(end, nearest)
@@ -307,6 +317,10 @@ class TemporalScheduler(Competition):
         now_ns = self._now_ns
         return self._lag(account, self.clock(now_ns), now_ns) >= self._idle_credit(account) // 2
 
+    def _leads(self, account: Account) -> bool:
+        """Whether the rest of a gang may go by its leases."""
+        return account.muster is not None and account.muster.leader < 0
+
     def _called_ns(self, account: Account) -> int:
         assert account.muster is not None
         return account.muster.start_ns
@@ -315,6 +329,11 @@ class TemporalScheduler(Competition):
         if account.share.priority <= holder.share.priority:
             return False
         return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
+
+    def _had_its_turn(self, account: Account, current: Hold) -> bool:
+        """It has wanted ever since it held last, and a leader was chosen over it. Entitled again a moment later, it
+        would end that lease, and those on all the other GPUs. Who was idle before does not wait."""
+        return current.leads and (account.waiting_since_ns or 0) <= account.served_ns
 
     def _follow(self, current: Hold, now_ns: int) -> None:
         """Decide what happens at the end of a finite lease that is running."""
@@ -342,13 +361,14 @@ class TemporalScheduler(Competition):
         elif following is None:
             self._next = self._grant(choice, at_ns)
         else:
-            following.insists, following.urgent = choice.insists, choice.urgent
+            patience = min(self._patience(holder), self.policy.muster_late_ns if choice.urgent else FAR_NS)
+            following.insists, following.leads, following.urgent = choice.insists, choice.leads, choice.urgent
             self._revise(
                 following,
                 now_ns,
                 start_ns=at_ns,
                 end_ns=None if choice.open_ended else at_ns + choice.length_ns,
-                go_by_ns=at_ns + self._patience(holder),
+                go_by_ns=at_ns + patience,
             )
 
     def _grant(self, choice: Choice, start_ns: int) -> Hold:
@@ -381,7 +401,7 @@ class TemporalScheduler(Competition):
             window_ns=self._window(choice.account),
         )
         hold = self._publish(choice.account, lease)
-        hold.insists, hold.urgent = choice.insists, choice.urgent
+        hold.insists, hold.leads, hold.urgent = choice.insists, choice.leads, choice.urgent
         return hold
 
     def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:
@@ -433,7 +453,11 @@ class TemporalScheduler(Competition):
         best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
         length = self._length(best, deadlines[best.key], at_ns)
         return Choice(
-            best, self._mustered_length(best, length, at_ns), alone=wanting == [best], insists=bool(insisting)
+            best,
+            self._mustered_length(best, length, at_ns),
+            alone=wanting == [best],
+            insists=bool(insisting),
+            leads=self._leads(best) and self._insists(best),
         )
 
     def _most_urgent(self, free: set[int]) -> Account | None:

@@ -239,6 +239,25 @@ def books_agree(run: Run) -> list[str]:
     ]
 
 
+def idle_gpu(run: Run) -> list[str]:
+    """8 and 10: while somebody without a limit wants, the GPU is without a lease for as long as two messages and a
+    decision take, no longer. The other causes of a gap are that nobody wants, and that limits keep all out."""
+    longest_ns = run.up_ns + run.down_ns + POLICY.decision_ns
+    gaps, held_ns = [], 0
+    for go_ns, drained_ns in [*sorted((r.go_ns, r.drained_ns or run.now_ns) for r in run.records), (run.now_ns,) * 2]:
+        if go_ns > held_ns + longest_ns:
+            gaps.append((held_ns, go_ns))
+        held_ns = max(held_ns, drained_ns)
+    found = []
+    for key in [k for k, share in run.shares.items() if share.limit_ppm == PPM]:
+        for begin, end in gaps:
+            for since, until in run.wanting[key]:
+                waited_ns = min(end, run.now_ns if until is None else until) - max(begin, since)
+                if waited_ns > longest_ns:
+                    found.append(f"{key} waited {waited_ns / MS:.2f} ms while nobody held, until {end}")
+    return found
+
+
 class Watch:
     """Contract and work conservation, checked at every event. Pass as ``watch`` of a ``Run``."""
 
@@ -306,7 +325,7 @@ class Watch:
 
 
 Check = Callable[[Run], list[str]]
-TEMPORAL_CHECKS: tuple[Check, ...] = (fairness, waits, limits, one_holder)
+TEMPORAL_CHECKS: tuple[Check, ...] = (fairness, waits, limits, one_holder, idle_gpu)
 
 
 # --- spatial

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account
+from gpuserver.core.account import Account, Hold
 from gpuserver.core.leases import Muster, Mustered, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.temporal import Choice, TemporalScheduler
 from tests.core.cluster import Cluster, Job
-from tests.core.desk import Desk
+from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work
 
 CLASSES = list(Priority)
@@ -59,11 +59,16 @@ def test_planted_fault_nobody_insists() -> None:
 
 
 def small_beside(
-    priority: Priority, gpus: tuple[int, ...], kind: type[TemporalScheduler] = TemporalScheduler
+    priority: Priority,
+    gpus: tuple[int, ...],
+    kind: type[TemporalScheduler] = TemporalScheduler,
+    ppm: int = PPM // 10,
+    hard: bool = False,
 ) -> Cluster:
-    """A low gang with a hard tenth of GPUs 0 and 1; on each of ``gpus`` somebody of ``priority`` has the rest."""
-    gang = Job(0, (0, 1), (Share(PPM // 10, PPM // 10, priority=Priority.LOW),) * 2)
-    rest = Share(PPM * 9 // 10, priority=priority)
+    """A low gang with a hard ``ppm`` of GPUs 0 and 1; on each of ``gpus`` somebody of ``priority`` has the rest, and is
+    ``hard``, or has no limit."""
+    gang = Job(0, (0, 1), (Share(ppm, ppm, priority=Priority.LOW),) * 2)
+    rest = Share(PPM - ppm, PPM - ppm if hard else PPM, priority=priority)
     others = [Job(1 + gpu, (gpu,), (rest,), gang=False, ranks=False) for gpu in gpus]
     return Cluster([gang, *others], delay_ns=100 * US, kind=kind).run(8 * S)
 
@@ -82,6 +87,42 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
     assert part(cluster) > least
     for gpu in gpus:
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.89 * cluster.now_ns
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["beside bursting ones", "beside hard ones"])
+@pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.HIGH])
+@pytest.mark.parametrize("percent", [2, 3, 5])
+def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Priority, hard: bool) -> None:
+    """Its leases are shorter than the time in which who holds on the other GPU gives way."""
+    ppm = PPM * percent // 100
+    cluster = small_beside(priority, (0, 1), ppm=ppm, hard=hard)
+    assert cluster.violations() == []
+    assert part(cluster) > 0.6 * ppm / PPM
+    for gpu in (0, 1):
+        assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.99 * (PPM - ppm) / PPM * cluster.now_ns
+
+
+class ToldWithoutNotice(TemporalScheduler):
+    """Who follows on is looked for when the holder could no more go on, whoever that is."""
+
+    def _looks(self, holder: Account) -> list[int]:
+        return [self._lookahead(holder)]
+
+
+class LeadersAreCutShort(TemporalScheduler):
+    """A lease that begins at the moment when a higher class is no longer entitled ends in the next one."""
+
+    def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:
+        choice = super()._pick(at_ns, staying)
+        return choice and replace(choice, leads=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "percent", "most"), [(ToldWithoutNotice, 3, 0.5), (LeadersAreCutShort, 2, 0.6)], ids=["told late", "cut"]
+)
+def test_planted_faults_of_very_small_gangs(kind: type[TemporalScheduler], percent: int, most: float) -> None:
+    ppm = PPM * percent // 100
+    assert part(small_beside(Priority.NORMAL, (0, 1), kind, ppm)) < most * ppm / PPM
 
 
 class UrgentWaitsForClasses(TemporalScheduler):
@@ -196,6 +237,53 @@ def ends_ms(desk: Desk) -> float:
     return lease.end_ns / MS
 
 
+def beside_low(muster: Muster | None) -> Desk:
+    """vGPU 0, low, waits beside vGPU 1, which holds until it is no more entitled; vGPU 2, high, is idle."""
+    low, high = (Share(PPM // 10, priority=priority) for priority in (Priority.LOW, Priority.HIGH))
+    desk = Desk(TemporalScheduler(GRANTED_ONLY), low, Share(PPM * 9 // 10), high)
+    desk.tell(Mustered(0, muster), 0)
+    desk.runs(1, 0)
+    desk.wants(0, 1)
+    while not desk.scheduler.published(0):
+        assert desk.due_ms is not None
+        desk.tick(desk.due_ms)
+    return desk
+
+
+@pytest.mark.parametrize(("muster", "before_ms"), [(None, 2.0), (Muster(lapses_ns=10**12), 14.2)])
+def test_a_leader_is_published_so_early_that_those_on_other_gpus_can_give_way(
+    muster: Muster | None, before_ms: float
+) -> None:
+    desk = beside_low(muster)
+    ((lease, _),) = desk.scheduler.published(0)
+    assert lease.start_ns - desk.scheduler._now_ns == before_ms * MS  # type: ignore[attr-defined]
+
+
+def leader_at_work(muster: Muster | None) -> tuple[Desk, float]:
+    """vGPU 0 of ``beside_low`` has taken over, and since when."""
+    desk = beside_low(muster)
+    ((held, _),) = desk.scheduler.published(1)
+    ((lease, _),) = desk.scheduler.published(0)
+    begin_ms = lease.start_ns / MS
+    desk.drained(1, held.epoch, begin_ms)
+    desk.went(0, lease.epoch, begin_ms)
+    return desk, begin_ms
+
+
+@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (Muster(lapses_ns=10**12), 5.0)])
+def test_a_leader_that_was_owed_its_lease_keeps_it(muster: Muster | None, length_ms: float) -> None:
+    """The higher class is entitled again a moment after it was not."""
+    desk, begin_ms = leader_at_work(muster)
+    desk.tick(begin_ms + 3)
+    assert ends_ms(desk) == pytest.approx(begin_ms + length_ms)
+
+
+def test_but_not_beside_a_higher_one_that_comes_meanwhile() -> None:
+    desk, begin_ms = leader_at_work(Muster(lapses_ns=10**12))
+    desk.wants(2, begin_ms + 1)
+    assert ends_ms(desk) == pytest.approx(begin_ms + 1.45)
+
+
 def test_a_high_one_waits_for_a_member_that_is_owed_only_while_that_is_called() -> None:
     desk = follower_at_work()
     desk.wants(2, 50)
@@ -217,6 +305,16 @@ def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
     desk.tell(Mustered(0, replace(called, urgent=True)), before_ns / MS - 3)
     ((lease, went),) = desk.scheduler.published(0)
     assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.muster_urgent_ns, False)  # type: ignore[operator]
+    assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.muster_late_ns, "the holder may wait for it in turn"
     desk.drained(1, held.epoch, lease.start_ns / MS)
     desk.went(0, lease.epoch, lease.start_ns / MS)
     assert desk.scheduler._accounts[0].urgent_turns == 1  # type: ignore[attr-defined]
+
+
+def test_an_urgent_turn_waits_two_milliseconds_for_a_drain() -> None:
+    desk = Desk(TemporalScheduler(), Share(PPM // 2), Share(PPM // 2))
+    desk.runs(1, 0)
+    desk.tell(Mustered(0, Muster(0, 10**12, binding=True, urgent=True, lapses_ns=10**13, leader=0)), 1)
+    desk.wants(0, 2)
+    ((lease, _),) = desk.scheduler.published(0)
+    assert lease.go_by_ns - lease.start_ns == DEFAULT_POLICY.muster_late_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account
+from gpuserver.core.account import Account, virtual
 from gpuserver.core.leases import Added, Drained, Muster, Mustered, Outlook, Share, Wants, Went
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
@@ -81,3 +81,27 @@ def test_an_urgent_turn_does_not_make_ready_who_is_barred() -> None:
     outlook = scheduler.outlook(0)
     assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
     assert not outlook.ready
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "called_ms", "first"),
+    [(19, 12, 0), (21, 12, 1), (19, 12.1, 1), (4, 12.1, 0)],
+    ids=["within a token", "by more", "called later", "as anybody"],
+)
+def test_who_is_called_may_be_ahead_by_a_token(ahead_ms: int, called_ms: float, first: int) -> None:
+    """And is from 2 ms before on; others, and before that, by a quarter of one. A token is 20 ms."""
+    scheduler = TemporalScheduler(GRANTED_ONLY)
+    share = Share(PPM // 2)
+    for key in (0, 1):
+        scheduler.handle(Added(key, share), 0)
+    for key in (0, 1):
+        ahead = virtual((ahead_ms if key == 0 else -ahead_ms) * MS, share.guarantee_ppm)
+        account = scheduler._accounts[key]
+        account.wants = account.competing = True
+        account.time, account.deadline = ahead, ahead + virtual((5 if key == 0 else 90) * MS, share.guarantee_ppm)
+    follower = scheduler._accounts[0]
+    follower.muster = Muster(round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0)
+    scheduler._sort_in(follower)
+    choice = scheduler._pick(10 * MS, None)
+    assert choice is not None
+    assert choice.account.key == first

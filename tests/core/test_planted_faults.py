@@ -13,8 +13,8 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Drained, Share, VgpuKey
-from gpuserver.core.policy import PPM
+from gpuserver.core.leases import Drained, Lease, Share, VgpuKey
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
@@ -90,6 +90,45 @@ class SpeaksOfTheDrained(TemporalScheduler):
         self._commands = said + [command for command in self._commands if command not in said]
 
 
+class HandsOverByTheClock(TemporalScheduler):
+    """What is given back early nobody has before the time that was planned."""
+
+    def _publish(self, account: Account, lease: Lease) -> Hold:
+        return super()._publish(account, replace(lease, early=False))
+
+
+class LongTokens(TemporalScheduler):
+    """Six times as long as a period allows: everybody gets its share, and waits for it."""
+
+    def _quanta(self, accounts: Iterable[Account], weight: int) -> dict[VgpuKey, int]:
+        return {key: 6 * quantum for key, quantum in super()._quanta(accounts, weight).items()}
+
+
+class GoesAtOnce(TemporalScheduler):
+    """Nobody waits for the drain of the lease before."""
+
+    def _publish(self, account: Account, lease: Lease) -> Hold:
+        return super()._publish(account, replace(lease, after=()))
+
+
+class NothingRefillsByItself(TemporalScheduler):
+    """Whoever waits for its bucket is seen to again when something else happens."""
+
+    def next_deadline_ns(self) -> int | None:
+        throttled = any(a.throttled for a in self._capped.values())
+        return None if throttled else super().next_deadline_ns()
+
+
+class ChosenByWidth(SpatialScheduler):
+    """Whatever is owed, and however long somebody waits: what fills most SMs."""
+
+    def __init__(self, policy: Policy = DEFAULT_POLICY) -> None:
+        super().__init__(replace(policy, forced_rounds=PPM))
+
+    def _owed(self, account: Account, at_ns: int, clock: int) -> int:
+        return 0
+
+
 class FillWithoutKernelTest(SpatialScheduler):
     def _fill(self, now_ns: int, boundary: int) -> None:
         lengths = {a.key: a.longest_kernel_ns for a in self._accounts.values()}
@@ -126,6 +165,12 @@ def shortfall(bound_rounds: float) -> Callable[[Run], list[str]]:
         return oracle.guarantees(run, round(bound_rounds * oracle.POLICY.round_ns))
 
     return check
+
+
+def watched(run: Run) -> list[str]:
+    """9, 10, 11."""
+    assert isinstance(run.watch, oracle.Watch)
+    return run.watch.found
 
 
 def a_kernel_short(run: Run) -> list[str]:
@@ -192,6 +237,11 @@ CASES = [
         a_kernel_short,
         22,
     ),
+    Case(HandsOverByTheClock, temporal(50, 50), [Work(burst=3, pause_ns=5 * MS), Work()], oracle.idle_gpu),
+    Case(LongTokens, temporal(40, *[6] * 10), [Work()] * 11, oracle.waits),
+    Case(GoesAtOnce, temporal(30, 70), [Work()] * 2, oracle.one_holder),
+    Case(NothingRefillsByItself, [Share(300_000, 300_000)], [Work()], watched),
+    Case(ChosenByWidth, spatial((0.4, 80), (0.2, 60), (0.3, 30)), [Work()] * 3, oracle.round_waits),
     Case(
         FillWithoutKernelTest,
         spatial((0.45, 60), (0.45, 60)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuserver.core.leases import Added, Priority
+import pytest
+
+from gpuserver.core.leases import Added, Book, Priority
 from tests.core.desk import MS, leases, spans
 from tests.core.test_spatial_behaviour import crowd, desk, share, two_of_sixty
 
@@ -39,6 +41,20 @@ def test_a_high_one_takes_back_only_what_is_not_free_already() -> None:
     four.runs(0, 0)
     four.runs(1, 0)
     assert spans(four.wants(2, 2)) == [(0, 1, 0, 20), (1, 2, 0, 2.45), (2, 3, 2.45, 20)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_of_one_class_it_is_taken_from_who_is_most_ahead(ahead: int) -> None:
+    three = desk()
+    for key in (0, 1):
+        lag_ns = -8 * MS if key == ahead else 8 * MS
+        book = Book(lag_ns, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+        three.tell(Added(key, share(0.3, 50), book), 0)
+    three.tell(Added(2, share(0.2, 40, priority=Priority.HIGH)), 0)
+    for key in (0, 1):
+        three.runs(key, 0)
+    ends = {vgpu: end for vgpu, _, _, end in spans(three.wants(2, 2))}
+    assert (ends[ahead], ends[1 - ahead]) == (2.45, 20)
 
 
 def test_a_high_one_takes_nothing_from_its_own_class() -> None:

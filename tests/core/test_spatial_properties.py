@@ -73,6 +73,19 @@ def test_no_class_takes_the_guarantee_of_a_lower_one(seed: int, together: bool) 
     assert not oracle.guarantees(run, 4 * ROUND, begin=1 * S)
 
 
+@given(st.integers(0, 2**16))
+def test_names_and_repetition_change_nothing(seed: int) -> None:
+    """12: who is who is told by the order of arrival; keys are only names."""
+    shares = packable(seed, 0.9)
+    names = random.Random(seed).sample(range(256), len(shares))
+    logs = []
+    for keys in (names, names, list(range(len(shares)))):
+        works = [Work(MS, burst=5 if i % 3 else None, pause_ns=9 * MS) for i in range(len(shares))]
+        run = Run(SpatialScheduler(), shares, works, seed=seed, keys=keys).run(150 * MS)
+        logs.append([(keys.index(r.key), r.epoch, r.go_ns, r.drained_ns) for r in run.records])
+    assert logs[0] == logs[1] == logs[2]
+
+
 @given(st.integers(0, 2**16), st.booleans())
 def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -> None:
     shares = packable(seed, 0.9)

@@ -286,6 +286,14 @@ def test_a_token_is_worth_ten_hand_overs() -> None:
     assert scheduler._quantum(small) == 9 * MS
 
 
+def test_a_token_is_no_longer_than_a_tenth_of_a_second() -> None:
+    """However long the period: with hand-overs of 0.5 ms of eight vGPUs, one of 90 % would have 180 ms at a time."""
+    scheduler = TemporalScheduler(replace(GRANTED_ONLY, period_ns=200 * MS))
+    small, large = waiting(0, 0, 20, share=Share(100_000)), waiting(1, 0, 180, share=Share(900_000))
+    scheduler._accounts = {0: small, 1: large}
+    assert (scheduler._quantum(small), scheduler._quantum(large)) == (20 * MS, 100 * MS)
+
+
 def test_the_period_follows_what_hand_overs_cost() -> None:
     two = desk(HALF, HALF)
     two.runs(0, 0)
