@@ -86,7 +86,7 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
 
 class UrgentWaitsForClasses(TemporalScheduler):
     def _urgent(self, account: Account) -> bool:
-        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competitors())
+        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competing.values())
         return not waits and super()._urgent(account)
 
 

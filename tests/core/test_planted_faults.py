@@ -25,7 +25,7 @@ class NoSettle(TemporalScheduler):
     """A newcomer is placed on books that do not show what the holder has used."""
 
     def clock(self, now_ns: int) -> int:
-        return max((a.time for a in self._competitors()), default=self._clock)
+        return max((a.time for a in self._competing.values()), default=self._clock)
 
 
 class OveruseUncharged(TemporalScheduler):
@@ -63,6 +63,7 @@ class UnlimitedCredit(TemporalScheduler):
         time = account.time
         super()._place(account, now_ns)
         account.deadline += time - account.time
+        self._moment += account.guarantee * (time - account.time)
         account.time = time
 
 
