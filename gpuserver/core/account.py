@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuserver.core.leases import Book, Lease, Muster, Share, VgpuKey
+from gpuserver.core.leases import Book, Lease, Muster, Share, Statement, VgpuKey
 from gpuserver.core.policy import PPM
 
 FRACTION_BITS = 20
-_VIRTUAL_PER_REAL = PPM << FRACTION_BITS
+VIRTUAL_PER_REAL = PPM << FRACTION_BITS
 HANDOVER_SAMPLE_MOST = 4
 """One lease's hand-over cost counts for at most so many times what their mean is clamped to."""
 
 
 def virtual(real_ns: int, guarantee_ppm: int) -> int:
     """Real time as virtual time of a vGPU: t / r, rounded down."""
-    return real_ns * _VIRTUAL_PER_REAL // guarantee_ppm
+    return real_ns * VIRTUAL_PER_REAL // guarantee_ppm
 
 
 def real(virtual_time: int, guarantee_ppm: int) -> int:
     """Virtual time of a vGPU as real time in nanoseconds: v · r, rounded down."""
-    return virtual_time * guarantee_ppm // _VIRTUAL_PER_REAL
+    return virtual_time * guarantee_ppm // VIRTUAL_PER_REAL
 
 
 @dataclass(slots=True)
@@ -207,10 +207,10 @@ class Account:
         """v̂: virtual time with everything that is held charged up to now."""
         if not self.holds:
             return self.time
-        return self.time + virtual(sum(h.unsettled(now_ns) for h in self.holds.values()), self.guarantee)
+        return self.time + virtual(sum([h.unsettled(now_ns) for h in self.holds.values()]), self.guarantee)
 
     def charge(self, held_ns: int) -> None:
-        total = held_ns * _VIRTUAL_PER_REAL + self._carry
+        total = held_ns * VIRTUAL_PER_REAL + self._carry
         self.time += total // self.guarantee
         self._carry = total % self.guarantee
 
@@ -222,7 +222,7 @@ class Account:
     def bucket_at(self, now_ns: int) -> int:
         """The bucket refilled up to now, with what is held charged, not clamped."""
         filled = self.bucket + self.share.limit_ppm * (now_ns - self.bucket_at_ns)
-        return filled - PPM * sum(h.busy(now_ns) for h in self.holds.values())
+        return filled - PPM * sum([h.busy(now_ns) for h in self.holds.values()])
 
     def refill(self, now_ns: int, full_ns: int) -> None:
         """Let the bucket grow up to now, to ``full_ns`` at most with what is held charged. Before that charge it may be
@@ -268,6 +268,27 @@ class Account:
     def book(self, lag_ns: int, now_ns: int) -> Book:
         """With what it holds charged up to now."""
         return Book(
+            lag_ns=lag_ns,
+            bucket_ns=self.bucket_at(now_ns) // PPM,
+            held_ns=self.held_at(now_ns),
+            busy_ns=self.busy_at(now_ns),
+            overuse_ns=self.overuse_ns,
+            tokens=self.tokens,
+        )
+
+    def statement(self, lag_ns: int, now_ns: int) -> Statement:
+        """For display, likewise."""
+        return Statement(
+            vgpu=self.key,
+            guarantee_ppm=self.share.guarantee_ppm,
+            limit_ppm=self.share.limit_ppm,
+            priority=self.share.priority,
+            wants=self.wants,
+            holds=bool(self.holds),
+            open_ended=self.open_ended,
+            throttled=self.throttled,
+            barred=self.barred,
+            waiting_since_ns=self.waiting_since_ns,
             lag_ns=lag_ns,
             bucket_ns=self.bucket_at(now_ns) // PPM,
             held_ns=self.held_at(now_ns),

@@ -26,6 +26,7 @@ from gpuserver.core.leases import (
     Publish,
     Removed,
     Report,
+    Served,
     Statement,
     Tick,
     VgpuKey,
@@ -164,27 +165,11 @@ class Competition(Membership):
     def snapshot(self, now_ns: int) -> list[Statement]:
         """Every vGPU for display, charged up to ``now_ns``. Changes nothing."""
         clock = self.clock(now_ns)
-        return [
-            Statement(
-                vgpu=a.key,
-                guarantee_ppm=a.share.guarantee_ppm,
-                limit_ppm=a.share.limit_ppm,
-                priority=a.share.priority,
-                wants=a.wants,
-                holds=bool(a.holds),
-                open_ended=a.open_ended,
-                throttled=a.throttled,
-                barred=a.barred,
-                waiting_since_ns=a.waiting_since_ns,
-                lag_ns=self._lag(a, clock, now_ns),
-                bucket_ns=a.bucket_at(now_ns) // PPM,
-                held_ns=a.held_at(now_ns),
-                busy_ns=a.busy_at(now_ns),
-                overuse_ns=a.overuse_ns,
-                tokens=a.tokens,
-            )
-            for a in self._accounts.values()
-        ]
+        return [a.statement(self._lag(a, clock, now_ns), now_ns) for a in self._accounts.values()]
+
+    def served(self, now_ns: int) -> dict[VgpuKey, Served]:
+        """The same of which rates are made: that is asked for several times a second."""
+        return {a.key: Served(a.held_at(now_ns), a.busy_at(now_ns), a.tokens) for a in self._accounts.values()}
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
@@ -223,6 +208,7 @@ class Competition(Membership):
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
         self._accounts[event.vgpu] = account
         self._sort_in(account)
+        self._note_rest(account)
 
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
@@ -232,13 +218,14 @@ class Competition(Membership):
         self._leave(account, now_ns)
         clock = self.clock(now_ns)
         lag = self._lag_after(account, self._time_at(account, now_ns), clock)
-        account.competing = competing
         for hold in account.holds.values():
             self._settle(account, hold, now_ns)
         account.take_share(event.share)
         self._sort_in(account)
         account.time = clock - virtual(lag, account.guarantee)
         account.deadline = account.time + virtual(self._quantum(account), account.guarantee)
+        if competing:
+            self._compete(account)
         if account.throttled and not account.capped:
             self._release(account, now_ns)
 
@@ -248,8 +235,9 @@ class Competition(Membership):
             del account.holds[epoch]
             self._unshadow(epoch, now_ns)
             self._closed(hold)
+        self._note_holds(account)
         self._stop_wanting(account, now_ns)
-        for accounts in (self._accounts, self._capped, self._members):
+        for accounts in (self._accounts, self._capped, self._members, self._resting):
             accounts.pop(event.vgpu, None)
         self._rank()
 
@@ -258,6 +246,7 @@ class Competition(Membership):
         if account.wants:
             return
         account.wants = True
+        self._note_rest(account)
         if account.waiting_since_ns is None:
             account.waiting_since_ns = now_ns
         if account.competing or account.barred or account.away:
@@ -319,6 +308,7 @@ class Competition(Membership):
         hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns, standing=False)
         self._go(hold, at_ns)
         account.holds[epoch] = hold
+        self._note_holds(account)
 
     def _undrained(self, key: VgpuKey, epoch: int) -> bool:
         account = self._accounts.get(key)
@@ -342,6 +332,7 @@ class Competition(Membership):
         self._settle(account, hold, at_ns)
         end = hold.lease.end_ns
         account.close(hold, at_ns, not event.wants and (end is None or at_ns < end - self.policy.guard_ns))
+        self._note_holds(account)
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
         self._closed(hold)
@@ -351,6 +342,7 @@ class Competition(Membership):
             self._stop_wanting(account, now_ns)
             return
         account.wants = True
+        self._note_rest(account)
         account.waiting_since_ns = at_ns
         self._seat(account, now_ns)
 
@@ -365,7 +357,7 @@ class Competition(Membership):
 
     def _holds(self) -> list[Hold]:
         """Every lease that was granted and is not over."""
-        return [hold for a in self._accounts.values() if a.holds for hold in a.holds.values()]
+        return [hold for a in self._holding.values() for hold in a.holds.values()]
 
     @abstractmethod
     def _closed(self, hold: Hold) -> None:
@@ -421,10 +413,11 @@ class Competition(Membership):
             return hold
         hold = self._issue(account, lease)
         account.holds[hold.lease.epoch] = hold
+        self._note_holds(account)
         return hold
 
     def _issue(self, account: Account, lease: Lease) -> Hold:
-        hold = account.hold(replace(lease, epoch=self._next_epoch))
+        hold = account.hold(lease.under(self._next_epoch))
         self._next_epoch += 1
         self._commands.append(Publish(hold.lease))
         return hold
@@ -434,8 +427,8 @@ class Competition(Membership):
     def _stand(self, now_ns: int) -> None:
         """A lease that begins by itself for each idle vGPU for which that is safe. Who waits keeps the one it has until
         it is granted, so that nothing has to be taken back that may be in use already."""
-        for a in self._accounts.values():
-            if a.standing is None and (a.wants or a.holds):
+        for a in sorted(self._resting.values(), key=lambda a: a.order):
+            if a.standing is None and a.holds:
                 continue
             if a.holds or a.throttled or a.barred or a.away or not self._may_stand(a):
                 self._unstand(a)
@@ -458,13 +451,16 @@ class Competition(Membership):
         hold = account.standing
         assert hold is not None
         account.standing = None
+        self._note_rest(account)
         hold.lease = replace(hold.lease, standing=False)
         account.holds[hold.lease.epoch] = hold
+        self._note_holds(account)
         return hold
 
     def _unstand(self, account: Account) -> None:
         hold, account.standing = account.standing, None
         if hold is not None:
+            self._note_rest(account)
             self._take_from(hold)
 
     def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
@@ -481,6 +477,7 @@ class Competition(Membership):
 
     def _withdraw(self, account: Account, hold: Hold) -> None:
         del account.holds[hold.lease.epoch]
+        self._note_holds(account)
         self._take_from(hold)
 
     def _take_from(self, hold: Hold) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from gpuserver.core.policy import PPM
 
@@ -215,7 +216,25 @@ class Lease:
         end_ns = self.end_ns
         if end_ns is not None and (at_ns > self.start_ns or self.early or self.standing):
             end_ns += at_ns - self.start_ns
-        return replace(self, start_ns=at_ns, end_ns=end_ns)
+        return self._like(self.epoch, at_ns, end_ns)
+
+    def under(self, epoch: int) -> Lease:
+        """The same lease with another epoch."""
+        return self._like(epoch, self.start_ns, self.end_ns)
+
+    def _like(self, epoch: int, start_ns: int, end_ns: int | None) -> Lease:
+        """As ``replace`` makes it, in less than half the time: this is done twice for each lease."""
+        return Lease(
+            vgpu=self.vgpu,
+            epoch=epoch,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            after=self.after,
+            go_by_ns=self.go_by_ns,
+            early=self.early,
+            window_ns=self.window_ns,
+            standing=self.standing,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +299,14 @@ class Book:
         """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
         the card for shorter stays than its debt lasts would else never run again."""
         return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
+
+
+class Served(NamedTuple):
+    """What one vGPU has had of the GPU so far, and in how many leases."""
+
+    held_ns: int
+    busy_ns: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ the holder had alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from gpuserver.core.account import Account, Hold, real, virtual
@@ -43,16 +43,30 @@ class Membership(ABC):
         self._capped: dict[VgpuKey, Account] = {}
         self._members: dict[VgpuKey, Account] = {}
         """Those that a gang binds, or did."""
+        self._competing: dict[VgpuKey, Account] = {}
+        self._holding: dict[VgpuKey, Account] = {}
+        """Those with a lease that was granted and is not over."""
+        self._barred: dict[VgpuKey, Account] = {}
+        self._resting: dict[VgpuKey, Account] = {}
+        """Those that want nothing, or have a standing lease still."""
+        self._weight = 0
+        """W = Σ r over the competition …"""
+        self._moment = 0
+        """… and Σ r·v, without what is held and not yet charged. Both are kept up to date, since each event asks for
+        them several times, and there may be hundreds of vGPUs."""
+        self._classes: set[Priority] = set()
+        """All that vGPUs have now …"""
         self._highest = Priority.NORMAL
-        """Of all classes that vGPUs have now."""
+        """… and the highest of them."""
         self._now_ns = 0
         self._clock = 0
         """V when last read over a competition that was not empty."""
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
-        if self._highest != self._highest_now():
-            raise InvariantError(f"the highest class is noted as {self._highest}, and is {self._highest_now()}")
+        for name, counted in self._counted().items():
+            if (noted := getattr(self, name)) != counted:
+                raise InvariantError(f"{name} is noted as {noted}, and counted as {counted}")
         for a in self._accounts.values():
             if a.competing and (a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
@@ -62,13 +76,27 @@ class Membership(ABC):
                 raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
             if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
-            for some, one_of_them in ((self._capped, a.capped), (self._members, a.muster is not None)):
-                if (some.get(a.key) is a) != one_of_them:
-                    raise InvariantError(f"vGPU {a.key} is not where those with a limit, or of a gang, are noted")
             if a.throttled and not a.capped:
                 raise InvariantError(f"vGPU {a.key} is throttled without a limit")
             if a.throttled and not a.wants:
                 raise InvariantError(f"vGPU {a.key} is throttled though it wants nothing")
+
+    def _counted(self) -> dict[str, object]:
+        """What is noted beside the accounts, so that no event has to look at all of them: counted anew, by name."""
+        accounts = self._accounts.values()
+        classes = {a.share.priority for a in accounts}
+        return {
+            "_capped": {a.key: a for a in accounts if a.capped},
+            "_members": {a.key: a for a in accounts if a.muster is not None},
+            "_competing": {a.key: a for a in accounts if a.competing},
+            "_holding": {a.key: a for a in accounts if a.holds},
+            "_barred": {a.key: a for a in accounts if a.barred},
+            "_resting": {a.key: a for a in accounts if a.standing is not None or not a.wants},
+            "_weight": sum(a.guarantee for a in accounts if a.competing),
+            "_moment": sum(a.guarantee * a.time for a in accounts if a.competing),
+            "_classes": classes,
+            "_highest": max(classes, default=Priority.NORMAL),
+        }
 
     # --- clock and weight
 
@@ -80,19 +108,17 @@ class Membership(ABC):
     def _quantum(self, account: Account) -> int:
         """q: real length of a regular token of ``account`` in the present company."""
 
-    def _competitors(self) -> Iterable[Account]:
-        return (a for a in self._accounts.values() if a.competing)
-
-    def _weight(self) -> int:
-        return sum([a.guarantee for a in self._accounts.values() if a.competing])
-
-    def _mean_time(self, now_ns: int) -> int:
-        """Σ r·v̂ / W over the competition; where it is empty, what it was last."""
-        competing = [a for a in self._accounts.values() if a.competing]
-        if not competing:
-            return self._clock
-        total = sum([a.guarantee * (self._time_at(a, now_ns) if a.holds else a.time) for a in competing])
-        return total // sum([a.guarantee for a in competing])
+    def _mean(self, now_ns: int, but: Collection[Account] = ()) -> tuple[int, int]:
+        """V = Σ r·v̂ / W, and W, over the competition without ``but``. Where that is empty, V is what it was last."""
+        weight, moment = self._weight, self._moment
+        for a in self._holding.values():
+            if a.competing:
+                moment += a.guarantee * (self._time_at(a, now_ns) - a.time)
+        for a in but:
+            if a.competing:
+                weight -= a.guarantee
+                moment -= a.guarantee * self._time_at(a, now_ns)
+        return (moment // weight if weight else self._clock), weight
 
     def _time_at(self, account: Account, now_ns: int) -> int:
         """v̂: virtual time with everything that is held charged up to now."""
@@ -100,8 +126,14 @@ class Membership(ABC):
 
     def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
         """Charge the virtual time of a lease up to ``at_ns``, overuse included."""
-        account.charge(hold.unsettled(at_ns))
+        before = account.time
+        self._charge(account, hold, at_ns)
         hold.settled_ns = max(hold.settled_ns, at_ns)
+        if account.competing:
+            self._moment += account.guarantee * (account.time - before)
+
+    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+        account.charge(hold.unsettled(at_ns))
 
     def _lag(self, account: Account, clock: int, now_ns: int) -> int:
         kept_ns = account.kept_lag_ns
@@ -123,10 +155,8 @@ class Membership(ABC):
         self._rank()
 
     def _rank(self) -> None:
-        self._highest = self._highest_now()
-
-    def _highest_now(self) -> Priority:
-        return max((a.share.priority for a in self._accounts.values()), default=Priority.NORMAL)
+        self._classes = {a.share.priority for a in self._accounts.values()}
+        self._highest = max(self._classes, default=Priority.NORMAL)
 
     def _fill_line(self, account: Account) -> int:
         """L, nanoseconds: a bucket below it throttles."""
@@ -163,20 +193,50 @@ class Membership(ABC):
         self._clock = self.clock(now_ns)
         return self._clock
 
+    def _compete(self, account: Account) -> None:
+        """It is counted, with the time that it has."""
+        if not account.competing:
+            account.competing = True
+            self._competing[account.key] = account
+            self._weight += account.guarantee
+            self._moment += account.guarantee * account.time
+
     def _leave(self, account: Account, now_ns: int) -> None:
         if account.competing:
             self._keep_clock(now_ns)
             account.competing = False
+            del self._competing[account.key]
+            self._weight -= account.guarantee
+            self._moment -= account.guarantee * account.time
+
+    def _set_barred(self, account: Account, barred: bool) -> None:
+        account.barred = barred
+        if barred:
+            self._barred[account.key] = account
+        else:
+            self._barred.pop(account.key, None)
+
+    def _note_rest(self, account: Account) -> None:
+        if account.standing is not None or not account.wants:
+            self._resting[account.key] = account
+        else:
+            self._resting.pop(account.key, None)
+
+    def _note_holds(self, account: Account) -> None:
+        if account.holds:
+            self._holding[account.key] = account
+        else:
+            self._holding.pop(account.key, None)
 
     def _place(self, account: Account, now_ns: int) -> None:
         """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
         clock = self._keep_clock(now_ns)
-        account.competing = True
         quantum = self._quantum(account)
         credit = max(self._idle_credit(account), account.restored_ns)
         account.restored_ns = 0
         account.time = max(account.time, clock - virtual(credit, account.guarantee))
         account.deadline = account.time + virtual(quantum, account.guarantee)
+        self._compete(account)
 
     def _idle_credit(self, account: Account) -> int:
         return min(self.policy.idle_credit_ns, 2 * self._quantum(account))
@@ -203,28 +263,28 @@ class Membership(ABC):
 
     def _bar(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
-        account.barred = True
+        self._set_barred(account, True)
 
     def _unbar(self, now_ns: int) -> None:
         """Let back in whoever's debt the others' progress has paid, or the least indebted when nobody else competes."""
-        barred = [a for a in self._accounts.values() if a.barred and not a.holds]
+        barred = [a for a in self._barred.values() if not a.holds]
         if not barred:
             return
-        if any(self._competitors()):
+        if self._competing:
             clock = self.clock(now_ns)
             barred = [a for a in barred if a.time <= clock]
         else:
             barred = [min(barred, key=lambda a: (a.time, a.order))]
         for a in barred:
-            a.barred = False
-            a.competing = True
+            self._set_barred(a, False)
+            self._compete(a)
 
     def _unbar_due(self, now_ns: int) -> int | None:
         """When the first barred vGPU is let back in, if the competition goes on as it does now."""
-        debts = [a.time for a in self._accounts.values() if a.barred and not a.holds]
+        debts = [a.time for a in self._barred.values() if not a.holds]
         if not debts:
             return None
-        return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight()))
+        return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight))
 
     def _muster(self, now_ns: int) -> None:
         """Seat those that wait and are called; take from the competition those that wait and are not."""
@@ -314,7 +374,7 @@ class Membership(ABC):
         """When a throttled vGPU will hold: once its bucket is full, where nobody competes with it. Its followers are
         called for that time, since those who hold there need notice. It does not depend on what followers say: they go
         by it, and the two would chase each other."""
-        if account.muster is None or not account.throttled or any(self._competitors()):
+        if account.muster is None or not account.throttled or self._competing:
             return 0, 0
         start_ns = self._refill_due(account)
         return start_ns, start_ns + self._fill_line(account)
@@ -343,7 +403,7 @@ class Membership(ABC):
 
     def _overserved(self, account: Account) -> bool:
         """Whether it has had so much more than its share that it does not go even if it is called."""
-        if all(a is account for a in self._competitors()):
+        if len(self._competing) == account.competing:
             return False
         now_ns = self._now_ns
         return self._lag(account, self.clock(now_ns), now_ns) < -self._quantum(account)
@@ -353,7 +413,7 @@ class Membership(ABC):
         if self._deep_in_debt(account, now_ns):
             self._bar(account, now_ns)
         else:
-            account.competing = True
+            self._compete(account)
 
     @abstractmethod
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
@@ -361,10 +421,11 @@ class Membership(ABC):
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
         account.wants = account.away = False
+        self._note_rest(account)
         account.waiting_since_ns = None
         if account.throttled:
             self._rejoin(account, now_ns)
-        account.barred = account.barred and bool(account.holds)
+        self._set_barred(account, account.barred and bool(account.holds))
         if not account.holds:
             self._leave(account, now_ns)
 
@@ -372,7 +433,7 @@ class Membership(ABC):
         """It wants a token and holds nothing: throttled, barred, or waiting."""
         if account.holds or account.throttled:
             return
-        account.barred = False
+        self._set_barred(account, False)
         if self._dry(account):
             self._throttle(account, now_ns)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuserver.core.leases import Book, Command, Event, Lease, Mode, Outlook, Report, Statement, VgpuKey
+from gpuserver.core.leases import Book, Command, Event, Lease, Mode, Outlook, Report, Served, Statement, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.spatial import SpatialScheduler
@@ -54,6 +54,8 @@ class Scheduler(Protocol):
     def books(self, now_ns: int = 0) -> dict[VgpuKey, Book]: ...
 
     def snapshot(self, now_ns: int) -> list[Statement]: ...
+
+    def served(self, now_ns: int) -> dict[VgpuKey, Served]: ...
 
 
 def make_scheduler(mode: Mode, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> Scheduler:

@@ -89,12 +89,12 @@ class SpatialScheduler(Competition):
     # --- the guarantee clock
 
     def clock(self, now_ns: int) -> int:
-        times = [(self._time_at(a, now_ns), a.guarantee) for a in self._competitors()]
+        times = [(self._time_at(a, now_ns), a.guarantee) for a in self._competing.values()]
         if not times:
             return self._clock
         # The mean, not the least: one that is hard to place must not hold back the clock of all others, and a round of
         # a small guarantee is a long virtual time.
-        mean = sum(time * guarantee for time, guarantee in times) // sum(guarantee for _, guarantee in times)
+        mean, _ = self._mean(now_ns)
         latest = mean + (self.policy.clock_lead_ns << FRACTION_BITS)
         return max(min(self._wall_clock(now_ns), latest), min(times)[0])
 
@@ -120,9 +120,8 @@ class SpatialScheduler(Competition):
         planned = min(time + virtual(unsettled - overuse, account.guarantee), ahead)
         return max(time, planned) + virtual(overuse, account.guarantee)
 
-    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
         account.time = self._charged(account, hold, account.time, at_ns)
-        hold.settled_ns = max(hold.settled_ns, at_ns)
 
     def _quantum(self, account: Account) -> int:
         return self.policy.round_ns

@@ -26,10 +26,10 @@ token and the tie-break by longest unserved stop a token that ended 50 µs short
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from gpuserver.core.account import Account, Hold, real, virtual
+from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
@@ -69,12 +69,13 @@ class TemporalScheduler(Competition):
         return True
 
     def clock(self, now_ns: int) -> int:
-        return self._mean_time(now_ns)
+        return self._mean(now_ns)[0]
 
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
         due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
-        due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
+        if self._barred or self._members:
+            due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
@@ -110,29 +111,25 @@ class TemporalScheduler(Competition):
     # --- quantities
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        others = [a for a in self._accounts.values() if a.competing and a is not account]
-        weight = sum([a.guarantee for a in others])
+        mean, weight = self._mean(now_ns, but=(account,))
         if not weight:
             return False
-        total = sum([a.guarantee * (a.time_at(now_ns) if a.holds else a.time) for a in others])
-        ahead = account.time_at(now_ns) - total // weight
+        ahead = account.time_at(now_ns) - mean
         # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
         # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
         return real(ahead, min(account.guarantee, weight)) > max(self.policy.grace_ns, 2 * self._quantum(account))
 
-    def _quantum(self, account: Account) -> int:
-        return self._quanta((account,), self._weight())[account.key]
+    @property
+    def _least_quantum(self) -> int:
+        """No q is less."""
+        return min(self.policy.quantum_min_ns, self.policy.quantum_max_ns)
 
-    def _quanta(self, accounts: Iterable[Account], weight: int) -> dict[VgpuKey, int]:
-        """q of each, beside a competition of ``weight``. In one pass: there may be hundreds, at each decision."""
-        quanta, period, longest = {}, self._period_ns, self.policy.quantum_max_ns
-        for a in accounts:
-            quantum = period * a.guarantee // (weight if a.competing else weight + a.guarantee)
-            shortest = self._quantum_min(a)
-            if quantum < shortest:
-                quantum = shortest
-            quanta[a.key] = quantum if quantum < longest else longest
-        return quanta
+    def _quantum(self, account: Account) -> int:
+        guarantee, shortest, longest = account.guarantee, self._quantum_min(account), self.policy.quantum_max_ns
+        quantum = self._period_ns * guarantee // (self._weight if account.competing else self._weight + guarantee)
+        if quantum < shortest:
+            quantum = shortest
+        return quantum if quantum < longest else longest
 
     def _adapt_period(self, now_ns: int) -> None:
         """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
@@ -341,12 +338,14 @@ class TemporalScheduler(Competition):
         assert end is not None
         following = self._next
         at_ns = max(end, now_ns)
-        choice = self._pick(at_ns, current if now_ns < end else None)
         if following is not None and now_ns >= following.lease.start_ns - self.policy.guard_ns:
-            if following.lease.end_ns is None and (choice is None or not choice.open_ended):
-                length = self._length_of(self._accounts[following.lease.vgpu])
-                self._revise(following, now_ns, end_ns=following.lease.start_ns + length)
+            if following.lease.end_ns is None:
+                choice = self._pick(at_ns, current if now_ns < end else None)
+                if choice is None or not choice.open_ended:
+                    length = self._length_of(self._accounts[following.lease.vgpu])
+                    self._revise(following, now_ns, end_ns=following.lease.start_ns + length)
             return
+        choice = self._pick(at_ns, current if now_ns < end else None)
         holder = self._accounts[current.lease.vgpu]
         if following is not None and (choice is None or choice.account.key != following.lease.vgpu):
             self._take_back(following)
@@ -379,11 +378,10 @@ class TemporalScheduler(Competition):
             self._place(account, now_ns)
         elif account.throttled:  # urgent; its debt stays outside of the competition
             self._rejoin(account, now_ns)
-            account.barred = True
+            self._set_barred(account, True)
         before = [
             (a.key, epoch)
-            for a in self._accounts.values()
-            if a.holds
+            for a in sorted(self._holding.values(), key=lambda a: a.order)
             for epoch, hold in a.holds.items()
             if not a.barred or hold is self._current
         ]
@@ -413,10 +411,12 @@ class TemporalScheduler(Competition):
         urgent = self._most_urgent(free)
         if urgent is not None:
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
-        competing = [a for a in self._accounts.values() if a.competing]
-        company = [a for a in competing if not self._dry_at(a, at_ns)] if self._capped else competing
+        dry = [a for a in self._holding.values() if self._dry_at(a, at_ns)] if self._capped else []
         coming = [a for a in self._members.values() if a.away]
-        wanting = [a for a in company if a.wants] + coming
+        wanting = [a for a in self._competing.values() if a.wants] + coming
+        if dry:
+            out = {a.key for a in dry}
+            wanting = [a for a in wanting if a.key not in out]
         candidates = [
             a
             for a in wanting
@@ -425,40 +425,49 @@ class TemporalScheduler(Competition):
         ]
         if not candidates:
             return None
-        times = {a.key: a.time_at(at_ns) if a.holds else a.time for a in (*company, *coming)}
-        weight = sum([a.guarantee for a in company])
-        clock = sum([a.guarantee * times[a.key] for a in company]) // weight if weight else self._clock
-        quanta = self._quanta(candidates, weight if company is competing else self._weight())
+        clock, weight = self._mean(at_ns, but=dry)
         called = {a.key for a in self._members.values() if self._called(a, at_ns)}
 
-        def entitled(a: Account) -> bool:
-            time = times[a.key]
-            if time <= clock:
-                return True
-            slack = quanta[a.key] if a.key in called else quanta[a.key] // 4
-            return self._lag_after(a, time, clock) >= -slack
-
-        eligible = [a for a in candidates if entitled(a)] or candidates
-        insisting = [a for a in eligible if a.key in called and self._insists(a)]
+        entitled = self._entitled(candidates, at_ns, clock, called)
+        eligible = entitled or candidates
+        insisting = [a for a in eligible if a.key in called and self._insists(a)] if called else []
         eligible = insisting or eligible
-        highest = max([a.share.priority for a in eligible])
-        eligible = [a for a in eligible if a.share.priority == highest]
-        first = [a for a in eligible if a.key in called and entitled(a)]
+        if len(self._classes) > 1:
+            highest = max([a.share.priority for a in eligible])
+            eligible = [a for a in eligible if a.share.priority == highest]
+        first = [a for a in eligible if a.key in called] if called and entitled else []
         if first:
             last_ns = max([self._called_ns(a) for a in first])
             eligible = [a for a in first if self._called_ns(a) == last_ns]
-        deadlines = {a.key: self._deadline_after(a, times[a.key], quanta[a.key]) for a in eligible}
-        latest = min(deadlines.values()) + virtual(self.policy.tie_ns, max(weight, 1))
-        tied = [a for a in eligible if deadlines[a.key] <= latest]
-        best = min(tied, key=lambda a: (at_ns if a.undrained else a.served_ns, a.order))
-        length = self._length(best, deadlines[best.key], at_ns)
+        soon = self._least_quantum * 3 // 2 * VIRTUAL_PER_REAL
+        deadlines = [
+            a.deadline if not a.holds and (a.deadline - a.time) * a.guarantee <= soon else self._deadline_at(a, at_ns)
+            for a in eligible
+        ]
+        latest = min(deadlines) + virtual(self.policy.tie_ns, max(weight, 1))
+        tied = [(a, deadline) for a, deadline in zip(eligible, deadlines, strict=True) if deadline <= latest]
+        best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
+        length = self._length(best, deadline, at_ns)
         return Choice(
             best,
             self._mustered_length(best, length, at_ns),
-            alone=wanting == [best],
+            alone=len(wanting) == 1,
             insists=bool(insisting),
             leads=self._leads(best) and self._insists(best),
         )
+
+    def _entitled(self, accounts: Sequence[Account], at_ns: int, clock: int, called: Set[VgpuKey]) -> list[Account]:
+        """Whose lag at ``at_ns`` is at least −q/4, or −q where its gang is called: (v̂ − V)·r ≤ q/4. Most are within a
+        quarter of the shortest token there can be, so that theirs need not be known."""
+        near, found = self._least_quantum // 4 * VIRTUAL_PER_REAL, []
+        for a in accounts:
+            ahead = ((a.time_at(at_ns) if a.holds else a.time) - clock) * a.guarantee
+            if ahead > near:
+                quantum = self._quantum(a)
+                if ahead > (quantum if a.key in called else quantum // 4) * VIRTUAL_PER_REAL:
+                    continue
+            found.append(a)
+        return found
 
     def _most_urgent(self, free: set[int]) -> Account | None:
         """Who goes at once because another member of its gang waits for it. Before all classes: what that one holds
@@ -480,11 +489,14 @@ class TemporalScheduler(Competition):
             return False
         return account.bucket_at(at_ns) < self._fill_line(account) * PPM
 
-    def _deadline_after(self, account: Account, time: int, quantum: int) -> int:
-        """The deadline at virtual ``time``, no further away than one and a half tokens (the company may have grown)."""
-        deadline = self._grid(account, time) if account.holds and account.undrained else account.deadline
-        latest = time + virtual(quantum * 3 // 2, account.guarantee)
-        return deadline if deadline < latest else latest
+    def _deadline_at(self, account: Account, at_ns: int) -> int:
+        """The deadline at ``at_ns``, no further away than one and a half tokens (the company may have grown)."""
+        time, deadline, guarantee = account.time, account.deadline, account.guarantee
+        if account.holds:
+            time = account.time_at(at_ns)
+            if account.undrained:
+                deadline = self._grid(account, time)
+        return min(deadline, time + virtual(self._quantum(account) * 3 // 2, guarantee))
 
     def _length(self, account: Account, deadline: int, at_ns: int) -> int:
         length = real(deadline - account.time_at(at_ns), account.guarantee)
@@ -496,5 +508,4 @@ class TemporalScheduler(Competition):
         return min(length_ns, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
 
     def _length_of(self, account: Account) -> int:
-        deadline = self._deadline_after(account, account.time_at(self._now_ns), self._quantum(account))
-        return self._length(account, deadline, self._now_ns)
+        return self._length(account, self._deadline_at(account, self._now_ns), self._now_ns)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.leases import Statement, VgpuKey
+from gpuserver.core.leases import Served, VgpuKey
 from gpuserver.core.policy import PPM
 from vgpu.protocol.meters import Advice
 from vgpu.units import MIB, format_bytes
@@ -40,20 +40,20 @@ class Usage:
     def __init__(self) -> None:
         self._logs: dict[VgpuKey, _Log] = {}
 
-    def note(self, now_ns: int, statements: Mapping[VgpuKey, Statement]) -> None:
+    def note(self, now_ns: int, served: Mapping[VgpuKey, Served]) -> None:
         """How all stand; looked at once a second, however often it is told."""
-        for key, statement in statements.items():
+        for key, so_far in served.items():
             log = self._logs.get(key)
-            if log is None or statement.busy_ns < log.busy_ns:
-                self._logs[key] = _Log(now_ns, statement.busy_ns)
+            if log is None or so_far.busy_ns < log.busy_ns:
+                self._logs[key] = _Log(now_ns, so_far.busy_ns)
                 continue
             passed_ns = now_ns - log.at_ns
             if passed_ns < SECOND_NS:
                 continue
-            part = (statement.busy_ns - log.busy_ns) / passed_ns
+            part = (so_far.busy_ns - log.busy_ns) / passed_ns
             if part > 0:
                 log.counts[min(_STEPS, math.ceil(part * _STEPS))] += 1
-            log.at_ns, log.busy_ns = now_ns, statement.busy_ns
+            log.at_ns, log.busy_ns = now_ns, so_far.busy_ns
 
     def forget(self, key: VgpuKey) -> None:
         self._logs.pop(key, None)

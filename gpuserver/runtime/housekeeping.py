@@ -56,9 +56,9 @@ class Housekeeping:
         refused: dict[str, int] = {}
         while True:
             server.tokens.forget_wishes()
-            statements, now_ns = server.tokens.statements(), time.monotonic_ns()
-            server.window.add(now_ns, statements)
-            server.usage.note(now_ns, statements)
+            served, now_ns = server.tokens.served(), time.monotonic_ns()
+            server.window.add(now_ns, served)
+            server.usage.note(now_ns, served)
             for vgpu in server.vgpus.values():
                 count = vgpu.refusals
                 if count > refused.get(vgpu.record.vgpu_id, 0):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.leases import Mode, Statement, VgpuKey
+from gpuserver.core.leases import Mode, Served, Statement, VgpuKey
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
@@ -41,17 +41,17 @@ class RateWindow:
     """Samples of the books over the last second, and what they amount to."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, dict[VgpuKey, Statement]]] = deque()
+        self._samples: deque[tuple[int, dict[VgpuKey, Served]]] = deque()
 
-    def add(self, now_ns: int, statements: dict[VgpuKey, Statement]) -> None:
-        self._samples.append((now_ns, statements))
+    def add(self, now_ns: int, served: dict[VgpuKey, Served]) -> None:
+        self._samples.append((now_ns, served))
         while len(self._samples) > 2 and self._samples[1][0] <= now_ns - _WINDOW_NS:
             self._samples.popleft()
 
     def rates(self, now_ns: int, statement: Statement) -> Rates:
         """From the oldest sample within the window that knows the vGPU up to ``statement``, taken at ``now_ns``."""
-        for at_ns, statements in self._samples:
-            before = statements.get(statement.vgpu)
+        for at_ns, served in self._samples:
+            before = served.get(statement.vgpu)
             passed_ns = now_ns - at_ns
             # A key that was given to another vGPU starts again from zero.
             if before is None or passed_ns <= 0 or before.held_ns > statement.held_ns:

@@ -62,12 +62,14 @@ class Swapping:
         self._short = Shortage()
         self._arrivals = 0
         self._began = math.inf
+        self._enlisted = trio.Event()
 
     def enlist(self, vgpu: Vgpu) -> None:
         """It has no leases until it was seen where it is."""
         if vgpu.swaps:
             self._places[vgpu.record.vgpu_id] = Place(wants_ns=time.monotonic_ns())
             vgpu.away = True
+            self._enlisted.set()
             self._server.tokens.bench(vgpu.record.key)
 
     def forget(self, vgpu: Vgpu) -> None:
@@ -116,6 +118,9 @@ class Swapping:
     async def run(self) -> None:
         self._began = trio.current_time()
         while True:
+            if not self._places:
+                self._enlisted = trio.Event()
+                await self._enlisted.wait()
             busy = self._step()
             coming = any(place.comes for place in self._places.values())
             await trio.sleep(PASS_S if coming else LOOK_S if busy else CALM_S)

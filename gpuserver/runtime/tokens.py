@@ -34,6 +34,7 @@ from gpuserver.core.leases import (
     Publish,
     Removed,
     Report,
+    Served,
     Share,
     Statement,
     Tick,
@@ -92,6 +93,8 @@ class TokenLoop:
         self._curious: set[Recorder] = set()
         """Those for whom hooks note what they see."""
         self._alarm: trio.CancelScope | None = None
+        self._alarm_ns: int | None = None
+        """The scheduler's deadline for which it is set."""
         self._look: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
@@ -282,11 +285,20 @@ class TokenLoop:
         self._scheduler.skip_to(epoch)
 
     def statements(self) -> dict[VgpuKey, Statement]:
-        """Every vGPU, settled up to now: holders are observed first, so that their idle gaps do not count as busy."""
+        """Every vGPU, settled up to now."""
+        self._observe()
+        return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
+
+    def served(self) -> dict[VgpuKey, Served]:
+        """What every vGPU has had up to now."""
+        self._observe()
+        return self._scheduler.served(time.monotonic_ns())
+
+    def _observe(self) -> None:
+        """Holders, before anybody reads the books: their idle gaps are not to count as busy."""
         holders = [key for key, epochs in self._published.items() if epochs]
         observed = [seen for key in holders if (seen := self._dispatcher.observe(key)) is not None]
         self._take([_report(self._known(seen)) for seen in observed])
-        return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     # --- the loop
 
@@ -309,7 +321,7 @@ class TokenLoop:
 
     def _deadline_s(self) -> float:
         """The scheduler's deadline, on trio's clock."""
-        deadline = self._scheduler.next_deadline_ns()
+        self._alarm_ns = deadline = self._scheduler.next_deadline_ns()
         if deadline is None:
             return math.inf
         return trio.current_time() + max(0, deadline - time.monotonic_ns()) / SECOND_NS
@@ -329,8 +341,9 @@ class TokenLoop:
             if seen.kind is EventKind.DRAINED:
                 self._leaving.discard((seen.vgpu, known.epoch))
             if seen.vgpu in self._published:
-                self._note(known)
-                self.meters.saw(known)
+                if known.kind is not EventKind.OBSERVED:  # by a reading nobody begins or ceases to want or hold
+                    self._note(known)
+                    self.meters.saw(known)
                 reports.append(_report(known))
         self._take(reports)
         if lost:
@@ -360,15 +373,18 @@ class TokenLoop:
     def _note(self, seen: readings.Event) -> None:
         """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
         then may have GO without a word from here."""
-        wants = seen.kind is EventKind.WANTS or (seen.kind is EventKind.DRAINED and seen.wants)
+        if seen.kind is EventKind.WENT:
+            return
+        wants = seen.kind is EventKind.WANTS
         if seen.kind is EventKind.DRAINED:
+            wants = seen.wants
             self._published[seen.vgpu].discard(seen.epoch)
         if wants and seen.vgpu not in self._wanting:
             self._wanting.add(seen.vgpu)
             if seen.vgpu not in self._wanted_ns:
                 self._wanted_ns[seen.vgpu] = seen.at_ns
                 self._show_contention()
-        elif not wants and seen.kind in {EventKind.IDLE, EventKind.DRAINED} and seen.vgpu in self._wanting:
+        elif not wants and seen.vgpu in self._wanting:
             self._wanting.remove(seen.vgpu)
             self._wanted_ns[seen.vgpu] = seen.at_ns
 
@@ -418,7 +434,7 @@ class TokenLoop:
         if self._recorders:
             self._tell_recorders(events, commands, now_ns)
         self._execute(commands)
-        if self._alarm is not None:
+        if self._alarm is not None and self._alarm_ns != self._scheduler.next_deadline_ns():
             self._alarm.deadline = self._deadline_s()
         self._look()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 
@@ -432,8 +432,9 @@ class CalledWhateverItHad(TemporalScheduler):
     def _overserved(self, account: object) -> bool:
         return False
 
-    def _lag_after(self, account: object, time: int, clock: int) -> int:
-        return max(super()._lag_after(account, time, clock), -MS)  # type: ignore[arg-type]
+    def _entitled(self, accounts: Sequence[Account], at_ns: int, clock: int, called: Set[VgpuKey]) -> list[Account]:
+        found = super()._entitled(accounts, at_ns, clock, called)
+        return [a for a in accounts if a.key in called or a in found]
 
 
 class AtWorkForEver(TemporalScheduler):

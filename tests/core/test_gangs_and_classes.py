@@ -127,7 +127,7 @@ def test_planted_faults_of_very_small_gangs(kind: type[TemporalScheduler], perce
 
 class UrgentWaitsForClasses(TemporalScheduler):
     def _urgent(self, account: Account) -> bool:
-        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competitors())
+        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competing.values())
         return not waits and super()._urgent(account)
 
 

@@ -11,6 +11,7 @@ from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S
+from tests.core.planted import plant
 
 LAPSE = DEFAULT_POLICY.muster_lapse_ns
 HARD = Share(PPM // 2, PPM // 2)
@@ -102,6 +103,7 @@ def test_who_is_called_may_be_ahead_by_a_token(ahead_ms: int, called_ms: float, 
     follower = scheduler._accounts[0]
     follower.muster = Muster(round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0)
     scheduler._sort_in(follower)
+    plant(scheduler, *scheduler._accounts.values())
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
     assert choice.account.key == first

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Lease, Muster, Share
+from gpuserver.core.leases import Lease, Muster, Priority, Share
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
+from tests.core.planted import plant
 
 HALF = Share(PPM // 2)
 CAPPED = Share(PPM // 2, PPM // 2)
@@ -32,7 +35,6 @@ def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) ->
         ({"barred": True}, "competes though"),
         ({"competing": False}, "nobody counts it"),
         ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
-        ({"muster": Muster()}, "of a gang"),
         ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
         ({"holds": {2: hold(1)}}, "in the wrong account"),
         ({"holds": {1: hold(1, vgpu=4)}}, "in the wrong account"),
@@ -47,12 +49,8 @@ def test_contradictions_in_the_books_are_found(
     scheduler = kind(first_epoch=5)
     account = waiting_account()
     for name, value in changes.items():
-        if name == "muster":  # behind the books' back
-            scheduler._sort_in(account)
         setattr(account, name, value)
-    scheduler._accounts[0] = account
-    if "muster" not in changes:
-        scheduler._sort_in(account)
+    plant(scheduler, account)
     with pytest.raises(InvariantError, match=f"(vGPU 0|lease .*) .*{complaint}|{complaint}"):
         Competition.check(scheduler)
 
@@ -68,6 +66,33 @@ def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> Non
         account = waiting_account()
         for name, value in changes.items():
             setattr(account, name, value)
-        scheduler._accounts[0] = account
-        scheduler._sort_in(account)
+        plant(scheduler, account)
+        Competition.check(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"capped": False}, "_capped"),
+        ({"muster": Muster()}, "_members"),
+        ({"competing": False, "barred": True}, "_competing"),
+        ({"holds": {4: hold(4)}}, "_holding"),
+        ({"barred": True}, "_barred"),
+        ({"wants": False}, "_resting"),
+        ({"guarantee": 3}, "_weight"),
+        ({"time": 5}, "_moment"),
+        ({"share": replace(CAPPED, priority=Priority.HIGH)}, "_classes"),
+    ],
+)
+@BOTH
+def test_what_is_noted_beside_the_accounts_and_is_not_so_is_found(
+    kind: type[Competition], changes: dict[str, object], noted: str
+) -> None:
+    scheduler = kind(first_epoch=5)
+    account = waiting_account()
+    plant(scheduler, account)
+    Competition.check(scheduler)
+    for name, value in changes.items():
+        setattr(account, name, value)
+    with pytest.raises(InvariantError, match=f"^{noted} is noted as"):
         Competition.check(scheduler)

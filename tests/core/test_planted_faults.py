@@ -25,7 +25,7 @@ class NoSettle(TemporalScheduler):
     """A newcomer is placed on books that do not show what the holder has used."""
 
     def clock(self, now_ns: int) -> int:
-        return max((a.time for a in self._competitors()), default=self._clock)
+        return max((a.time for a in self._competing.values()), default=self._clock)
 
 
 class OveruseUncharged(TemporalScheduler):
@@ -63,6 +63,7 @@ class UnlimitedCredit(TemporalScheduler):
         time = account.time
         super()._place(account, now_ns)
         account.deadline += time - account.time
+        self._moment += account.guarantee * (time - account.time)
         account.time = time
 
 
@@ -100,8 +101,8 @@ class HandsOverByTheClock(TemporalScheduler):
 class LongTokens(TemporalScheduler):
     """Six times as long as a period allows: everybody gets its share, and waits for it."""
 
-    def _quanta(self, accounts: Iterable[Account], weight: int) -> dict[VgpuKey, int]:
-        return {key: 6 * quantum for key, quantum in super()._quanta(accounts, weight).items()}
+    def _quantum(self, account: Account) -> int:
+        return 6 * super()._quantum(account)
 
 
 class GoesAtOnce(TemporalScheduler):

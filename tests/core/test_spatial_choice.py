@@ -15,6 +15,7 @@ from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS
+from tests.core.planted import plant
 
 
 def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
@@ -39,9 +40,7 @@ def account(
 
 def scheduler_with(*accounts: Account) -> SpatialScheduler:
     scheduler = SpatialScheduler(GRANTED_ONLY)
-    scheduler._accounts = {a.key: a for a in accounts}
-    for one in accounts:
-        scheduler._sort_in(one)
+    plant(scheduler, *accounts)
     scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
     return scheduler
 
@@ -75,10 +74,10 @@ def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None
 
 def test_the_mean_is_weighted_with_the_guarantees() -> None:
     """500 ms of virtual time apart: three quarters of the way to the one with three times the guarantee, and 400 ms."""
-    scheduler = scheduler_with(account(0, 60, 500), account(1, 60, 250))
-    for key, guarantee in ((0, 0.2), (1, 0.6)):
-        scheduler._accounts[key].take_share(share(guarantee, 60))
-    assert scheduler.clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
+    two = account(0, 60, 500), account(1, 60, 250)
+    for one, guarantee in zip(two, (0.2, 0.6), strict=True):
+        one.take_share(share(guarantee, 60))
+    assert scheduler_with(*two).clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
 
 
 @pytest.mark.parametrize(("owed_ms", "charged_ms"), [(4, 16), (0, 16), (-8, 16), (-10, 14), (-25, 6)])

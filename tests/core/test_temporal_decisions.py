@@ -16,6 +16,7 @@ from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
+from tests.core.planted import plant
 
 HALF = Share(PPM // 2)
 QUARTER = Share(PPM // 4)
@@ -280,7 +281,7 @@ def test_less_than_half_a_shortest_token_is_added_to_the_next(short_ms: float, l
 def test_a_token_is_worth_ten_hand_overs() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     small, large = waiting(0, 0, 5, share=Share(10_000)), waiting(1, 0, 5, share=Share(990_000))
-    scheduler._accounts = {0: small, 1: large}
+    plant(scheduler, small, large)
     assert scheduler._quantum(small) == 5 * MS
     small.handover_ns = 900_000
     assert scheduler._quantum(small) == 9 * MS
@@ -290,7 +291,7 @@ def test_a_token_is_no_longer_than_a_tenth_of_a_second() -> None:
     """However long the period: with hand-overs of 0.5 ms of eight vGPUs, one of 90 % would have 180 ms at a time."""
     scheduler = TemporalScheduler(replace(GRANTED_ONLY, period_ns=200 * MS))
     small, large = waiting(0, 0, 20, share=Share(100_000)), waiting(1, 0, 180, share=Share(900_000))
-    scheduler._accounts = {0: small, 1: large}
+    plant(scheduler, small, large)
     assert (scheduler._quantum(small), scheduler._quantum(large)) == (20 * MS, 100 * MS)
 
 
@@ -384,8 +385,7 @@ def test_contradictions_are_found(
     account.holds = {h.lease.epoch: h for h in (current, following) if h is not None and h.lease.vgpu == 0}
     if current is not None and current.lease.epoch == 2:
         account.holds = {2: holding(epoch=2)}  # another one of that name
-    scheduler._accounts[0] = account
-    scheduler._sort_in(account)
+    plant(scheduler, account)
     scheduler._current, scheduler._next = current, following
     with pytest.raises(InvariantError, match=complaint):
         scheduler.check()
@@ -393,11 +393,12 @@ def test_contradictions_are_found(
 
 def test_somebody_who_waits_for_nothing_is_found() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=9)
-    scheduler._accounts[0] = Account(0, 0, HALF, wants=True, competing=True)
+    one = Account(0, 0, HALF, wants=True, competing=True)
+    plant(scheduler, one)
     with pytest.raises(InvariantError, match="somebody waits and nobody holds"):
         scheduler.check()
     current = holding(end=None, vgpu=1)
-    scheduler._accounts[1] = Account(1, 1, HALF, wants=True, competing=True, holds={1: current})
+    plant(scheduler, one, Account(1, 1, HALF, wants=True, competing=True, holds={1: current}))
     scheduler._current = current
     with pytest.raises(InvariantError, match="somebody waits beside the open-ended"):
         scheduler.check()
@@ -433,7 +434,7 @@ def waiting(key: int, owed_ms: float, token_ms: float, *, served_ms: int = 0, sh
 )
 def test_the_earliest_eligible_deadline(accounts: list[Account], chosen: int, length_ms: float) -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
-    scheduler._accounts = {a.key: replace(a) for a in accounts}
+    plant(scheduler, *(replace(a) for a in accounts))
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
     assert (choice.account.key, choice.length_ns, choice.alone) == (chosen, length_ms * MS, False)
@@ -445,7 +446,7 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
     scheduler = TemporalScheduler(GRANTED_ONLY)
     account = waiting(0, 0, 20, share=CAPPED)
     account.bucket, account.bucket_at_ns = bucket_ms * MS * PPM + 1, 10 * MS
-    scheduler._accounts = {0: account}
+    plant(scheduler, account)
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
     assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, False)

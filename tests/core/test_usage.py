@@ -8,16 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.leases import Priority, Statement
+from gpuserver.core.leases import Served
 from gpuserver.core.usage import LEAST_SECONDS, Seen, Usage, advise
 
 S = 1_000_000_000
 GIB = 1 << 30
-STATEMENT = Statement(
-    vgpu=0, guarantee_ppm=500_000, limit_ppm=500_000, priority=Priority.NORMAL, wants=True, holds=True,
-    open_ended=False, throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0,
-    overuse_ns=0, tokens=0,
-)  # fmt: skip
 SEEN = Seen(
     vgpu="vgpu-00000001",
     seconds=100,
@@ -32,10 +27,10 @@ SEEN = Seen(
 
 def watched(parts: list[float], every_s: float = 1.0) -> Usage:
     usage, busy_ns = Usage(), 0
-    usage.note(0, {0: STATEMENT})
+    usage.note(0, {0: Served(0, 0, 0)})
     for i, part in enumerate(parts, 1):
         busy_ns += int(part * every_s * S)
-        usage.note(int(i * every_s * S), {0: replace(STATEMENT, busy_ns=busy_ns)})
+        usage.note(int(i * every_s * S), {0: Served(busy_ns, busy_ns, 1)})
     return usage
 
 
@@ -59,7 +54,7 @@ def test_it_is_looked_at_once_a_second_however_often_it_is_told() -> None:
 
 def test_a_key_that_is_used_again_starts_anew() -> None:
     usage = watched([1.0] * 40)
-    usage.note(41 * S, {0: STATEMENT})
+    usage.note(41 * S, {0: Served(0, 0, 0)})
     assert usage.seconds(0) == 0
     usage.forget(0)
     assert (usage.seconds(0), usage.busy_ratio(0)) == (0, 0.0)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import Priority, Statement
+from gpuserver.core.leases import Priority, Served, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.runtime import readings
 from gpuserver.runtime.readings import Rates, RateWindow, peak_bytes, warnings_when_idle
@@ -31,7 +31,7 @@ def statement(held_ms: int, busy_ms: int, tokens: int) -> Statement:
 def window(*samples: tuple[int, Statement]) -> RateWindow:
     made = RateWindow()
     for at_ms, found in samples:
-        made.add(at_ms * MS, {3: found})
+        made.add(at_ms * MS, {3: Served(found.held_ns, found.busy_ns, found.tokens)})
     return made
 
 

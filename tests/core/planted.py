@@ -1,0 +1,13 @@
+"""Accounts put into a scheduler behind its back, as no event would leave them."""
+
+from __future__ import annotations
+
+from gpuserver.core.account import Account
+from gpuserver.core.membership import Membership
+
+
+def plant(scheduler: Membership, *accounts: Account) -> None:
+    """These are its accounts, and what it notes beside them is in order."""
+    scheduler._accounts = {account.key: account for account in accounts}
+    for name, counted in scheduler._counted().items():
+        setattr(scheduler, name, counted)
