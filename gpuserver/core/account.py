@@ -296,3 +296,21 @@ class Account:
             overuse_ns=self.overuse_ns,
             tokens=self.tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who goes at a given time, for how long. ``alone``: nobody else will wait then."""
+
+    account: Account
+    length_ns: int
+    alone: bool
+    insists: bool = False
+    """Beside a higher class (``_insists``)."""
+    leads: bool = False
+    """Other GPUs go by it, and it is owed as much as one that insists."""
+    urgent: bool = False
+
+    @property
+    def open_ended(self) -> bool:
+        return self.alone and not self.account.capped

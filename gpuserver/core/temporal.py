@@ -27,31 +27,12 @@ token and the tie-break by longest unserved stop a token that ended 50 µs short
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 
-from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Hold, real, virtual
+from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Choice, Hold, real, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Who goes at a given time, for how long. ``alone``: nobody else will wait then."""
-
-    account: Account
-    length_ns: int
-    alone: bool
-    insists: bool = False
-    """Beside a higher class (``_insists``)."""
-    leads: bool = False
-    """Other GPUs go by it, and it is owed as much as one that insists."""
-    urgent: bool = False
-
-    @property
-    def open_ended(self) -> bool:
-        return self.alone and not self.account.capped
 
 
 class TemporalScheduler(Competition):
