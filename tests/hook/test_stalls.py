@@ -16,7 +16,9 @@ def launched_on(stage: Stage, program: str) -> StagedVgpu:
     vgpu.await_want()
     vgpu.open()
     assert stage.heard(process) == "launched"
-    vgpu.revoke(time.monotonic_ns() + MS)
+    end_ns = time.monotonic_ns() + MS
+    vgpu.revoke(end_ns)
+    eventually(lambda: time.monotonic_ns() > end_ns, "the lease is over")
     waits = vgpu.slot().gate_waits
     stage.tell(process)
     # not its want: that may be the one of before, and a lease that comes before the launch goes back unused
