@@ -44,7 +44,7 @@ class Turns:
 
     @property
     def arguments(self) -> list[str]:
-        return [str(self.rounds), str(self.batch), *self.what.split()]
+        return [str(self.rounds), str(self.batch), self.what]
 
 
 LAUNCHES = Turns(10_000, 50)

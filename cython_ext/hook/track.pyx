@@ -4,7 +4,7 @@ drained.
 Rules that every call here keeps:
 
 * it runs with the thread's capture mode RELAXED (relaxed.pxd);
-* nothing is recorded in the legacy stream while a blocking stream of its context captures;
+* nothing is recorded in the legacy stream while a blocking stream of its context captures (events.pxd);
 * while a capture is open in the process, no stream is asked about its work (it may have joined the capture, and the
   question would end it): what is known then comes from markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
@@ -17,16 +17,14 @@ Unless said otherwise the caller holds ``gate.lock``.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from cython_ext.hook.events cimport current_context, done, give_event, record
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSetCurrent, real_cuEventCreate,
-    real_cuEventElapsedTime, real_cuEventQuery, real_cuEventRecord, real_cuStreamGetFlags, real_cuStreamIsCapturing,
-    real_cuStreamQuery,
+    real_cuCtxSetCurrent, real_cuEventElapsedTime, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
-    CAPTURES, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEFT_BEHIND,
-    LEGACY_HANDLE, OWN_HANDLE, SAMPLES, STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Event, Gate,
-    Sample, State, Stream, Thread, state, vgpu_capturing, vgpu_log, vgpu_thread, vgpu_trace_idle,
-    vgpu_trace_launch,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
+    STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_capturing,
+    vgpu_log, vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.logic.ahead cimport ahead_mark
@@ -42,93 +40,6 @@ from cython_ext.native cimport fence, fence_all, load32, loadi64, now_ns, store3
 cdef enum:
     OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
     LOADS_NS = 200_000           # a launch that takes the host longer than this does more than launch
-
-
-cdef inline void* current_context() noexcept nogil:
-    cdef void* context = NULL
-    real_cuCtxGetCurrent(&context)
-    return context
-
-
-# --- events
-
-cdef int take_event(Gate* gate, void* context, bint timed) noexcept nogil:
-    """An event object of the current context, or -1."""
-    cdef Event* event
-    cdef int i, free = -1
-    for i in range(EVENTS):
-        event = &gate.events[i]
-        if event.handle == NULL:
-            if free < 0 and not event.used:
-                free = i
-        elif not event.used and event.timed == timed and event.context == context:
-            event.used = 1
-            return i
-    if free < 0:
-        return -1
-    event = &gate.events[free]
-    if real_cuEventCreate(&event.handle, 0 if timed else CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS:
-        event.handle = NULL
-        return -1
-    event.context = context
-    event.timed = timed
-    event.used = 1
-    return free
-
-
-cdef inline void give_event(Gate* gate, int index) noexcept nogil:
-    gate.events[index].used = 0
-
-
-cdef bint legacy_free() noexcept nogil:
-    """Whether no blocking stream of the current context captures: an event in the legacy stream would end that. The
-    caller holds captures_lock, so none begins meanwhile."""
-    cdef const State* all = state()
-    cdef uint32_t began = all.unlisted
-    cdef int i, status = 0
-    if all.captures == 0:
-        return 1
-    for i in range(CAPTURES):
-        began += all.capturing[i].handle != NULL
-    return (
-        began == all.captures            # else one is just about to
-        and real_cuStreamIsCapturing(<void*>LEGACY_HANDLE, &status) == CUDA_SUCCESS and status == 0
-    )
-
-
-cdef int record(Gate* gate, const Stream* stream, bint timed, bint held) noexcept nogil:
-    """An event behind what is in the stream now; its index, or -1. In the stream's context, which need not be the
-    current one. ``held``: the caller holds captures_lock."""
-    cdef void* context = current_context()
-    cdef bint elsewhere = stream.context != context
-    cdef bint legacy = stream.flags & STREAM_LEGACY != 0
-    cdef int event = -1
-    if stream.handle == NULL:            # it is no more; the driver would take that for the default stream
-        return -1
-    if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
-        return -1
-    if elsewhere and (load32(&state().dying) or real_cuCtxPushCurrent_v2(stream.context) != CUDA_SUCCESS):
-        return -1
-    if legacy and not held:
-        lock_acquire(&state().captures_lock)
-    if not legacy or legacy_free():
-        event = take_event(gate, stream.context, timed)
-    if event >= 0 and real_cuEventRecord(gate.events[event].handle, stream.handle) != CUDA_SUCCESS:
-        give_event(gate, event)
-        event = -1
-    if legacy and not held:
-        lock_release(&state().captures_lock)
-    if elsewhere:
-        real_cuCtxPopCurrent_v2(&context)
-    return event
-
-
-cdef bint done(Gate* gate, int event) noexcept nogil:
-    """Whether the event is complete; one that died with its context, or that only answers errors, is."""
-    cdef void* handle = gate.events[event].handle
-    if gate.events[event].held and load32(&state().dying):
-        return 0
-    return handle == NULL or real_cuEventQuery(handle) != CUDA_ERROR_NOT_READY
 
 
 # --- streams

@@ -161,3 +161,38 @@ def test_a_graph_that_became_ten_times_as_long_is_not_queued_by_its_old_length(s
         first_ns, then_ns = map(int, stage.heard(program).split())
     assert first_ns > 5 * MS
     assert then_ns > 5 * MS
+
+
+def test_a_graph_that_is_changed_before_each_launch_and_stays_as_long_is_believed(stage: Stage) -> None:
+    """Until then the second of two waits for the first to be timed; afterwards both are queued."""
+    vgpu = stage.vgpu()
+    body = """
+event, executable, kept = app.event(), c_void_p(), []
+def graph_of(ms):
+    graph, kernel = c_void_p(), app.kernel(ms, app.stream)
+    app.call("cuStreamBeginCapture_v2", app.stream, 2)
+    kernel.launch()
+    app.call("cuStreamEndCapture", app.stream, byref(graph))
+    kept.append(kernel)
+    return graph
+graphs = [graph_of(0.4) for _ in range(2)]
+app.call("cuGraphInstantiateWithFlags", byref(executable), graphs[0], c_uint64(0))
+def overlapped(pairs):
+    "Of so many pairs, those whose first was not over when the second had been submitted."
+    count = 0
+    for i in range(pairs):
+        for turn in range(2):
+            app.call("cuGraphExecUpdate_v2", executable, graphs[(i + turn) % 2], (c_uint64 * 3)())
+            app.call("cuGraphLaunch", executable, app.stream)
+            if turn == 0:
+                app.call("cuEventRecord", event, app.stream)
+        count += app.result("cuEventQuery", event) != 0
+        app.synchronize()
+    return count
+print(overlapped(6), overlapped(30) and overlapped(30), flush=True)
+"""
+    program = stage.start(PROLOGUE + body, stage.environment(vgpu))
+    with vgpu.granting(60_000 * MS):
+        doubted, believed = map(int, stage.heard(program).split())
+    assert doubted == 0
+    assert believed > 0
