@@ -23,7 +23,8 @@ A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU
 nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
 meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
 publishes it again; at their ``go_by_ns`` they go all the same. While the GPU is ``free``, hooks need not wait for GO
-(logic/gate.pxd): who has *taken* its lease is charged from its first work on.
+(logic/gate.pxd): who has *taken* its lease is charged from its first work on, also where the scheduler had to choose
+between two who had; not for what another lease pays for.
 
 A lease's end may be moved away when some of its vGPU's processes have drained it already, and others not. Those that
 have wait for another lease: so the relay says that somebody is *stranded*, and the lease ends at once, for good.
@@ -204,7 +205,7 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         turn.waits = 0
     # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
     turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
-    if turn.alone and desk.report.submitted_epoch == turn.lease.epoch:       # taken; charged from then on
+    if turn.stood and desk.report.submitted_epoch == turn.lease.epoch and next_key(board.holding, 0) < 0:    # taken
         turn.go_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
     turn_begins(turn)
     turn.went = 1
@@ -343,6 +344,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = board_find(board, key, asked.lease.epoch)
     cdef const Turn* before
+    cdef bint stood = asked.alone or (turn != NULL and turn.stood)
     cdef uint32_t i
     if turn != NULL and turn.went:
         if not turn.stranded:
@@ -367,6 +369,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         if board.newest == 0 or epoch_reached(asked.lease.epoch, board.newest):
             board.newest = asked.lease.epoch
     turn[0] = asked[0]
+    turn.stood = stood
     turn.went = turn.unheard = turn.stranded = 0
     turn.ready_ns = now_ns
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)

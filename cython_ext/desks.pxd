@@ -31,6 +31,7 @@ cdef struct Turn:
     bint early
     bint on_want             # no GO before the vGPU wants (a standing lease)
     bint alone               # nor while a lease is in force, or one that is not standing waits
+    bint stood               # alone, or was before it was granted: it may have been taken
     bint went
     bint unheard             # went alone, and was not published since
     bint stranded            # ended for a process that had drained it; no new end is taken

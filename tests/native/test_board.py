@@ -41,6 +41,7 @@ class Lease:
     on_go: bool = False
     unheard: bool = False
     stranded: bool = False
+    stood: bool = False
 
 
 @dataclass
@@ -100,7 +101,8 @@ class Twin:
         lease.unheard = lease.alone
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
         taken_epoch, taken_ns = self.submitted[lease.key]
-        if lease.alone and taken_epoch == lease.epoch:
+        held = any(other.go_ns is not None for other in self.leases if other is not lease)
+        if lease.stood and taken_epoch == lease.epoch and not held:
             lease.go_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
         later_ns = lease.go_ns - lease.start_ns
         if lease.end_ns is not None and (later_ns > 0 or lease.early or lease.on_want):
@@ -235,7 +237,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
             wait_for = {pair for pair in live_pairs if not self.twin.at_tail(*pair, self.now_ns)}
             lease = Lease(
                 key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, alone, self.now_ns,
-                on_go=bool(live_pairs) or early or on_want,
+                on_go=bool(live_pairs) or early or on_want, stood=alone or (again is not None and again.stood),
             )  # fmt: skip
             if again:
                 self.twin.leases[self.twin.leases.index(again)] = lease

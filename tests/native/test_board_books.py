@@ -100,6 +100,31 @@ def test_what_the_books_do_not_know_yet_is_busy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("others", "from_ns"),
+    [
+        ("nobody", 8_800_000),
+        ("was over meanwhile", 8_900_000),
+        ("holds", 9_300_000),
+    ],
+)
+def test_who_has_taken_its_lease_and_was_not_alone_is_charged_from_its_first_work_on(others: str, from_ns: int) -> None:
+    """Somebody else wants at the same moment, so the scheduler has to choose; but not for what a third one pays for."""
+    board = PyBoard()
+    for key in (0, 1, 2):
+        board.add(key, 0)
+    assert board.publish(1, 1, 0, None, (), 2**62, True, True, 0, alone=True)
+    board.report(0, 8_700_000, want=True)
+    if others != "nobody":
+        board.publish(2, 2, 8_750_000, None, (), 0, True, False, 8_750_000)
+        board.report(2, 8_900_000, want=True, drained_epoch=2 * (others != "holds"), drained_ns=8_900_000)
+    board.report(1, 9_000_000, want=True, submitted_epoch=1, submitted_ns=8_800_000)
+    assert (1, False) in board.outstanding(1)
+    assert board.publish(1, 1, 9_300_000, 19_300_000, (), 9_300_000, True, False, 9_300_000)
+    (went,) = [e for e in board.events()[0] if e.kind is EventKind.WENT and e.vgpu == 1]
+    assert (went.at_ns, went.end_ns) == (from_ns, from_ns + 10_000_000)
+
+
+@pytest.mark.parametrize(
     "asked", [{"epoch": 0}, {"epoch": 2**32}, {"start_ns": -1}, {"end_ns": 10}, {"go_by_ns": 2**63}]
 )
 def test_what_no_lease_can_be_is_refused(asked: dict[str, int]) -> None:
