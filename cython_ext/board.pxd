@@ -50,7 +50,8 @@ from cython_ext.logic.gate cimport TAKE_MOST_NS
 from cython_ext.logic.handover cimport awake_after_ns
 
 cdef enum:
-    RING = 4096              # events between two visits of the scheduler
+    RING = 4096              # events between two visits of the scheduler ...
+    LEVELS = RING / 2        # ... of which wants and readings, which can be asked for again, leave the others the rest
     LATENESS_BINS = 40
     OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
     HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
@@ -91,16 +92,21 @@ cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept 
 cdef inline BoardEvent* board_emit(
     Board* board, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
 ) noexcept nogil:
-    """A cleared event at the end of the ring; on a full ring it is counted as lost and a spare one absorbs it."""
+    """A cleared event at the end of the ring; if there is no room for it, it is counted as lost and a spare one absorbs
+    it. The books live on when leases begin and end: a program that changes its mind 2,000 times a second while the
+    scheduler is held up must not push that out."""
     cdef BoardEvent* event = &board.events[board.events_count]
+    cdef bint of_lease = kind == EVENT_WENT or kind == EVENT_DRAINED
     memset(event, 0, sizeof(BoardEvent))
     event.kind = kind
     event.key = key
     event.epoch = epoch
     event.at_ns = at_ns
     board.events_total += 1
-    board.pressing = board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= RING / 2
-    if board.events_count < RING - 1:
+    board.pressing = (
+        board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= LEVELS / 2
+    )
+    if board.events_count < (RING - 1 if of_lease else LEVELS):
         board.events_count += 1
     else:
         board.events_lost += 1
@@ -109,11 +115,14 @@ cdef inline BoardEvent* board_emit(
 
 
 cdef inline void board_observe(Board* board, uint32_t key, const Turn* turn, int64_t now_ns) noexcept nogil:
-    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better."""
+    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better, or
+    another one that will follow."""
     cdef BoardEvent* event = NULL
     if board.events_count > 0:
         event = &board.events[board.events_count - 1]
     if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
+        if board.events_count >= LEVELS:
+            return
         event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
     event.at_ns = now_ns
     desk_reading(&board.desks[key], turn, event)

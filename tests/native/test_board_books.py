@@ -64,6 +64,25 @@ def test_events_that_do_not_fit_are_counted() -> None:
     assert board.events() == ([], 0)
 
 
+def test_whoever_changes_its_mind_while_the_scheduler_sleeps_pushes_no_lease_out_of_the_books() -> None:
+    board = PyBoard()
+    for key in (0, 1, 2):
+        board.add(key, 0)
+    board.report(0, 0, want=True)
+    board.publish(0, 1, 0, None, (), 0, True, False, 0)
+    for i in range(1, 6000):  # 10 ms each: a reading of the holder, too
+        board.report(2, 10_000_000 * i, want=i % 2 == 0)
+        board.report(0, 10_000_000 * i, want=True)
+    now_ns = 10_000_000 * 6000
+    board.report(0, now_ns, want=False, drained_epoch=1, drained_ns=now_ns)
+    board.report(1, now_ns, want=True)
+    board.publish(1, 2, now_ns, now_ns + 10, (), 0, True, False, now_ns)
+    events, lost = board.events()
+    told = [(e.kind, e.epoch, e.at_ns) for e in events if e.kind in {EventKind.WENT, EventKind.DRAINED}]
+    assert told == [(EventKind.WENT, 1, 0), (EventKind.DRAINED, 1, now_ns), (EventKind.WENT, 2, now_ns)]
+    assert lost
+
+
 def test_an_immense_busy_time_is_no_idle_time() -> None:
     board = PyBoard()
     board.add(0, 0)
