@@ -23,8 +23,9 @@ A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU
 nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
 meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
 publishes it again; at their ``go_by_ns`` they go all the same. While the GPU is ``free``, hooks need not wait for GO
-(logic/gate.pxd): who has *taken* its lease is charged from its first work on, also where the scheduler had to choose
-between two who had; not for what another lease pays for.
+(logic/gate.pxd): who has *taken* its lease is charged from its first work on, but for what another lease pays for.
+Where it was alone in wanting, its lease begins then; where the scheduler had to choose, that begins with GO, since it
+may have got an end meanwhile.
 
 A lease's end may be moved away when some of its vGPU's processes have drained it already, and others not. Those that
 have wait for another lease: so the relay says that somebody is *stranded*, and the lease ends at once, for good.
@@ -201,7 +202,9 @@ cdef inline void board_hush(Board* board, const Turn* turn) noexcept nogil:
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
+    cdef BoardEvent* event
     cdef int64_t due = max(turn.ready_ns, turn_opens_ns(turn))
+    cdef int64_t first_ns
     cdef uint64_t late
     cdef uint32_t i = 0
     if turn.on_want:
@@ -214,8 +217,11 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         turn.waits = 0
     # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
     turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
+    first_ns = turn.go_ns
     if turn.stood and desk.report.submitted_epoch == turn.lease.epoch and next_key(board.holding, 0) < 0:    # taken
-        turn.go_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
+        first_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
+    if turn.alone:
+        turn.go_ns = first_ns
     turn_begins(turn)
     turn.went = 1
     if turn.alone:
@@ -228,7 +234,9 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         late >>= 1
         i += 1
     board.lateness[i] += 1
-    board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
+    event = board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns)
+    event.end_ns = turn.lease.end_ns
+    event.taken_ns = max(0, turn.go_ns - first_ns)
     board_hush(board, turn)
     board_refile(board, key)
 

@@ -76,6 +76,7 @@ cdef struct BoardEvent:
     bint wants
     int64_t at_ns
     int64_t end_ns
+    int64_t taken_ns         # before GO it had work on the GPU for so long
     int64_t idle_ns
     int64_t longest_kernel_ns
     int64_t refill_ns

@@ -101,11 +101,13 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class Went:
     """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
-    also where a ``Withdraw`` crossed it on the way."""
+    also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standing lease before it was granted, it was in use
+    for so long already, which is charged as well."""
 
     vgpu: VgpuKey
     epoch: int
     at_ns: int
+    taken_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

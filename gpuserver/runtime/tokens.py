@@ -469,7 +469,7 @@ def _report(seen: readings.Event) -> Report:
         case EventKind.IDLE:
             return Idle(seen.vgpu)
         case EventKind.WENT:
-            return Went(seen.vgpu, seen.epoch, seen.at_ns)
+            return Went(seen.vgpu, seen.epoch, seen.at_ns, seen.taken_ns)
         case EventKind.DRAINED:
             return Drained(
                 seen.vgpu,

@@ -272,18 +272,19 @@ class Run(Timeline):
         return max(self.now_ns - ago_ns, min(over_ns, self.now_ns), held.stood_ns)
 
     def _go(self, key: int, held: Published) -> None:
-        lease, went_ns = held.lease, self._taken_ns(held)
+        lease, first_ns = held.lease, self._taken_ns(held)
+        went_ns = first_ns if lease.standing else self.now_ns
         held.lease = lease.begun(went_ns)
         end = held.lease.end_ns
         held.went_ns = went_ns
         if lease.standing:
             self.unheard.add(key)
-        held.record = Record(key, lease.epoch, went_ns, planned_end_ns=end)
+        held.record = Record(key, lease.epoch, first_ns, planned_end_ns=end)
         held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
         at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
         hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - went_ns) // 2)
-        self.tell(Went(key, lease.epoch, went_ns), hush_ns if at_tail else 0)
+        self.tell(Went(key, lease.epoch, went_ns, went_ns - first_ns), hush_ns if at_tail else 0)
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))

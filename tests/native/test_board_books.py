@@ -119,14 +119,14 @@ def test_what_the_books_do_not_know_yet_is_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "from_ns"),
+    ("others", "taken_ns"),
     [
-        ("nobody", 8_800_000),
-        ("was over meanwhile", 8_900_000),
-        ("holds", 9_300_000),
+        ("nobody", 500_000),
+        ("was over meanwhile", 400_000),
+        ("holds", 0),
     ],
 )
-def test_who_has_taken_its_lease_and_was_not_alone_is_charged_from_its_first_work_on(others: str, from_ns: int) -> None:
+def test_who_took_its_lease_and_was_not_alone_is_charged_from_its_first_work_on(others: str, taken_ns: int) -> None:
     """Somebody else wants at the same moment, so the scheduler has to choose; but not for what a third one pays for."""
     board = PyBoard()
     for key in (0, 1, 2):
@@ -140,7 +140,7 @@ def test_who_has_taken_its_lease_and_was_not_alone_is_charged_from_its_first_wor
     assert (1, False) in board.outstanding(1)
     assert board.publish(1, 1, 9_300_000, 19_300_000, (), 9_300_000, True, False, 9_300_000)
     (went,) = [e for e in board.events()[0] if e.kind is EventKind.WENT and e.vgpu == 1]
-    assert (went.at_ns, went.end_ns) == (from_ns, from_ns + 10_000_000)
+    assert (went.at_ns, went.end_ns, went.taken_ns) == (9_300_000, 19_300_000, taken_ns)
 
 
 @pytest.mark.parametrize(
