@@ -302,6 +302,17 @@ class Book:
         the card for shorter stays than its debt lasts would else never run again."""
         return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
 
+    def overrun(self, held_ns: int) -> Book:
+        """The same when a lease that it has no more kept the GPU for ``held_ns`` after its end."""
+        return replace(
+            self,
+            lag_ns=self.lag_ns - held_ns,
+            bucket_ns=self.bucket_ns - held_ns,
+            held_ns=self.held_ns + held_ns,
+            busy_ns=self.busy_ns + held_ns,
+            overuse_ns=self.overuse_ns + held_ns,
+        )
+
 
 class Served(NamedTuple):
     """What one vGPU has had of the GPU so far, and in how many leases."""
