@@ -89,7 +89,7 @@ class TokenLoop:
         """Those that have no leases for now."""
         self._leaving: dict[tuple[VgpuKey, int], int] = {}
         """Leases of those that were in force, and have not drained: no scheduler knows of them any more. From when on
-        they are still to be charged; ``FAR_NS``: somebody else had GO beside it, and is."""
+        they are still to be charged; ``FAR_NS``: somebody else has had GO beside it, and is."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -132,9 +132,11 @@ class TokenLoop:
         (limit_ppm,) = (s.limit_ppm for s in self._scheduler.snapshot(now_ns) if s.vgpu == key)
         self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
-        for epoch in self._published.pop(key):
+        epochs = self._published.pop(key)
+        others = any(went for other in self._published for _, went in self._scheduler.published(other))
+        for epoch in epochs:
             if not self._dispatcher.withdraw(key, word_of(epoch)):
-                self._leaving[key, epoch] = now_ns
+                self._leaving[key, epoch] = FAR_NS if others else now_ns
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
