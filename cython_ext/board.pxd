@@ -23,7 +23,9 @@ A standing turn has GO when its vGPU wants. With ``alone`` that takes a free GPU
 nothing waits that the scheduler has granted. The scheduler hears of it afterwards, and may have granted another lease
 meanwhile. So once such a turn went, it is *unheard*, and turns of other vGPUs wait for it, until the scheduler
 publishes it again; at their ``go_by_ns`` they go all the same. While the GPU is ``free``, hooks need not wait for GO
-(logic/gate.pxd): who has *taken* its lease is charged from its first work on.
+(logic/gate.pxd): who has *taken* its lease is charged from its first work on, but for what another lease pays for.
+Where it was alone in wanting, its lease begins then; where the scheduler had to choose, that begins with GO, since it
+may have got an end meanwhile.
 
 A lease's end may be moved away when some of its vGPU's processes have drained it already, and others not. Those that
 have wait for another lease: so the relay says that somebody is *stranded*, and the lease ends at once, for good.
@@ -49,7 +51,8 @@ from cython_ext.logic.gate cimport TAKE_MOST_NS
 from cython_ext.logic.handover cimport awake_after_ns
 
 cdef enum:
-    RING = 4096              # events between two visits of the scheduler
+    RING = 4096              # events between two visits of the scheduler ...
+    LEVELS = RING / 2        # ... of which wants and readings, which can be asked for again, leave the others the rest
     LATENESS_BINS = 40
     OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
     HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
@@ -90,16 +93,21 @@ cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept 
 cdef inline BoardEvent* board_emit(
     Board* board, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
 ) noexcept nogil:
-    """A cleared event at the end of the ring; on a full ring it is counted as lost and a spare one absorbs it."""
+    """A cleared event at the end of the ring; if there is no room for it, it is counted as lost and a spare one absorbs
+    it. The books live on when leases begin and end: a program that changes its mind 2,000 times a second while the
+    scheduler is held up must not push that out."""
     cdef BoardEvent* event = &board.events[board.events_count]
+    cdef bint of_lease = kind == EVENT_WENT or kind == EVENT_DRAINED
     memset(event, 0, sizeof(BoardEvent))
     event.kind = kind
     event.key = key
     event.epoch = epoch
     event.at_ns = at_ns
     board.events_total += 1
-    board.pressing = board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= RING / 2
-    if board.events_count < RING - 1:
+    board.pressing = (
+        board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= LEVELS / 2
+    )
+    if board.events_count < (RING - 1 if of_lease else LEVELS):
         board.events_count += 1
     else:
         board.events_lost += 1
@@ -108,11 +116,14 @@ cdef inline BoardEvent* board_emit(
 
 
 cdef inline void board_observe(Board* board, uint32_t key, const Turn* turn, int64_t now_ns) noexcept nogil:
-    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better."""
+    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better, or
+    another one that will follow."""
     cdef BoardEvent* event = NULL
     if board.events_count > 0:
         event = &board.events[board.events_count - 1]
     if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
+        if board.events_count >= LEVELS:
+            return
         event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
     event.at_ns = now_ns
     desk_reading(&board.desks[key], turn, event)
@@ -191,7 +202,9 @@ cdef inline void board_hush(Board* board, const Turn* turn) noexcept nogil:
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
+    cdef BoardEvent* event
     cdef int64_t due = max(turn.ready_ns, turn_opens_ns(turn))
+    cdef int64_t first_ns
     cdef uint64_t late
     cdef uint32_t i = 0
     if turn.on_want:
@@ -204,8 +217,11 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         turn.waits = 0
     # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
     turn.go_ns = now_ns if turn.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
-    if turn.alone and desk.report.submitted_epoch == turn.lease.epoch:       # taken; charged from then on
-        turn.go_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
+    first_ns = turn.go_ns
+    if turn.stood and desk.report.submitted_epoch == turn.lease.epoch and next_key(board.holding, 0) < 0:    # taken
+        first_ns = clamp_ns(desk.report.submitted_ns, max(board.over_ns, now_ns - TAKE_MOST_NS), now_ns)
+    if turn.alone:
+        turn.go_ns = first_ns
     turn_begins(turn)
     turn.went = 1
     if turn.alone:
@@ -218,7 +234,9 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         late >>= 1
         i += 1
     board.lateness[i] += 1
-    board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns).end_ns = turn.lease.end_ns
+    event = board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns)
+    event.end_ns = turn.lease.end_ns
+    event.taken_ns = max(0, turn.go_ns - first_ns)
     board_hush(board, turn)
     board_refile(board, key)
 
@@ -343,6 +361,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = board_find(board, key, asked.lease.epoch)
     cdef const Turn* before
+    cdef bint stood = asked.alone or (turn != NULL and turn.stood)
     cdef uint32_t i
     if turn != NULL and turn.went:
         if not turn.stranded:
@@ -367,6 +386,7 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
         if board.newest == 0 or epoch_reached(asked.lease.epoch, board.newest):
             board.newest = asked.lease.epoch
     turn[0] = asked[0]
+    turn.stood = stood
     turn.went = turn.unheard = turn.stranded = 0
     turn.ready_ns = now_ns
     turn.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)

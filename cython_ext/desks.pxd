@@ -31,6 +31,7 @@ cdef struct Turn:
     bint early
     bint on_want             # no GO before the vGPU wants (a standing lease)
     bint alone               # nor while a lease is in force, or one that is not standing waits
+    bint stood               # alone, or was before it was granted: it may have been taken
     bint went
     bint unheard             # went alone, and was not published since
     bint stranded            # ended for a process that had drained it; no new end is taken
@@ -75,6 +76,7 @@ cdef struct BoardEvent:
     bint wants
     int64_t at_ns
     int64_t end_ns
+    int64_t taken_ns         # before GO it had work on the GPU for so long
     int64_t idle_ns
     int64_t longest_kernel_ns
     int64_t refill_ns

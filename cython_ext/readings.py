@@ -90,7 +90,8 @@ class EventKind(IntEnum):
 class Event(NamedTuple):
     """Something the dispatcher saw. Fields without a meaning for ``kind`` are 0.
 
-    ``end_ns`` (WENT): end of the lease as it went, None while open-ended. ``idle_ns`` (DRAINED, OBSERVED): held time in
+    ``end_ns`` (WENT): end of the lease as it went, None while open-ended. ``taken_ns`` (WENT): so long before GO its
+    vGPU had work on the GPU, which is charged as well. ``idle_ns`` (DRAINED, OBSERVED): held time in
     which nothing ran, 0 ≤ idle ≤ held. ``wants`` (DRAINED, OBSERVED): whether the vGPU still wants a token.
     ``drains_by_ns`` (OBSERVED): when everything submitted is predicted to be done.
     """
@@ -105,6 +106,7 @@ class Event(NamedTuple):
     longest_kernel_ns: int
     handover_cost_ns: int
     drains_by_ns: int
+    taken_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

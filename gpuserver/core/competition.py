@@ -274,7 +274,7 @@ class Competition(Membership):
             return
         if hold.went_ns is not None:
             return
-        self._go(hold, at_ns)
+        self._go(hold, at_ns - event.taken_ns)
         planned_end_ns = hold.lease.end_ns
         crossed = hold.revised_ns is not None and hold.revised_ns > at_ns - self.policy.decision_ns
         self._move(hold, at_ns)

@@ -101,11 +101,13 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class Went:
     """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
-    also where a ``Withdraw`` crossed it on the way."""
+    also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standing lease before it was granted, it was in use
+    for so long already, which is charged as well."""
 
     vgpu: VgpuKey
     epoch: int
     at_ns: int
+    taken_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,17 @@ class Book:
         """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
         the card for shorter stays than its debt lasts would else never run again."""
         return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
+
+    def overrun(self, held_ns: int) -> Book:
+        """The same when a lease that it has no more kept the GPU for ``held_ns`` after its end."""
+        return replace(
+            self,
+            lag_ns=self.lag_ns - held_ns,
+            bucket_ns=self.bucket_ns - held_ns,
+            held_ns=self.held_ns + held_ns,
+            busy_ns=self.busy_ns + held_ns,
+            overuse_ns=self.overuse_ns + held_ns,
+        )
 
 
 class Served(NamedTuple):

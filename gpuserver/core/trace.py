@@ -45,9 +45,10 @@ class _Course:
     idle_ns: int = 0
     withdrawn: bool = False
 
-    def go(self, at_ns: int) -> None:
+    def go(self, at_ns: int, taken_ns: int = 0) -> None:
+        """It is shown from where it is charged."""
         self.lease = self.lease.begun(at_ns)
-        self.go_ns, self.most_end_ns = at_ns, self.lease.end_ns
+        self.go_ns, self.most_end_ns = at_ns - taken_ns, self.lease.end_ns
 
     def publish(self, lease: Lease) -> None:
         if self.go_ns is None:
@@ -121,14 +122,14 @@ class Recorder:
                 self._wants(track, now_ns)
             case Idle():
                 self._waited(track, now_ns, "gave-up")
-            case Went(epoch=epoch, at_ns=at_ns):
-                self._waited(track, at_ns, "lease")
+            case Went(epoch=epoch, at_ns=at_ns, taken_ns=taken_ns):
+                self._waited(track, at_ns - taken_ns, "lease")
                 # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
                 course = track.courses.setdefault(
                     epoch, _Course(Lease(event.vgpu, epoch, at_ns, at_ns), withdrawn=True)
                 )
                 if course.go_ns is None:
-                    course.go(at_ns)
+                    course.go(at_ns, taken_ns)
             case Drained():
                 self._drained(track, event, booked)
             case Observed():

@@ -51,6 +51,9 @@ _COLUMNS: Final = (
     "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
 )
 """By name: those of an older schema come last."""
+EPOCH_RESERVE: Final = 1 << 24
+"""More leases than are begun between two writes, also where the disk takes none for an hour: rounds of 48 vGPUs begin
+4800 a second, and one alone waits for ever for a lease that has an epoch it is done with."""
 _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
@@ -59,7 +62,8 @@ _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """``generation``: of the grants pages. ``mode``: what was chosen ("" before the first choice)."""
+    """``generation``: of the grants pages. ``next_epoch``: when this was written, no lease had had it or a later one.
+    ``mode``: what was chosen ("" before the first choice)."""
 
     generation: int
     next_epoch: int
@@ -136,7 +140,8 @@ class Journal:
         self._database.close()
 
     def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
-        """What is remembered, for a server that begins now: with a generation of its own, on disk already."""
+        """What is remembered, for a server that begins now: with a generation of its own and epochs that nobody has
+        seen, on disk already. It may be killed before it writes again, or never be able to."""
         with closing(
             self._database.execute(
                 "SELECT schema_version, generation, next_epoch, mode, period_ns, window_ns FROM server"
@@ -149,7 +154,7 @@ class Journal:
                 f"{self._path} was written by a newer release (schema {found[0]}, this one knows {SCHEMA_VERSION})",
                 "update st-vgpu",
             )
-        row = ServerRow(found[1] + 1, *found[2:]) if found else ServerRow(1, 1, "", None)
+        row = ServerRow(found[1] + 1, found[2] + EPOCH_RESERVE, *found[3:]) if found else ServerRow(1, 1, "", None)
         self.write_server(row)
         return row, self._read_vgpus()
 

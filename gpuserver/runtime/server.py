@@ -58,8 +58,6 @@ log = structlog.get_logger(__name__)
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
 """How long a gate waits on a silent server before --on-server-loss applies."""
-EPOCH_RESERVE: Final = 1 << 20
-"""More leases than are begun between two journal writes: a restarted server begins above all that were handed out."""
 _SHUTDOWN_S: Final = 5.0
 _MOST_LINKS: Final = 1024
 
@@ -152,7 +150,7 @@ class GpuServer:
             owned.callback(self._relay_page.close)
             dispatcher = owned.enter_context(Dispatcher(self._relay_page))
             owned.callback(self._close_vgpus)
-            scheduler = make_scheduler(self.mode, self.policy, first_epoch=first_epoch(self._row.next_epoch))
+            scheduler = make_scheduler(self.mode, self.policy, first_epoch=self._row.next_epoch)
             self.tokens = TokenLoop(scheduler, dispatcher)
             self.gangs = GangLinks(self.settings.paths, self.facts.index, self.tokens)
             self.brokers = Brokers(
@@ -480,12 +478,6 @@ def sms_planned(record: VgpuRecord) -> int:
     if granted is None or record.spec.burst or granted.granted_sms == granted.sm_count:
         return 0
     return granted.granted_sms
-
-
-def first_epoch(remembered: int) -> int:
-    """Where to begin after a scheduler that may have given out some more epochs than the journal knows: what hooks have
-    seen has to be earlier on their circle, too (``epochs.py``)."""
-    return remembered + EPOCH_RESERVE
 
 
 def _environment(settings: Settings) -> dict[str, str]:

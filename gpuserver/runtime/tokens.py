@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -20,6 +20,7 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.pages import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
 from gpuserver.core.leases import (
+    FAR_NS,
     Added,
     Book,
     Changed,
@@ -66,6 +67,9 @@ class Bench:
     def book(self, now_ns: int) -> Book:
         return self.stood.refilled(self.limit_ppm, now_ns - self.at_ns)
 
+    def overrun(self, held_ns: int) -> Bench:
+        return replace(self, stood=self.stood.overrun(held_ns))
+
 
 class TokenLoop:
     """One scheduler, one dispatcher, and the vGPUs between them.
@@ -83,8 +87,9 @@ class TokenLoop:
         self._published: dict[VgpuKey, set[int]] = {}
         self._benched: dict[VgpuKey, Bench] = {}
         """Those that have no leases for now."""
-        self._leaving: set[tuple[VgpuKey, int]] = set()
-        """Leases of those that were in force, and have not drained: no scheduler knows of them any more."""
+        self._leaving: dict[tuple[VgpuKey, int], int] = {}
+        """Leases of those that were in force, and have not drained: no scheduler knows of them any more. From when on
+        they are still to be charged; ``FAR_NS``: somebody else has had GO beside it, and is."""
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -127,9 +132,11 @@ class TokenLoop:
         (limit_ppm,) = (s.limit_ppm for s in self._scheduler.snapshot(now_ns) if s.vgpu == key)
         self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
-        for epoch in self._published.pop(key):
+        epochs = self._published.pop(key)
+        others = any(went for other in self._published for _, went in self._scheduler.published(other))
+        for epoch in epochs:
             if not self._dispatcher.withdraw(key, word_of(epoch)):
-                self._leaving.add((key, epoch))
+                self._leaving[key, epoch] = FAR_NS if others else now_ns
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
@@ -180,7 +187,7 @@ class TokenLoop:
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._heard_ns.pop(key, None)
-        self._leaving = {(other, epoch) for other, epoch in self._leaving if other != key}
+        self._leaving = {lease: since_ns for lease, since_ns in self._leaving.items() if lease[0] != key}
         self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
@@ -338,8 +345,8 @@ class TokenLoop:
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
                 self._heard_ns[seen.vgpu] = seen.at_ns
             known = self._known(seen)
-            if seen.kind is EventKind.DRAINED:
-                self._leaving.discard((seen.vgpu, known.epoch))
+            if self._leaving:
+                self._settle_leaving(known)
             if seen.vgpu in self._published:
                 if known.kind is not EventKind.OBSERVED:  # by a reading nobody begins or ceases to want or hold
                     self._note(known)
@@ -352,6 +359,19 @@ class TokenLoop:
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
+
+    def _settle_leaving(self, seen: readings.Event) -> None:
+        """What a vGPU on the bench had queued is charged until it has drained, or somebody else is charged."""
+        for lease, since_ns in list(self._leaving.items()):
+            drained = seen.kind is EventKind.DRAINED and lease == (seen.vgpu, seen.epoch)
+            beside = seen.kind is EventKind.WENT and lease[0] != seen.vgpu
+            if drained or beside:
+                bench = self._benched.get(lease[0])
+                if bench is not None and since_ns < seen.at_ns:
+                    self._benched[lease[0]] = bench.overrun(seen.at_ns - since_ns)
+                self._leaving[lease] = FAR_NS
+            if drained:
+                del self._leaving[lease]
 
     def _known(self, seen: readings.Event) -> readings.Event:
         """With the epoch that the scheduler knows."""
@@ -408,7 +428,7 @@ class TokenLoop:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
         on_gpu = {key: {e for e, _ in self._dispatcher.outstanding(key)} for key, _ in self._leaving}
-        self._leaving = {(key, epoch) for key, epoch in self._leaving if word_of(epoch) in on_gpu[key]}
+        self._leaving = {x: since_ns for x, since_ns in self._leaving.items() if word_of(x[1]) in on_gpu[x[0]]}
         for key, published in self._published.items():
             outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)
@@ -469,7 +489,7 @@ def _report(seen: readings.Event) -> Report:
         case EventKind.IDLE:
             return Idle(seen.vgpu)
         case EventKind.WENT:
-            return Went(seen.vgpu, seen.epoch, seen.at_ns)
+            return Went(seen.vgpu, seen.epoch, seen.at_ns, seen.taken_ns)
         case EventKind.DRAINED:
             return Drained(
                 seen.vgpu,

@@ -86,6 +86,8 @@ class Published:
     lease: Lease
     went_ns: int | None = None
     record: Record | None = None
+    stood_ns: int | None = None
+    """It is a standing one since then, or was before it was granted."""
 
 
 @dataclass
@@ -222,7 +224,8 @@ class Run(Timeline):
             return
         known = self.published[lease.vgpu].get(lease.epoch)
         if known is None:
-            self.published[lease.vgpu][lease.epoch] = Published(lease)
+            stood_ns = lease.start_ns if lease.standing else None
+            self.published[lease.vgpu][lease.epoch] = Published(lease, stood_ns=stood_ns)
         elif known.went_ns is None:
             known.lease = lease
         else:
@@ -261,23 +264,27 @@ class Run(Timeline):
 
     def _taken_ns(self, held: Published) -> int:
         """A standing lease may have been taken before the dispatcher heard of it, while the GPU was free."""
+        in_force = any(other.went_ns is not None for leases in self.published.values() for other in leases.values())
+        if held.stood_ns is None or in_force:
+            return self.now_ns
         over_ns = max((r.drained_ns for r in self.records if r.drained_ns is not None), default=0)
         ago_ns = self.taking.choice([0, 100 * US, 1000 * US]) if self.taking is not None else 0
-        return max(self.now_ns - ago_ns, min(over_ns, self.now_ns), held.lease.start_ns)
+        return max(self.now_ns - ago_ns, min(over_ns, self.now_ns), held.stood_ns)
 
     def _go(self, key: int, held: Published) -> None:
-        lease, went_ns = held.lease, self._taken_ns(held) if held.lease.standing else self.now_ns
+        lease, first_ns = held.lease, self._taken_ns(held)
+        went_ns = first_ns if lease.standing else self.now_ns
         held.lease = lease.begun(went_ns)
         end = held.lease.end_ns
         held.went_ns = went_ns
         if lease.standing:
             self.unheard.add(key)
-        held.record = Record(key, lease.epoch, went_ns, planned_end_ns=end)
+        held.record = Record(key, lease.epoch, first_ns, planned_end_ns=end)
         held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
         at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
         hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - went_ns) // 2)
-        self.tell(Went(key, lease.epoch, went_ns), hush_ns if at_tail else 0)
+        self.tell(Went(key, lease.epoch, went_ns, went_ns - first_ns), hush_ns if at_tail else 0)
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))

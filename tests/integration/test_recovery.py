@@ -140,6 +140,21 @@ def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[Vg
         assert child.epochs == sorted(child.epochs)
 
 
+def test_a_lease_is_a_new_one_though_the_journal_is_not_written(node: SimulatedNode) -> None:
+    """Every write fails, but for the first word of a server that begins. A process has done with epochs that the next
+    server may not give out again: it would take no work for them, and alone on its GPU wait for ever."""
+    child = node.attach(node.create(sm_percent=100, memory_bytes="1G").vgpu_id)
+    with node.link() as link:
+        uuid = link.gpus()[0].uuid
+    with closing(sqlite3.connect(node.paths.journal(uuid))) as journal:
+        journal.execute("CREATE TRIGGER full BEFORE DELETE ON vgpu BEGIN SELECT RAISE(ABORT, 'the disk is full'); END")
+    for servers in (2, 3, 4):
+        os.kill(node.server_pid(), signal.SIGKILL)
+        eventually(lambda n=servers: len(child.replies) == n, "the attach to the next server")
+        eventually(lambda n=servers: len(child.epochs) >= n, "a lease of it")
+    assert child.epochs == sorted(set(child.epochs))
+
+
 def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     vgpu, children = pair
     eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.tokens > 40, "some tokens in the books")

@@ -20,7 +20,7 @@ CLOSE_NS = 1_000_000
 TAKE_MOST_NS = 1_000_000
 EPOCHS = 2**32
 
-Seen = tuple[EventKind, int, int, int, int | None, bool]
+Seen = tuple[EventKind, int, int, int, int | None, int | bool]
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Lease:
     on_go: bool = False
     unheard: bool = False
     stranded: bool = False
+    stood: bool = False
 
 
 @dataclass
@@ -100,8 +101,12 @@ class Twin:
         lease.unheard = lease.alone
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
         taken_epoch, taken_ns = self.submitted[lease.key]
-        if lease.alone and taken_epoch == lease.epoch:
-            lease.go_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
+        first_ns = lease.go_ns
+        held = any(other.go_ns is not None for other in self.leases if other is not lease)
+        if lease.stood and taken_epoch == lease.epoch and not held:
+            first_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
+        if lease.alone:
+            lease.go_ns = first_ns
         later_ns = lease.go_ns - lease.start_ns
         if lease.end_ns is not None and (later_ns > 0 or lease.early or lease.on_want):
             lease.end_ns += later_ns
@@ -110,7 +115,8 @@ class Twin:
             x.go_ns is not None and x is not lease and self.tails[x.key] and self.reached(self.tails[x.key], x.epoch)
             for x in first
         )
-        self.seen.append((EventKind.WENT, lease.key, lease.epoch, lease.go_ns, lease.end_ns, False))
+        before_ns = max(0, lease.go_ns - first_ns)
+        self.seen.append((EventKind.WENT, lease.key, lease.epoch, lease.go_ns, lease.end_ns, before_ns))
 
     @staticmethod
     def reached(epoch: int, wanted: int) -> bool:
@@ -186,7 +192,11 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         assert self.board.pressing == (len(self.twin.seen) > self.twin.hushed)
         events, lost = self.board.events()
         assert lost == 0
-        heard = [(e.kind, e.vgpu, e.epoch, e.at_ns, e.end_ns, e.wants) for e in events if e.kind != EventKind.OBSERVED]
+        heard = [
+            (e.kind, e.vgpu, e.epoch, e.at_ns, e.end_ns, e.taken_ns if e.kind is EventKind.WENT else e.wants)
+            for e in events
+            if e.kind != EventKind.OBSERVED
+        ]
         assert sorted(heard, key=str) == sorted(self.twin.seen, key=str)
         self.twin.seen.clear()
         self.twin.hushed = 0
@@ -235,7 +245,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
             wait_for = {pair for pair in live_pairs if not self.twin.at_tail(*pair, self.now_ns)}
             lease = Lease(
                 key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, alone, self.now_ns,
-                on_go=bool(live_pairs) or early or on_want,
+                on_go=bool(live_pairs) or early or on_want, stood=alone or (again is not None and again.stood),
             )  # fmt: skip
             if again:
                 self.twin.leases[self.twin.leases.index(again)] = lease

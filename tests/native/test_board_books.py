@@ -64,6 +64,25 @@ def test_events_that_do_not_fit_are_counted() -> None:
     assert board.events() == ([], 0)
 
 
+def test_whoever_changes_its_mind_while_the_scheduler_sleeps_pushes_no_lease_out_of_the_books() -> None:
+    board = PyBoard()
+    for key in (0, 1, 2):
+        board.add(key, 0)
+    board.report(0, 0, want=True)
+    board.publish(0, 1, 0, None, (), 0, True, False, 0)
+    for i in range(1, 6000):  # 10 ms each: a reading of the holder, too
+        board.report(2, 10_000_000 * i, want=i % 2 == 0)
+        board.report(0, 10_000_000 * i, want=True)
+    now_ns = 10_000_000 * 6000
+    board.report(0, now_ns, want=False, drained_epoch=1, drained_ns=now_ns)
+    board.report(1, now_ns, want=True)
+    board.publish(1, 2, now_ns, now_ns + 10, (), 0, True, False, now_ns)
+    events, lost = board.events()
+    told = [(e.kind, e.epoch, e.at_ns) for e in events if e.kind in {EventKind.WENT, EventKind.DRAINED}]
+    assert told == [(EventKind.WENT, 1, 0), (EventKind.DRAINED, 1, now_ns), (EventKind.WENT, 2, now_ns)]
+    assert lost
+
+
 def test_an_immense_busy_time_is_no_idle_time() -> None:
     board = PyBoard()
     board.add(0, 0)
@@ -97,6 +116,31 @@ def test_what_the_books_do_not_know_yet_is_busy() -> None:
     board.report(0, 50_000_000, want=True, drained_epoch=1, drained_ns=1000, busy_ns=10_100, counted_ns=0)
     idle = [event.idle_ns for event in board.events()[0] if event.kind in {EventKind.OBSERVED, EventKind.DRAINED}]
     assert idle == [290 - 100, 0]
+
+
+@pytest.mark.parametrize(
+    ("others", "taken_ns"),
+    [
+        ("nobody", 500_000),
+        ("was over meanwhile", 400_000),
+        ("holds", 0),
+    ],
+)
+def test_who_took_its_lease_and_was_not_alone_is_charged_from_its_first_work_on(others: str, taken_ns: int) -> None:
+    """Somebody else wants at the same moment, so the scheduler has to choose; but not for what a third one pays for."""
+    board = PyBoard()
+    for key in (0, 1, 2):
+        board.add(key, 0)
+    assert board.publish(1, 1, 0, None, (), 2**62, True, True, 0, alone=True)
+    board.report(0, 8_700_000, want=True)
+    if others != "nobody":
+        board.publish(2, 2, 8_750_000, None, (), 0, True, False, 8_750_000)
+        board.report(2, 8_900_000, want=True, drained_epoch=2 * (others != "holds"), drained_ns=8_900_000)
+    board.report(1, 9_000_000, want=True, submitted_epoch=1, submitted_ns=8_800_000)
+    assert (1, False) in board.outstanding(1)
+    assert board.publish(1, 1, 9_300_000, 19_300_000, (), 9_300_000, True, False, 9_300_000)
+    (went,) = [e for e in board.events()[0] if e.kind is EventKind.WENT and e.vgpu == 1]
+    assert (went.at_ns, went.end_ns, went.taken_ns) == (9_300_000, 19_300_000, taken_ns)
 
 
 @pytest.mark.parametrize(

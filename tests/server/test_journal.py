@@ -13,7 +13,7 @@ import pytest
 from gpuserver.core.leases import Book, Mode
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Card, Owner, Registry
-from gpuserver.runtime.journal import Journal, ServerRow, VgpuRow
+from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.spec import VgpuSpec
@@ -59,11 +59,17 @@ def test_every_beginning_is_a_generation_of_its_own(path: Path) -> None:
     assert [begun(path)[0].generation for _ in range(3)] == [1, 2, 3]
 
 
+def test_a_server_that_never_wrote_has_given_out_epochs_all_the_same(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(replace(server, next_epoch=77), rows(1))
+    assert [begun(path)[0].next_epoch for _ in range(3)] == [77 + n * EPOCH_RESERVE for n in (1, 2, 3)]
+
+
 def test_what_was_written_is_read_by_the_next_server(path: Path, journal: Journal) -> None:
     server, _ = journal.begin()
     wrote = replace(server, next_epoch=77, mode="spatial", period_ns=20_000_000, window_ns=6_000_000)
     journal.write(wrote, rows(3))
-    assert begun(path) == (replace(wrote, generation=2), rows(3))
+    assert begun(path) == (replace(wrote, generation=2, next_epoch=77 + EPOCH_RESERVE), rows(3))
     journal.write(wrote, rows(1))
     assert begun(path)[1] == rows(1)
 
@@ -75,7 +81,7 @@ def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> Non
     with pytest.raises(sqlite3.IntegrityError):
         journal.write(replace(server, next_epoch=99), twice)
     row, remembered = begun(path)
-    assert (row.next_epoch, remembered) == (server.next_epoch, rows(2))
+    assert (row.next_epoch, remembered) == (server.next_epoch + EPOCH_RESERVE, rows(2))
 
 
 def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) -> None:
@@ -88,7 +94,7 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
         raw.execute("ALTER TABLE vgpu DROP COLUMN dozing")
         raw.execute("UPDATE server SET schema_version = 1")
     known = [replace(row, passage=AT_REST) for row in rows(2)]
-    assert begun(path) == (replace(server, generation=2, next_epoch=77), known)
+    assert begun(path) == (replace(server, generation=2, next_epoch=77 + EPOCH_RESERVE), known)
 
 
 def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal) -> None:

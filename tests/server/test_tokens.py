@@ -182,6 +182,47 @@ def test_nobody_goes_beside_what_a_vgpu_on_the_bench_has_queued() -> None:
         card.dispatcher.close()
 
 
+@pytest.mark.parametrize("beside", ["nobody", "later", "before"])
+def test_what_a_vgpu_on_the_bench_has_queued_is_charged_to_it_until_somebody_else_is(card: Card, beside: str) -> None:
+    """Its lease ends with its place in the competition; what it had submitted does not."""
+
+    async def other_goes() -> int:
+        card.voices[1].say(want=True)  # and waits, but not for ever
+        await until(lambda: card.dispatcher.outstanding(1)[:1] == [(2, True)])
+        went = card.pages[1].plan().current
+        assert went is not None
+        return went.start_ns
+
+    async def act() -> None:
+        card.voices[0].say(want=True)
+        await until(lambda: card.pages[0].plan().open_epoch == 1)
+        begun = card.pages[0].plan().current
+        assert begun is not None
+        if beside == "before":
+            await other_goes()
+        card.loop.bench(0)
+        before = card.loop.books()[0]
+        if beside == "later":
+            charged_ns = await other_goes() - begun.start_ns
+        elif beside == "before":
+            charged_ns = before.held_ns
+        await trio.sleep(0.001)
+        drained_ns = time.monotonic_ns()
+        if beside == "nobody":
+            charged_ns = drained_ns - begun.start_ns
+        card.voices[0].say(want=True, drained_epoch=1, drained_ns=drained_ns)
+        await until(lambda: not card.dispatcher.outstanding(0))
+        card.loop.hear()
+        book = card.loop.books()[0]
+        assert book.held_ns == charged_ns
+        more_ns = book.held_ns - before.held_ns
+        assert (more_ns > 0) == (beside != "before")
+        assert (before.lag_ns - book.lag_ns, book.busy_ns - before.busy_ns) == (more_ns, more_ns)
+        assert book.overuse_ns - before.overuse_ns == more_ns
+
+    card.play(act)
+
+
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
 def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
     async def act() -> None:
