@@ -67,6 +67,8 @@ cdef enum:
     DURATION_BYTES = 1 << 20     # about 8,000 keys
     CLOCKS_APART_NS = 1_000_000_000
     CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
+    OBSERVES = 1             # State.observer
+    OBSERVES_NOT = 2
 
 
 cdef struct Reply:
@@ -127,6 +129,7 @@ cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noe
 cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, int64_t slot) noexcept nogil:
     cdef Writer writer
     cdef char[64] command
+    cdef const char* vgpus = b""     # one alone is of no interest to anybody
     vgpu_command(command, sizeof(command))
     wire_begin(&writer, buffer, capacity)
     wire_map(&writer, 7)
@@ -143,7 +146,9 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     wire_text(&writer, b"slot")
     wire_int(&writer, slot)
     wire_text(&writer, b"vgpus")
-    wire_text(&writer, state().vgpu_ids)
+    if strchr(state().vgpu_ids, c',') != NULL:
+        vgpus = state().vgpu_ids
+    wire_text(&writer, vgpus)
     return wire_finish(&writer)
 
 
@@ -348,8 +353,13 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
 
 
 cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:
-    """By an earlier cuInit, which failed for another vGPU: its slot is ours, its thread runs."""
+    """By an earlier cuInit, which failed for another vGPU of the same list: its slot is ours, its thread runs."""
     return load32(&gate.thread_state) == 1 and strcmp(gate.vgpu_id, vgpu_id) == 0
+
+
+cdef int too_long() noexcept nogil:
+    vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
+    return CUDA_ERROR_NO_DEVICE
 
 
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
@@ -364,8 +374,7 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
         while ids[size] and ids[size] != c',':
             size += 1
         if count == MAX_GATES or size >= sizeof(vgpu_id):
-            vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
-            return CUDA_ERROR_NO_DEVICE
+            return too_long()
         memcpy(vgpu_id, ids, size)
         vgpu_id[size] = 0
         known = not observer and is_attached(&all.gates[count], vgpu_id)
@@ -395,6 +404,26 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
     return CUDA_SUCCESS
 
 
+cdef int settle_ids(State* all, const char* ids, bint observer) noexcept nogil:
+    """What VGPU_ID is now counts, unless a vGPU has admitted the process under another: the thread of that gate runs,
+    and its slot is the process's until it ends."""
+    cdef uint32_t i
+    if strcmp(ids, all.vgpu_ids) == 0:
+        return CUDA_SUCCESS
+    for i in range(MAX_GATES):
+        if load32(&all.gates[i].thread_state) == 1:
+            if not observer:
+                vgpu_say(
+                    b"VGPU_ID is another than when ", all.gates[i].vgpu_id, b" admitted this program: start it again"
+                )
+            return CUDA_ERROR_NO_DEVICE
+    if strlen(ids) >= sizeof(all.vgpu_ids):
+        return too_long()
+    memcpy(all.vgpu_ids, ids, strlen(ids) + 1)
+    store32(&all.observer, all.observer & OBSERVES)
+    return CUDA_SUCCESS
+
+
 cdef public int vgpu_attach(bint observer) noexcept nogil:
     """Attach the process to the vGPUs in VGPU_ID, once. What cuInit is to return; CUDA_SUCCESS also without VGPU_ID.
 
@@ -404,26 +433,26 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef State* all
     cdef int error = CUDA_SUCCESS
     cdef int saved = errno
-    if ids == NULL or ids[0] == 0 or (not observer and hides_all_devices()):
+    if ids == NULL:
+        ids = b""
+    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()):
         return CUDA_SUCCESS
     if not make_state():
         return CUDA_ERROR_OPERATING_SYSTEM
     all = state()
-    if observer and all.observer == 2:
-        return CUDA_ERROR_NO_DEVICE
     lock_acquire(&all.attach_lock)
-    if not all.attached:
-        # 16 ids have 223 characters. A longer list is refused below, one without a comma is of no interest to anybody.
-        if strchr(ids, c',') != NULL and strlen(ids) < sizeof(all.vgpu_ids):
-            memcpy(all.vgpu_ids, ids, strlen(ids) + 1)
+    if not all.started:
+        error = settle_ids(all, ids, observer)
+    if error == CUDA_SUCCESS and observer and all.observer == OBSERVES_NOT:
+        error = CUDA_ERROR_NO_DEVICE
+    elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
         all.spins = vgpu_cores() >= CORES_TO_SPARE
-    if not all.attached and not (observer and all.observer):
         error = attach_all(all, ids, observer)
         if error == CUDA_SUCCESS and not observer:
             error = choose_devices(all)
         if observer:
-            store32(&all.observer, 1 if error == CUDA_SUCCESS else 2)
+            store32(&all.observer, OBSERVES if error == CUDA_SUCCESS else OBSERVES_NOT)
         elif error == CUDA_SUCCESS:
             store32(&all.attached, 1)
     lock_release(&all.attach_lock)

@@ -270,11 +270,12 @@ cdef struct State:
     uint32_t gate_count
     uint32_t stopping        # exit has begun: no more driver calls of ours
     uint32_t contexts        # 1: there may be others than the devices' primary ones
-    uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain with this VGPU_ID, and said so
     uint32_t attach_lock
     uint32_t spins           # there are cores to spare for the last microseconds before something known
     uint32_t exit_known      # the exit handler is registered
-    uint8_t[32] pad0
+    uint32_t started         # the driver's cuInit has succeeded: VGPU_ID is not looked at any more
+    uint8_t[28] pad0
     uint32_t memory_lock
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
     uint8_t[32] pad1
@@ -299,7 +300,7 @@ cdef struct State:
     PoolBook[80] pools       # under pools_lock; POOLS of them
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
-    char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
+    char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
 
 
 cdef struct Pooled:
