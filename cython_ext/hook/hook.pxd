@@ -246,6 +246,7 @@ cdef struct Gate:
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
+    void* word_context       # in which it was registered: only streams of that one wait for it
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
     TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
     int64_t told_ns          # up to where busy intervals are told there
