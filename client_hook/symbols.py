@@ -6,7 +6,7 @@ that only ask before the call or tell after it (``before``, ``after``), or do no
 wrappers, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
 
 To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
-there.
+there. docs/driver-functions.md says of every function of the driver what becomes of it.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.5, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
@@ -169,6 +169,7 @@ _NODE = "void* executable, void* node, const void* params"
 _INSTANTIATE = "void** executable, void* graph, void** wrong, char* log, size_t size"
 _WORD = "unsigned long long address, unsigned value, unsigned flags"
 _LONG_WORD = "unsigned long long address, unsigned long long value, unsigned flags"
+_VDPAU = "void** context, unsigned flags, int device, unsigned display, void* proc"
 _PROC = "const char* symbol, void** pfn, int version, unsigned long long flags"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -317,6 +318,10 @@ SYMBOLS: tuple[Symbol, ...] = (
         base="cuCtxCreate",
     ),
     *_made("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
+    *_made("cuGLCtxCreate", "void** context, unsigned flags, int device", 2000),
+    *_made("cuGLCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuGLCtxCreate"),
+    *_made("cuVDPAUCtxCreate", _VDPAU, 3010),
+    *_made("cuVDPAUCtxCreate_v2", _VDPAU, 3020, base="cuVDPAUCtxCreate"),
     *_made("cuGreenCtxCreate", "void** green, void* description, int device, unsigned flags", 12040),
     # --- what an executable graph does is changed (endings.pyx)
     *_update("cuGraphExecUpdate", "void* executable, void* graph, void** wrong, int* answer", 10020),
