@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 # Runs a command only while nobody else wants the CPU.
 SPARE := $(shell command -v chrt >/dev/null && echo chrt --idle 0 || echo nice -n 19)
-NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbols.py client_hook/calls.py)
+NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbol.py client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test lint format bench mutation wheel clean

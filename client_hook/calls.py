@@ -39,6 +39,7 @@ cuStreamSetAttribute pip 11000 11000
 cuStreamAddCallback pppi 5000 7000
 cuStreamAttachMemAsync pppi 6000 7000
 cuLaunchHostFunc ppp 10000 10000
+cuLaunchHostFunc_v2 pppi 13010 13010
 cuEventDestroy p 2000
 cuEventElapsedTime_v2 ppp 12080
 cuEventRecordWithFlags ppi 11010 11010
@@ -94,7 +95,9 @@ cuMemPoolImportPointer ppp 11020
 cuMulticastCreate pp 12010
 cuMulticastAddDevice pi 12010
 cuMulticastBindMem pppppp 12010
+cuMulticastBindMem_v2 pippppp 13010
 cuMulticastBindAddr ppppp 12010
+cuMulticastBindAddr_v2 pipppp 13010
 cuMulticastUnbind pipp 12010
 cuIpcCloseMemHandle p 4010
 cuIpcGetEventHandle pp 4010

@@ -6,7 +6,7 @@ that only ask before the call or tell after it (``before``, ``after``), or do no
 wrappers, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
 
 To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
-there.
+there. docs/driver-functions.md says of every function of the driver what becomes of it.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.5, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
@@ -16,55 +16,9 @@ NVIDIA's headers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from client_hook.calls import calls
-
-PER_THREAD = "_ptsz"
-"""Suffix of the twin for which stream 0 is the calling thread's own default stream."""
-
-PER_THREAD_SYNCHRONOUS = "_ptds"
-"""The same for a function that takes no stream, and means the default one."""
-
-
-_UNCOUNTED = ("cuInit", "cuGetProcAddress", "cuLaunch", "cuGraphLaunch")
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """One exported function of ``library``.
-
-    ``base`` and ``version`` are what one passes to ``cuGetProcAddress`` to get exactly this function (version 0: it
-    cannot be asked for that way); ``per_thread`` then needs the flag for per-thread default streams.
-    """
-
-    library: str  # "cuda" or "nvml"
-    name: str
-    arguments: str  # C parameter list, or "void"
-    base: str
-    version: int
-    per_thread: bool
-    intercepted: bool
-    before: str = ""
-    """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or says why not (``cython_ext/hook/transfers.pyx``)."""
-    after: str = ""
-    """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
-    bare: bool = False
-    """Intercepted only so that it is known that a thread is in it."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
-        return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
-
-    @property
-    def parameters(self) -> tuple[tuple[str, str], ...]:
-        """(type, name) pairs."""
-        if self.arguments == "void":
-            return ()
-        return tuple(
-            (kind.strip(), name) for kind, _, name in (p.strip().rpartition(" ") for p in self.arguments.split(","))
-        )
+from client_hook.symbol import PER_THREAD, PER_THREAD_SYNCHRONOUS, Symbol
 
 
 def _words(name: str, arguments: str, first: int) -> Iterator[Symbol]:
@@ -169,6 +123,7 @@ _NODE = "void* executable, void* node, const void* params"
 _INSTANTIATE = "void** executable, void* graph, void** wrong, char* log, size_t size"
 _WORD = "unsigned long long address, unsigned value, unsigned flags"
 _LONG_WORD = "unsigned long long address, unsigned long long value, unsigned flags"
+_VDPAU = "void** context, unsigned flags, int device, unsigned display, void* proc"
 _PROC = "const char* symbol, void** pfn, int version, unsigned long long flags"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -317,6 +272,10 @@ SYMBOLS: tuple[Symbol, ...] = (
         base="cuCtxCreate",
     ),
     *_made("cuCtxCreate_v4", "void** context, void* params, unsigned flags, int device", 12050, base="cuCtxCreate"),
+    *_made("cuGLCtxCreate", "void** context, unsigned flags, int device", 2000),
+    *_made("cuGLCtxCreate_v2", "void** context, unsigned flags, int device", 3020, base="cuGLCtxCreate"),
+    *_made("cuVDPAUCtxCreate", _VDPAU, 3010),
+    *_made("cuVDPAUCtxCreate_v2", _VDPAU, 3020, base="cuVDPAUCtxCreate"),
     *_made("cuGreenCtxCreate", "void** green, void* description, int device, unsigned flags", 12040),
     # --- what an executable graph does is changed (endings.pyx)
     *_update("cuGraphExecUpdate", "void* executable, void* graph, void** wrong, int* answer", 10020),
@@ -508,7 +467,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),
     *_cuda("cuStreamIsCapturing", "void* stream, int* status", 10000, twin=10000, intercepted=False),
     *_cuda("cuStreamGetCtx", "void* stream, void** context", 9020, intercepted=False),
-    *_cuda("cuStreamGetFlags", "void* stream, unsigned* flags", 7000, intercepted=False),
+    *_cuda("cuStreamGetFlags", "void* stream, unsigned* flags", 5050, intercepted=False),
     *_cuda(
         "cuMemHostGetDevicePointer_v2",
         "unsigned long long* address, void* memory, unsigned flags",

@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from client_hook.symbols import SYMBOLS, Symbol, intercepted  # noqa: E402  (a build script: the path comes first)
+from client_hook.symbol import Symbol  # noqa: E402  (a build script: the path comes first)
+from client_hook.symbols import SYMBOLS, intercepted  # noqa: E402
 
 HOOK = ROOT / "cython_ext" / "hook"
 PER_THREAD_FLAG = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM

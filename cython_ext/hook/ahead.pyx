@@ -6,9 +6,9 @@ thread, the hook thread, or, if both are held up, the broker's relay. To advance
 another thread of the application may have locked while it waits for that very queue.
 
 Only where it is simple, and else a launch waits in the gate as ever: temporal mode, one vGPU in the process and one
-process in the vGPU, no capture open, streams that any thread can name. (Under MPS a killed client would leave its
-neighbours beside work that waits for ever.) ``vgpu_let_go`` is for whatever ends that: the exit, a lost server, a
-removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
+process in the vGPU, no capture open, streams that any thread can name, of the context in which the word is registered.
+(Under MPS a killed client would leave its neighbours beside work that waits for ever.) ``vgpu_let_go`` is for whatever
+ends that: the exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -16,6 +16,7 @@ Unless said otherwise the caller holds ``gate.lock``.
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport getenv
 
+from cython_ext.hook.events cimport current_context
 from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
@@ -34,26 +35,25 @@ from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, store
 
 cdef enum:
     PAGE_BYTES = 4096
-    HOST_REGISTER_PORTABLE = 1
     HOST_REGISTER_DEVICEMAP = 2
     WAIT_VALUE_GEQ = 0
     SETTLE_LOOK_NS = 200_000     # the hook thread releases; this is how soon it is seen at the latest
 
 
-cdef bint word_ready(Gate* gate) noexcept nogil:
-    """Whether the GPU can see our word; made so at the first call."""
+cdef bint word_ready(Gate* gate, const Stream* stream) noexcept nogil:
+    """Whether the stream can see our word; made so at the first call, for those of its context alone. What is
+    registered goes with the context in which it was, whoever still waits for it elsewhere."""
     cdef size_t page = <size_t>&gate.slot.turn & ~(<size_t>PAGE_BYTES - 1)
     cdef unsigned long long address = 0
     cdef const char* wish
     cdef int mode, result
-    if gate.word_state == WORD_NEW:
+    if gate.word_state == WORD_NEW and stream.context == current_context():
+        gate.word_context = stream.context
         wish = getenv(b"VGPU_AHEAD")
         gate.word_state = WORD_NONE
         if wish == NULL or wish[0] != c'0':
             mode = relax()
-            result = real_cuMemHostRegister_v2(
-                <void*>page, PAGE_BYTES, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP
-            )
+            result = real_cuMemHostRegister_v2(<void*>page, PAGE_BYTES, HOST_REGISTER_DEVICEMAP)
             if (
                 (result == CUDA_SUCCESS or result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
                 and real_cuMemHostGetDevicePointer_v2(&address, <void*>page, 0) == CUDA_SUCCESS
@@ -62,7 +62,7 @@ cdef bint word_ready(Gate* gate) noexcept nogil:
                 gate.word_state = WORD_READY
             restore(mode)
         vgpu_log(b"word for work queued ahead: state, slot", gate.word_state, gate.slot_index)
-    return gate.word_state == WORD_READY
+    return gate.word_state == WORD_READY and stream.context == gate.word_context
 
 
 cdef void advance(uint32_t* turn, uint32_t epoch) noexcept nogil:
@@ -109,14 +109,14 @@ cdef bint left_behind(Gate* gate) noexcept nogil:
     return done
 
 
-cdef bint arm(Gate* gate) noexcept nogil:
+cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
     """The first of a queue: what ran under the lease before is told apart, and the word is behind."""
     cdef uint32_t last = load32(&gate.slot.last_epoch)
     cdef uint32_t turn = load32(&gate.slot.turn)
     if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting):
         return 0
     vgpu_mark(gate)
-    if not ahead_begins(&gate.backlog) or not word_ready(gate) or not left_behind(gate):
+    if not ahead_begins(&gate.backlog) or not word_ready(gate, stream) or not left_behind(gate):
         return 0
     gate.turn = last + 1 + (last + 1 == 0)
     if epoch_reached(turn, gate.turn):
@@ -155,7 +155,7 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
         return 0
     if not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
         return 0
-    if gate.ahead.launches == 0 and not arm(gate):
+    if not (word_ready(gate, stream) if gate.ahead.launches else arm(gate, stream)):
         return 0
     if marker_due(&gate.ahead.unmarked, turned, 0, programmatic, most):
         vgpu_mark_ahead(gate)

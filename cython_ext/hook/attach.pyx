@@ -1,33 +1,30 @@
-"""How a process gets its vGPU: a short conversation with the broker at cuInit, two mapped pages, and nothing kept open.
+"""How a process gets its vGPU: a short conversation with the broker at cuInit (conversation.pyx), two mapped pages, and
+nothing kept open.
 
 Everything an application can do wrong ends here, in one line on stderr and a CUDA error: it never runs without limits
 by accident.
 """
 
-from libc.errno cimport EACCES, EPERM, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.errno cimport errno
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport getenv
-from libc.string cimport memcpy, memset, strchr, strcmp, strlen
+from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
-    vgpu_let_go, vgpu_log, vgpu_map_store, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say,
+    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say,
     vgpu_start_thread, vgpu_state_address, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
+from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
-    ACTIVITY_MAGIC, FOREVER_NS, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, MODE_SPATIAL, SLOT_RESERVED, ActivityPage,
-    GrantsPage, PageHeader, Slot, TracedActivity,
+    FOREVER_NS, MODE_SPATIAL, SLOT_RESERVED, ActivityPage, GrantsPage, Slot, TracedActivity,
 )
 from cython_ext.logic.durations cimport durations_init
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.window cimport backlog_init
-from cython_ext.logic.wire cimport (
-    Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
-    wire_map, wire_open, wire_text, wire_uint,
-)
-from cython_ext.native cimport cas64, fence_all, load32, now_ns, store32, store64
+from cython_ext.native cimport cas64, fence_all, load32, store32, store64
 
 cdef extern from *:
     """
@@ -36,15 +33,7 @@ cdef extern from *:
     """
 
 cdef extern from "hook/connect.h" nogil:
-    int vgpu_connect(const char* path) noexcept      # a socket, or -errno
-    long vgpu_exchange(
-        int socket, const uint8_t* request, size_t size, uint8_t* reply, size_t capacity, int* fds, int* fd_count
-    ) noexcept                                       # bytes received, or -errno
-    long vgpu_file_size(int fd) noexcept
-    void vgpu_command(char* out, size_t capacity) noexcept
-    bint vgpu_exists(const char* path) noexcept
     long vgpu_cores() noexcept
-    int close(int fd) noexcept
     int setenv(const char* name, const char* value, int overwrite) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
@@ -53,36 +42,16 @@ cdef extern from "hook/connect.h" nogil:
         PROT_READ
         PROT_WRITE
         MAP_PRIVATE
-        MAP_SHARED
         MAP_ANONYMOUS
         MAP_NORESERVE
         MADV_WIPEONFORK
-        MADV_DONTFORK
     void* MAP_FAILED
 
 cdef enum:
-    PROTOCOL = 1
-    REPLY_BYTES = 8192
-    PATH_BYTES = 108         # what a socket address holds
     DURATION_BYTES = 1 << 20     # about 8,000 keys
-    CLOCKS_APART_NS = 1_000_000_000
     CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
-
-
-cdef struct Reply:
-    # what the broker answered; the strings live in ``text``
-    int64_t slot
-    int64_t generation
-    int64_t gpu_index
-    char[16] mode
-    char[256] pipe_directory
-    char[256] log_directory
-    char[32] active_thread_percentage
-    char[64] pinned_memory_limit
-    char[8] client_priority
-    char[64] gpu_uuid
-    char[512] error
-    size_t activity_bytes    # of the activity page, as mapped
+    OBSERVES = 1             # State.observer
+    OBSERVES_NOT = 2
 
 
 # --- state
@@ -99,173 +68,6 @@ cdef bint make_state() noexcept nogil:
     if not cas64(<uint64_t*>&vgpu_state_address, 0, <uint64_t>memory):
         munmap(memory, sizeof(State))
     return 1
-
-
-# --- the conversation
-
-cdef int unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
-    """Say why there is no connection, as far as the file system tells."""
-    cdef char[256] control
-    control[0] = 0
-    runtime_directory(control, sizeof(control))
-    append(control, sizeof(control), b"/control.sock")
-    if reason == EACCES or reason == EPERM:
-        vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
-        return CUDA_ERROR_NO_DEVICE
-    if not vgpu_exists(directory) and vgpu_exists(control):
-        vgpu_say(
-            b"VGPU_ID=", vgpu_id, b" is no vGPU of this node: vgpuctl ls shows those there are, unset VGPU_ID runs "
-            b"without one"
-        )
-        return CUDA_ERROR_NO_DEVICE
-    vgpu_say(
-        b"no node answers at ", directory, b": start it with vgpuctl serve, or set VGPU_RUNTIME_DIR to where it runs"
-    )
-    return CUDA_ERROR_OPERATING_SYSTEM
-
-
-cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, int64_t slot) noexcept nogil:
-    cdef Writer writer
-    cdef char[64] command
-    vgpu_command(command, sizeof(command))
-    wire_begin(&writer, buffer, capacity)
-    wire_map(&writer, 7)
-    wire_text(&writer, b"op")
-    wire_text(&writer, b"attach")
-    wire_text(&writer, b"version")
-    wire_uint(&writer, PROTOCOL)
-    wire_text(&writer, b"role")
-    wire_text(&writer, role)
-    wire_text(&writer, b"command")
-    wire_text(&writer, command)
-    wire_text(&writer, b"now_ns")
-    wire_int(&writer, now_ns())
-    wire_text(&writer, b"slot")
-    wire_int(&writer, slot)
-    wire_text(&writer, b"vgpus")
-    wire_text(&writer, state().vgpu_ids)
-    return wire_finish(&writer)
-
-
-cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* reply) noexcept nogil:
-    """1: admitted. 0: not, and ``reply.error`` says why. The broker noted its time after it was asked at ``asked_ns``
-    and before now, however long either was held up."""
-    cdef Reader reader
-    cdef bint ok = 0
-    cdef int64_t body = wire_frame(data, size), now = 0
-    memset(reply, 0, sizeof(Reply))
-    if body < 0 or 4 + body > size:
-        append(
-            reply.error, sizeof(reply.error), b"its broker's answer is garbled: vgpuctl and hook are of different "
-            b"versions?"
-        )
-        return 0
-    wire_open(&reader, data + 4, body)
-    wire_find_bool(&reader, b"ok", &ok)
-    if not ok:
-        if not wire_find_text(&reader, b"error", reply.error, sizeof(reply.error)):
-            append(reply.error, sizeof(reply.error), b"its broker refused without a reason")
-        return 0
-    wire_find_text(&reader, b"mode", reply.mode, sizeof(reply.mode))
-    wire_find_text(&reader, b"mps_pipe_directory", reply.pipe_directory, sizeof(reply.pipe_directory))
-    wire_find_text(&reader, b"mps_log_directory", reply.log_directory, sizeof(reply.log_directory))
-    wire_find_text(
-        &reader, b"mps_active_thread_percentage", reply.active_thread_percentage, sizeof(reply.active_thread_percentage)
-    )
-    wire_find_text(&reader, b"mps_pinned_memory_limit", reply.pinned_memory_limit, sizeof(reply.pinned_memory_limit))
-    wire_find_text(&reader, b"mps_client_priority", reply.client_priority, sizeof(reply.client_priority))
-    wire_find_text(&reader, b"gpu_uuid", reply.gpu_uuid, sizeof(reply.gpu_uuid))
-    if not (
-        wire_find_int(&reader, b"slot", &reply.slot) and wire_find_int(&reader, b"generation", &reply.generation)
-        and wire_find_int(&reader, b"gpu_index", &reply.gpu_index) and wire_find_int(&reader, b"now_ns", &now)
-        and reply.slot < MAX_PROCESSES and strlen(reply.gpu_uuid) < 48
-    ):
-        append(
-            reply.error, sizeof(reply.error), b"its broker's answer lacks a field: vgpuctl and hook are of different "
-            b"versions?"
-        )
-        return 0
-    if now - now_ns() > CLOCKS_APART_NS or asked_ns - now > CLOCKS_APART_NS:
-        append(
-            reply.error, sizeof(reply.error), b"its node has another monotonic clock: start this program outside its "
-            b"time namespace"
-        )
-        return 0
-    return 1
-
-
-cdef size_t map_size(int fd, size_t size) noexcept nogil:
-    """As much of ``size`` as the page has."""
-    return min(size, <size_t>max(vgpu_file_size(fd), 0))
-
-
-cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept nogil:
-    """The page behind ``fd`` if it is what it should be, else NULL. The child of a fork does not inherit it."""
-    cdef void* page
-    cdef PageHeader* header
-    size = map_size(fd, size)
-    if size < sizeof(PageHeader):
-        return NULL
-    page = mmap(NULL, size, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
-    if page == MAP_FAILED:
-        return NULL
-    header = <PageHeader*>page
-    if header.magic != magic or header.min_version > LAYOUT_VERSION or header.size > size:
-        munmap(page, size)
-        return NULL
-    madvise(page, size, MADV_DONTFORK)
-    return page
-
-
-cdef bint converse(
-    Gate* gate, const char* role, int64_t slot, Reply* reply, int* reason, GrantsPage** grants, ActivityPage** activity
-) noexcept nogil:
-    """Ask the broker at ``gate.directory``. ``reason``: why there was no answer at all, an errno; else
-    ``reply.error``."""
-    cdef char[108] path
-    cdef uint8_t[8192] buffer
-    cdef int[3] fds
-    cdef int fd_count = 3, socket, i
-    cdef bint mapped = 0
-    cdef long size
-    cdef int64_t asked_ns
-    cdef bint admitted
-    reason[0] = 0
-    memset(reply, 0, sizeof(Reply))
-    path[0] = 0
-    if not append(path, PATH_BYTES, gate.directory) or not append(path, PATH_BYTES, b"/broker.sock"):
-        append(
-            reply.error, sizeof(reply.error), b"the path of its socket is longer than a socket's can be: use a shorter "
-            b"VGPU_RUNTIME_DIR"
-        )
-        return 0
-    socket = vgpu_connect(path)
-    if socket < 0:
-        reason[0] = -socket
-        return 0
-    asked_ns = now_ns()
-    size = write_request(buffer, sizeof(buffer), role, slot)
-    size = vgpu_exchange(socket, buffer, size, buffer, sizeof(buffer), fds, &fd_count)
-    close(socket)
-    admitted = 0
-    if size < 0:
-        reason[0] = <int>-size
-    else:
-        admitted = read_reply(buffer, size, asked_ns, reply)
-        if admitted and fd_count >= 2:
-            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
-            reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
-            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1)
-            mapped = grants[0] != NULL and activity[0] != NULL and (fd_count == 2 or vgpu_map_store(gate, fds[2]))
-        if admitted and not mapped:
-            append(
-                reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
-                b"of the node's version"
-            )
-            admitted = 0
-    for i in range(fd_count):
-        close(fds[i])
-    return admitted
 
 
 # --- attaching
@@ -298,9 +100,11 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     ):
         vgpu_say(b"VGPU_RUNTIME_DIR is too long", b"", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
-    if not converse(gate, b"observer" if observer else b"process", -1, reply, &reason, &gate.grants, &gate.activity):
+    if not vgpu_converse(
+        gate, b"observer" if observer else b"process", -1, reply, &reason, &gate.grants, &gate.activity
+    ):
         if reason:
-            return unreachable(vgpu_id, gate.directory, reason)
+            return vgpu_unreachable(vgpu_id, gate.directory, reason)
         vgpu_say(vgpu_id, b": ", reply.error)
         return CUDA_ERROR_NO_DEVICE
     gate.gpu_index = <int>reply.gpu_index
@@ -348,8 +152,13 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
 
 
 cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:
-    """By an earlier cuInit, which failed for another vGPU: its slot is ours, its thread runs."""
+    """By an earlier cuInit, which failed for another vGPU of the same list: its slot is ours, its thread runs."""
     return load32(&gate.thread_state) == 1 and strcmp(gate.vgpu_id, vgpu_id) == 0
+
+
+cdef int too_long() noexcept nogil:
+    vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
+    return CUDA_ERROR_NO_DEVICE
 
 
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
@@ -364,8 +173,7 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
         while ids[size] and ids[size] != c',':
             size += 1
         if count == MAX_GATES or size >= sizeof(vgpu_id):
-            vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
-            return CUDA_ERROR_NO_DEVICE
+            return too_long()
         memcpy(vgpu_id, ids, size)
         vgpu_id[size] = 0
         known = not observer and is_attached(&all.gates[count], vgpu_id)
@@ -395,6 +203,26 @@ cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
     return CUDA_SUCCESS
 
 
+cdef int settle_ids(State* all, const char* ids, bint observer) noexcept nogil:
+    """What VGPU_ID is now counts, unless a vGPU has admitted the process under another: the thread of that gate runs,
+    and its slot is the process's until it ends."""
+    cdef uint32_t i
+    if strcmp(ids, all.vgpu_ids) == 0:
+        return CUDA_SUCCESS
+    for i in range(MAX_GATES):
+        if load32(&all.gates[i].thread_state) == 1:
+            if not observer:
+                vgpu_say(
+                    b"VGPU_ID is another than when ", all.gates[i].vgpu_id, b" admitted this program: start it again"
+                )
+            return CUDA_ERROR_NO_DEVICE
+    if strlen(ids) >= sizeof(all.vgpu_ids):
+        return too_long()
+    memcpy(all.vgpu_ids, ids, strlen(ids) + 1)
+    store32(&all.observer, all.observer & OBSERVES)
+    return CUDA_SUCCESS
+
+
 cdef public int vgpu_attach(bint observer) noexcept nogil:
     """Attach the process to the vGPUs in VGPU_ID, once. What cuInit is to return; CUDA_SUCCESS also without VGPU_ID.
 
@@ -404,26 +232,26 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef State* all
     cdef int error = CUDA_SUCCESS
     cdef int saved = errno
-    if ids == NULL or ids[0] == 0 or (not observer and hides_all_devices()):
+    if ids == NULL:
+        ids = b""
+    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()):
         return CUDA_SUCCESS
     if not make_state():
         return CUDA_ERROR_OPERATING_SYSTEM
     all = state()
-    if observer and all.observer == 2:
-        return CUDA_ERROR_NO_DEVICE
     lock_acquire(&all.attach_lock)
-    if not all.attached:
-        # 16 ids have 223 characters. A longer list is refused below, one without a comma is of no interest to anybody.
-        if strchr(ids, c',') != NULL and strlen(ids) < sizeof(all.vgpu_ids):
-            memcpy(all.vgpu_ids, ids, strlen(ids) + 1)
+    if not all.started:
+        error = settle_ids(all, ids, observer)
+    if error == CUDA_SUCCESS and observer and all.observer == OBSERVES_NOT:
+        error = CUDA_ERROR_NO_DEVICE
+    elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
         all.spins = vgpu_cores() >= CORES_TO_SPARE
-    if not all.attached and not (observer and all.observer):
         error = attach_all(all, ids, observer)
         if error == CUDA_SUCCESS and not observer:
             error = choose_devices(all)
         if observer:
-            store32(&all.observer, 1 if error == CUDA_SUCCESS else 2)
+            store32(&all.observer, OBSERVES if error == CUDA_SUCCESS else OBSERVES_NOT)
         elif error == CUDA_SUCCESS:
             store32(&all.attached, 1)
     lock_release(&all.attach_lock)
@@ -472,7 +300,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     cdef ActivityPage* activity = NULL
     cdef int reason = 0
     cdef bint elsewhere, done
-    if not converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
+    if not vgpu_converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
         return 0
     # in the page that we have, our slot is active
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
@@ -509,7 +337,7 @@ cdef public void vgpu_look_again(Gate* view) noexcept nogil:
         return
     lock_acquire(&state().attach_lock)
     if load32(&view.activity.generation) != view.generation:
-        if converse(view, b"observer", -1, &reply, &reason, &grants, &activity):
+        if vgpu_converse(view, b"observer", -1, &reply, &reason, &grants, &activity):
             view.activity = activity
             view.grants = grants
             view.gpu_index = <int>reply.gpu_index

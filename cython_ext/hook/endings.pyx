@@ -202,8 +202,9 @@ cdef void bury(void* context, bint dead) noexcept nogil:
         for i in range(gate.stream_count):
             if dead and gate.streams[i].context == context:
                 memset(&gate.streams[i], 0, sizeof(Stream))
+        if dead and gate.word_context == context:
+            gate.word_state = WORD_NEW
         if dead:
-            gate.word_state = WORD_NEW       # it may have been registered in this context
             durations_forget(&gate.durations, 0)
             graph_forget(&gate.graphs, 0)
             store32(&gate.round, gate.round + 1)         # its handles, too, may be given again

@@ -246,6 +246,7 @@ cdef struct Gate:
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
+    void* word_context       # in which it was registered: only streams of that one wait for it
     int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
     TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
     int64_t told_ns          # up to where busy intervals are told there
@@ -270,11 +271,12 @@ cdef struct State:
     uint32_t gate_count
     uint32_t stopping        # exit has begun: no more driver calls of ours
     uint32_t contexts        # 1: there may be others than the devices' primary ones
-    uint32_t observer        # 1: attached for NVML; 2: tried in vain, and said so
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain with this VGPU_ID, and said so
     uint32_t attach_lock
     uint32_t spins           # there are cores to spare for the last microseconds before something known
     uint32_t exit_known      # the exit handler is registered
-    uint8_t[32] pad0
+    uint32_t started         # the driver's cuInit has succeeded: VGPU_ID is not looked at any more
+    uint8_t[28] pad0
     uint32_t memory_lock
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
     uint8_t[32] pad1
@@ -299,7 +301,7 @@ cdef struct State:
     PoolBook[80] pools       # under pools_lock; POOLS of them
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
-    char[256] vgpu_ids       # VGPU_ID as it was at cuInit, if it lists several
+    char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
 
 
 cdef struct Pooled:

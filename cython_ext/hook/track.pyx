@@ -19,7 +19,7 @@ from libc.string cimport memset
 
 from cython_ext.hook.events cimport current_context, done, give_event, record
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxSetCurrent, real_cuEventElapsedTime, real_cuStreamGetFlags, real_cuStreamQuery,
+    real_cuCtxSetCurrent, real_cuEventElapsedTime, real_cuStreamGetCtx, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
@@ -44,10 +44,19 @@ cdef enum:
 
 # --- streams
 
+cdef inline void* context_of(void* handle) noexcept nogil:
+    """The stream's (normalised), which need not be the current one; a default stream is the current one's."""
+    cdef void* context = NULL
+    if <size_t>handle > OWN_HANDLE and real_cuStreamGetCtx(handle, &context) == CUDA_SUCCESS:
+        return context
+    return current_context()
+
+
 cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
-    """The place of a stream of the current context (normalised: 1 legacy, 2 the thread's own) among those known to the
-    gate."""
-    cdef void* context = current_context()
+    """The place of a stream (normalised: 1 legacy, 2 the thread's own, in the current context) among those known to the
+    gate. Its context is its own, whichever is current: with that one it ends."""
+    cdef bint default = <size_t>handle <= OWN_HANDLE
+    cdef void* context = current_context() if default else NULL
     cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
     cdef Stream* stream
     cdef unsigned int flags = 0
@@ -55,7 +64,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     cdef uint32_t i
     for i in range(gate.stream_count):
         stream = &gate.streams[i]
-        if stream.handle == handle and stream.context == context and stream.owner == owner:
+        if stream.handle == handle and (not default or (stream.context == context and stream.owner == owner)):
             return i
         if not stream.dirty:
             free = i
@@ -66,7 +75,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
         free = STREAMS - 1   # hundreds of busy streams: the last place stands for all the rest
     stream = &gate.streams[free]
     stream.handle = handle
-    stream.context = context
+    stream.context = context_of(handle)
     stream.owner = owner
     stream.dirty = 0
     stream.overlapping = 0

@@ -77,6 +77,8 @@ cdef public int cuInit(unsigned int flags) noexcept nogil:
     error = vgpu_check_partition(real_cuInit(flags))
     if attached():
         vgpu_stop_at_exit()
+        if error == CUDA_SUCCESS:
+            store32(&state().started, 1)
     return error
 
 

@@ -1,6 +1,6 @@
 /* A driver that does nothing and writes down, to the file RECORD, what it is asked: one word a call, in order.
  * L launch, P launch that may overlap with its predecessor, R event recorded, Q event queried, S stream queried,
- * D device asked for.
+ * D device asked for, X context destroyed. Streams from 0x1000 on are of context 32, the others of 16, the current one.
  * Lower case: the calling thread's capture mode was not RELAXED. */
 #include <ctype.h>
 #include <pthread.h>
@@ -28,7 +28,10 @@ int cuCtxGetDevice(int *device) { note('D', NULL); *device = 0; return 0; }
 int cuStreamGetFlags(void *stream, unsigned *flags) { *flags = stream != NULL; return 0; }
 static int capturing;
 int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return stream == NULL; }
-int cuStreamGetCtx(void *stream, void **context) { *context = (void *)16; return stream == NULL; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(stream >= (void *)4096 ? 32L : 16L); return stream == NULL; }
+int cuCtxPushCurrent_v2(void *context) { return context == NULL; }
+int cuCtxPopCurrent_v2(void **context) { *context = (void *)16; return 0; }
+int cuCtxDestroy_v2(void *context) { note('X', context); return 0; }
 int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *differs, void *data) { return !(capturing = 1); }
 int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 int cuStreamQuery(void *stream) { note('S', stream); return 0; }

@@ -103,6 +103,27 @@ def hold_and_release():
     app.call("cuDevicePrimaryCtxRetain", byref(context), app.device)
     app.call("cuDevicePrimaryCtxRelease_v2", app.device)
 
+def enter_guest():
+    # a context of its own, beside the primary one
+    global kernel, stream, done, guest, home, own_kernel, own_done
+    guest, home, own_kernel, own_done = c_void_p(), c_void_p(), kernel, done
+    app.call("cuCtxGetCurrent", byref(home))
+    app.call("cuCtxCreate_v2", byref(guest), 0, app.device)
+    app.call("cuModuleLoadData", byref(app.module), PTX.encode())
+    stream = app.new_stream(1)
+    kernel, done = app.kernel(0.5, stream), app.event()
+
+def end_guest():
+    global kernel, stream, done
+    app.call("cuCtxDestroy_v2", guest)
+    app.call("cuCtxSetCurrent", home)
+    kernel, stream, done = own_kernel, app.stream, own_done
+
+def rehearse():
+    for _ in range(40):
+        kernel.launch()
+        app.call("cuStreamSynchronize", stream)
+
 def leave():
     sys.exit(0)
 
@@ -135,6 +156,24 @@ class Program:
             eventually(lambda: not vgpu.slot().want, "it has nothing to do, and gives the rest back")
             eventually(lambda: not stage.dispatcher.wants(vgpu.key), "that is known")
         self.epoch = vgpu.slot().last_epoch
+
+    def rehearse(self) -> None:
+        """Its kernel's length is known afterwards."""
+        self.stage.tell(self.process, "rehearse")
+        with self.vgpu.granting(60_000 * MS):
+            assert self.stage.heard(self.process) == "None"
+            eventually(lambda: not self.vgpu.slot().want, "it has nothing to do, and gives the rest back")
+            eventually(lambda: not self.stage.dispatcher.wants(self.vgpu.key), "that is known")
+        self.epoch = self.vgpu.slot().last_epoch
+
+    def queues_and_runs(self) -> None:
+        """Ahead of a lease, and under it."""
+        assert self.ask("launch 1") == "0"
+        self.vgpu.await_want()
+        self.stays_queued()
+        self.epoch = self.lease(60_000 * MS)
+        eventually(self.is_done, "it runs")
+        assert not drained(self.stage, self.vgpu, self.epoch).wants
 
     def lease(self, length_ns: int) -> int:
         return self.vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + length_ns)
@@ -467,9 +506,29 @@ def test_a_context_that_is_released_and_lives_on_goes_on_queueing(stage: Stage, 
     program = Program(stage, vgpu)
     program.ask("hold_and_release")
     for _ in range(2):
-        assert program.ask("launch 1") == "0"
-        vgpu.await_want()
-        program.stays_queued()
-        program.epoch = program.lease(60_000 * MS)
-        eventually(program.is_done, "it runs")
-        assert not drained(stage, vgpu, program.epoch).wants
+        program.queues_and_runs()
+
+
+def test_a_context_other_than_the_words_waits_in_the_gate(stage: Stage, vgpu: StagedVgpu) -> None:
+    """The word was registered in the first one, and what is registered goes with its context: under the feet of what
+    waits for it elsewhere."""
+    program = Program(stage, vgpu)
+    program.queues_and_runs()
+    program.ask("enter_guest")
+    program.rehearse()
+    program.ask("beside launch 1")
+    vgpu.await_want()
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]"
+    program.lease(60_000 * MS)
+    eventually(lambda: program.ask("seen") == "[0]", "it is launched")
+
+
+def test_when_the_words_context_has_died_another_has_it(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(stage, vgpu)
+    program.ask("enter_guest")
+    program.rehearse()
+    program.queues_and_runs()
+    program.ask("end_guest")
+    program.rehearse()
+    program.queues_and_runs()

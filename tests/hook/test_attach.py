@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,94 @@ def test_who_asks_again_after_one_of_its_vgpus_was_refused_has_one_slot_in_the_o
         stage.tell(program)
         assert stage.heard(program) == "0"
         assert [vgpu.slot().state for vgpu in (one, other)] == [SlotState.ACTIVE] * 2
+    finally:
+        stage.close()
+
+
+CHANGES = """
+import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+for line in sys.stdin:
+    _, _, vgpu_id = line.strip().partition("=")
+    if vgpu_id:
+        os.environ["VGPU_ID"] = vgpu_id
+    elif "VGPU_ID" in os.environ:
+        del os.environ["VGPU_ID"]
+    print(cuda.cuInit(0), flush=True)
+"""
+
+
+class TestVgpuIdChanges:
+    """Between two calls of cuInit, as in a notebook that tries again."""
+
+    @pytest.fixture
+    def stage(self, tmp_path: Path) -> Iterator[Stage]:
+        stage = Stage(tmp_path, gpus=3)
+        yield stage
+        stage.close()
+
+    def asks(self, stage: Stage, program: subprocess.Popen[str], *vgpu_ids: str) -> int:
+        """What cuInit answers under these ids."""
+        stage.tell(program, "=" + ",".join(vgpu_ids))
+        return int(stage.heard(program))
+
+    def test_where_nobody_had_admitted_it_the_new_one_counts(self, stage: Stage) -> None:
+        vgpu = stage.vgpu()
+        program = stage.start(CHANGES, stage.environment(vgpu))
+        for wrong in ("vgpu-0000beef", f"vgpu-0000beef,{vgpu.vgpu_id}", "mine", "x" * 300):
+            assert self.asks(stage, program, wrong) != 0
+        assert self.asks(stage, program, vgpu.vgpu_id) == 0
+        assert [request["vgpus"] for request in vgpu.requests] == [""]
+        assert vgpu.slot().state == SlotState.ACTIVE
+
+    @pytest.mark.parametrize("then", ["other", "other,one", "one", "one,third", ""])
+    def test_who_was_admitted_under_a_list_is_told_to_start_anew_under_another(self, stage: Stage, then: str) -> None:
+        """Its slot in the first would stay, and its gate be overwritten under the thread that runs there."""
+        vgpus = {name: stage.vgpu(gpu) for gpu, name in enumerate(("one", "other", "third"))}
+        one, other, third = vgpus.values()
+        other.refusal = "not now"
+        program = stage.start(CHANGES, stage.environment(one, other))
+        assert self.asks(stage, program, one.vgpu_id, other.vgpu_id) == NO_DEVICE
+        other.refusal = None
+        ids = [vgpus[name].vgpu_id for name in then.split(",") if name]
+        assert [self.asks(stage, program, *ids) for _ in range(2)] == [NO_DEVICE] * 2
+        assert (third.slots(), other.slots()) == ([], [])
+        assert one.slot().state == SlotState.ACTIVE
+        assert self.asks(stage, program, one.vgpu_id, other.vgpu_id) == 0
+        assert [vgpu.slot().state for vgpu in (one, other)] == [SlotState.ACTIVE] * 2
+        assert self.asks(stage, program, third.vgpu_id) == 0, "it is for programs that it starts from now on"
+        _, told = program.communicate()
+        _, *lines = told.splitlines()
+        assert len(lines) == 2
+        assert all(one.vgpu_id in line and "start it again" in line for line in lines), told
+
+    def test_nor_where_it_was_the_driver_that_failed(self, stage: Stage, tmp_path: Path) -> None:
+        vgpu, other = stage.vgpu(mode=PageMode.SPATIAL), stage.vgpu(gpu=1)
+        vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}
+        program = stage.start(CHANGES, stage.environment(vgpu))
+        assert self.asks(stage, program, vgpu.vgpu_id) == MPS_CONNECTION_FAILED
+        assert self.asks(stage, program, other.vgpu_id) == NO_DEVICE
+        assert self.asks(stage, program) == NO_DEVICE
+        assert other.slots() == []
+
+
+def test_nvml_asks_again_where_the_id_is_another(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, gpus=2)
+    try:
+        vgpu = stage.vgpu()
+        ran = stage.run(
+            f"""
+import os, pynvml
+pynvml.nvmlInit()
+print([pynvml.nvmlDeviceGetCount() for _ in range(2)])
+os.environ["VGPU_ID"] = "{vgpu.vgpu_id}"
+print([pynvml.nvmlDeviceGetCount() for _ in range(2)])
+""",
+            stage.environment(vgpu, VGPU_ID="vgpu-0000beef"),
+        )
+        assert ran.stdout.splitlines() == ["[2, 2]", "[1, 1]"], ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
+        assert len(vgpu.requests) == 1
     finally:
         stage.close()
 

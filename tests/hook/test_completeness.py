@@ -1,10 +1,13 @@
-"""Every entry point of CUDA 13.5 that submits work, allocates or ends something is intercepted in all its versions and
-both twins, or excused here with a reason. To be counted is not enough. ``cuda-entries.txt``: their names as
-cudaTypedefs.h has them."""
+"""Every entry point of the driver is classified in docs/driver-functions.md, as what the hook does with it; one that a
+new header brings and nobody has classified fails here. ``cuda-entries.txt``: their names up to CUDA 13.5, as the
+headers ``cuda*Typedefs.h`` have them."""
 
 from __future__ import annotations
 
 import re
+import site
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -12,35 +15,8 @@ import pytest
 from client_hook.symbols import intercepted
 
 ENTRIES = Path(__file__).with_name("cuda-entries.txt")
-FAMILIES = (
-    "Launch|FabricCpy|GraphLaunch|GraphExec|GraphInstantiate|GraphUpload|DeviceGraphMem|Memcpy|Memset|MemPrefetch|MemAlloc|MemFree|MemBatch|MemDiscard|MemMap|"
-    "MemPool|MemCreate|MemRelease|MemUnmap|MemRetain|Array|Array3D|Mipmapped|Ctx.*Destroy|CtxDetach|DevicePrimary|"
-    "GreenCtx|ModuleUnload|LibraryUnload|StreamBegin|StreamEnd|StreamBatch|StreamW|StreamDestroy|StreamAttach|"
-    "StreamUpdate|StreamAddCallback|Stream.*Sync|Event.*Sync|CtxSync|SignalExternal|WaitExternal|LaunchHost"
-)
-EXCUSES = {
-    r"cuMem(cpy|set)\w*_v(2000|3000)": "take device addresses of 32 bits: no memory of a 64-bit process has one",
-    r"cu(Mipmapped)?Array(3D)?Get\w+": "ask",
-    r"cuGraphExecGet(Flags|Id)_v\d+": "asks",
-    r"cuGreenCtxGet\w+": "ask",
-    r"cuDevicePrimaryCtxGetState_v7000": "asks",
-    r"cuMemPoolGet\w+": "ask",
-    r"cuMemPool(Export|Import|SetAccess)\w+": "share what is charged where it was allocated",
-    r"cuDevicePrimaryCtx(Retain|SetFlags)\w+": "make a context: its memory is implicit",
-    r"cuGreenCtxStreamCreate\w+": "makes a stream",
-    r"cuGreenCtx(RecordEvent|WaitEvent)_v12040": "order work, and are none",
-    r"cuStreamWaitEvent\w+": "orders work, and is none",
-    r"cu(Signal|Wait)ExternalSemaphoresAsync\w+": "order work, and are none",
-    r"cuStreamUpdateCaptureDependencies\w+": "of a capture, which passes",
-    r"cuStream(Begin|End)CaptureToCig\w+": "into a command list of graphics, which no gate sees",
-    r"cuLaunchHostFunc\w+": "the host's work",
-    r"cuStreamAddCallback\w+": "the host's work",
-    r"cuMem(AllocHost|FreeHost)\w+": "the host's memory",
-    r"cuMemMapArrayAsync\w+": "maps what cuMemCreate was charged for",
-    r"cuMemDiscardBatchAsync\w+": "moves nothing",
-    r"cuStreamAttachMemAsync\w+": "says who sees managed memory",
-    r"cuMemBatchDecompressAsync\w+": "an engine of its own, which Hopper does not have; charged to nobody",
-}
+PAGE = Path(__file__).parents[2] / "docs" / "driver-functions.md"
+ACTED, COUNTED, LEFT = "Acted upon", "Counted in and out, and no more", "Left alone"
 
 
 def entries() -> list[str]:
@@ -50,28 +26,99 @@ def entries() -> list[str]:
 def parts(entry: str) -> tuple[str, int, bool]:
     """(base, version, whether stream 0 is the thread's own), as cuGetProcAddress is asked."""
     found = re.fullmatch(r"(\w+?)_v(\d+)(_ptsz|_ptds)?", entry)
-    assert found
+    assert found, entry
     return found[1], int(found[2]), bool(found[3])
 
 
-def test_every_entry_is_intercepted_or_excused() -> None:
-    known = {(s.base, s.version, s.per_thread) for s in intercepted() if not s.bare}
-    left_out = [e for e in entries() if parts(e) not in known]
-    assert [e for e in left_out if not any(re.fullmatch(excuse, e) for excuse in EXCUSES)] == []
+def rows(section: str) -> list[tuple[str, str]]:
+    """(a pattern of names, what is said of them) in the tables of one section of the page."""
+    body = re.split(r"^## ", PAGE.read_text(), flags=re.M)
+    (text,) = [part for part in body if part.startswith(section + "\n")]
+    found = re.findall(r"^\| (`cu.*) \| (.+) \|$", text, re.M)
+    return [(pattern, said) for patterns, said in found for pattern in re.findall(r"`([^`]+)`", patterns)]
 
 
-def test_no_excuse_is_for_nothing_or_for_what_is_intercepted() -> None:
-    known = {(s.base, s.version, s.per_thread) for s in intercepted() if not s.bare}
-    for excuse in EXCUSES:
-        excused = [e for e in entries() if re.fullmatch(excuse, e)]
-        assert excused, excuse
-        assert [e for e in excused if parts(e) in known] == [], excuse
+def matches(entry: str, pattern: str) -> bool:
+    return fnmatchcase(entry, pattern) or fnmatchcase(parts(entry)[0], pattern)
 
 
-def test_the_list_is_the_headers() -> None:
-    header = next(iter(sorted(Path("/usr/local").glob("cuda*/include/cudaTypedefs.h"))), None)
-    if header is None or "v13050" not in (text := header.read_text()):
-        pytest.skip("no header of CUDA 13 here")
-    found = set(re.findall(rf"PFN_(cu(?:{FAMILIES})\w*_v\d+(?:_ptsz|_ptds)?)\b", text))
-    assert found - set(entries()) == set()
-    assert set(entries()) - found == set()
+def in_hook() -> dict[str, set[str]]:
+    """The entries of each section, as the hook's list has it."""
+    known = {(s.base, s.version, s.per_thread): s.bare for s in intercepted() if s.library == "cuda"}
+    sections: dict[str, set[str]] = {ACTED: set(), COUNTED: set(), LEFT: set()}
+    for entry in entries():
+        bare = known.get(parts(entry))
+        sections[LEFT if bare is None else COUNTED if bare else ACTED].add(entry)
+    return sections
+
+
+@pytest.mark.parametrize("section", [ACTED, COUNTED, LEFT])
+def test_every_entry_stands_where_the_hook_has_it(section: str) -> None:
+    patterns = [pattern for pattern, _ in rows(section)]
+    missing = [e for e in in_hook()[section] if not any(matches(e, pattern) for pattern in patterns)]
+    assert sorted(missing) == []
+
+
+@pytest.mark.parametrize("section", [ACTED, COUNTED, LEFT])
+def test_no_row_is_for_nothing(section: str) -> None:
+    for pattern, _ in rows(section):
+        assert any(matches(e, pattern) for e in in_hook()[section]), pattern
+
+
+def test_what_is_acted_upon_is_in_its_twin_as_well() -> None:
+    """For per-thread default streams, wherever the driver has one."""
+    acted = in_hook()[ACTED]
+    twins = [e for e in entries() if parts(e)[2]]
+    assert len(twins) > 100
+    bases = {parts(e)[0] for e in acted if not parts(e)[2]}
+    assert [e for e in twins if parts(e)[0] in bases and e not in acted] == []
+
+
+# --- the headers of this machine
+
+
+def headers() -> Iterator[Path]:
+    """Folders with headers of the driver: of toolkits, and of NVIDIA's packages for Python."""
+    yield from Path("/usr/local").glob("cuda*/include")
+    for packages in map(Path, site.getsitepackages()):
+        yield from packages.glob("nvidia/*/include")
+
+
+def declared(folder: Path) -> set[str]:
+    names: set[str] = set()
+    for header in folder.glob("cuda*Typedefs.h"):
+        names.update(re.findall(r"\bPFN_(cu\w*?_v\d+(?:_ptsz|_ptds)?)\b", header.read_text()))
+    return names
+
+
+def prototypes(folder: Path) -> set[str]:
+    """Names without version: what the other headers declare."""
+    names: set[str] = set()
+    for name in ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudaProfiler.h"):
+        if (folder / name).exists():
+            names.update(re.findall(r"\bCUDAAPI\s+(cu\w+)\s*\(", (folder / name).read_text()))
+    return {re.sub(r"(_v\d+)?(_ptsz|_ptds)?$", "", name) for name in names}
+
+
+def unclassified(folder: Path) -> list[str]:
+    """What the headers there have and ``cuda-entries.txt`` has not."""
+    known = entries()
+    return sorted((declared(folder) - set(known)) | (prototypes(folder) - {parts(e)[0] for e in known}))
+
+
+def test_no_header_here_has_an_entry_that_nobody_has_classified() -> None:
+    folders = [folder for folder in headers() if (folder / "cuda.h").exists()]
+    if not folders:
+        pytest.skip("no header of CUDA here")
+    assert {str(folder): new for folder in folders if (new := unclassified(folder))} == {}
+
+
+def test_an_entry_that_a_new_header_brings_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cudaTypedefs.h").write_text(
+        "typedef CUresult (CUDAAPI *PFN_cuLaunchKernel_v4000)(CUfunction f);\n"
+        "typedef CUresult (CUDAAPI *PFN_cuLaunchKernel_v15000_ptsz)(CUfunction f);\n"
+    )
+    (tmp_path / "cuda.h").write_text(
+        "CUresult CUDAAPI cuLaunchKernel(CUfunction f);\nCUresult CUDAAPI cuSubmit(int a);\n"
+    )
+    assert unclassified(tmp_path) == ["cuLaunchKernel_v15000_ptsz", "cuSubmit"]

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from client_hook.symbols import PER_THREAD, PER_THREAD_SYNCHRONOUS, SYMBOLS, intercepted
+from client_hook.symbol import PER_THREAD, PER_THREAD_SYNCHRONOUS
+from client_hook.symbols import SYMBOLS, intercepted
 from tests.hook.stage import Stage
 
 DOORS = """

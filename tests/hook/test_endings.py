@@ -123,6 +123,24 @@ input()
     )
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_work_in_a_stream_of_another_context_than_the_current_one_still_counts_when_that_one_ends(
+    stage: Stage, how: str
+) -> None:
+    revoked_during_a_long_kernel(
+        stage,
+        DEATHS
+        + f"""
+long = app.kernel(150.0, app.new_stream(1))
+end = enter("{how}")
+long.launch()
+end()
+print(1, flush=True)
+input()
+""",
+    )
+
+
 RELEASES = {
     "primary": """
 app.call("cuDevicePrimaryCtxRetain", byref(c_void_p()), app.device)

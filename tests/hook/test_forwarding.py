@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.symbols import Symbol, intercepted
+from client_hook.symbol import Symbol
+from client_hook.symbols import intercepted
 from tests.hook.stage import Stage
 
 MADE = [s for s in intercepted() if s.before or s.after or s.bare]

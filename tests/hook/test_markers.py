@@ -161,3 +161,14 @@ def test_few_calls_of_our_own(stage: Stage, recorder: Path, tmp_path: Path) -> N
     """A marker costs 0.1 us, a timed one 0.7: they are to be rare beside launches of 3 us."""
     seen = calls(stage, recorder, tmp_path, "for i in range(10000): launch(0x100)")
     assert sum(c[0] == "R" for c in seen) < 1000
+
+
+def test_no_stream_is_asked_after_its_context_has_ended(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    """Whichever context was the current one when it was launched into. The driver frees it, and a new one may lie there
+    at once."""
+    body = "for i in range(100): launch(0x100 + i % 2 * 0x1000)\n" + "assert cuda.cuCtxDestroy_v2(c_void_p(32)) == 0\n"
+    seen = calls(stage, recorder, tmp_path, body + "for i in range(100): launch(0x100)")
+    after = seen[seen.index("x20") + 1 :]
+    assert [call for call in after if call[1:] == "1100"] == []
+    assert "R100" in after
+    assert "R1100" in seen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from cython_ext.readings import SlotReading
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 
@@ -201,13 +203,14 @@ say()
     assert talk.next()[1].charged_bytes == 0
 
 
-def test_a_context_takes_its_memory_along(stage: Stage) -> None:
+@pytest.mark.parametrize("create", ["cuCtxCreate_v2", "cuGLCtxCreate_v2"])
+def test_a_context_takes_its_memory_along(stage: Stage, create: str) -> None:
     talk = Talk(
         stage,
         stage.vgpu(),
-        """
+        f"""
 own = c_void_p()
-app.call("cuCtxCreate_v2", byref(own), c_uint(0), app.device)
+app.call("{create}", byref(own), c_uint(0), app.device)
 for i in range(100):
     app.allocate(1 << 20)
 primary = c_void_p()

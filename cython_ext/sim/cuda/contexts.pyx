@@ -146,6 +146,11 @@ cdef public CUresult cuCtxCreate_v4(Context** out, void* params, unsigned int fl
     return cuCtxCreate_v2(out, flags, device)
 
 
+cdef public CUresult cuGLCtxCreate_v2(Context** out, unsigned int flags, int device) noexcept nogil:
+    """A context like any other: nobody draws here."""
+    return cuCtxCreate_v2(out, flags, device)
+
+
 cdef public CUresult cuCtxDestroy_v2(Context* context) noexcept nogil:
     if not drv_is_context(context) or context.is_primary or context.is_green:
         return INVALID_CONTEXT

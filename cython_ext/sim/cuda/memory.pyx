@@ -1,4 +1,4 @@
-"""Device and host memory: capacity is charged on the GPU, contents live in this process at the same address.
+"""Memory of the device: capacity is charged on the GPU, contents live in this process at the same address.
 
 A device pointer can be followed by the program: what is allocated is memory of the process, reserved and filled
 only where touched. That lets copies really copy.
@@ -9,13 +9,12 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove, memset
 
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, EFFECT_EVENT, Effect, Event, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED,
-    INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Stream, TOUCHES, drv_begin, drv_check_unsafe,
-    drv_current_context, drv_device, drv_end, drv_lock, drv_next_id, drv_streams, drv_synchronize_context, drv_unlock,
-    drv_drop_stream,
+    Context, CUresult, EFFECT_EVENT, Effect, Event, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Stream, TOUCHES,
+    drv_begin, drv_check_unsafe, drv_current_context, drv_device, drv_drop_stream, drv_end, drv_lock, drv_next_id,
+    drv_streams, drv_synchronize_context, drv_unlock,
 )
 from cython_ext.sim.cuda.allocations cimport (
-    Allocation, BACKING_GRAPH, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE, BACKING_REGISTERED,
+    Allocation, BACKING_GRAPH, BACKING_HOST, BACKING_MANAGED, BACKING_POOL, BACKING_PRIVATE,
     mem_forget_graphs, mem_forget_physical, mem_forget_pools, mem_free_of_graph, mem_free_pooled_at_once,
 )
 from cython_ext.sim.queues cimport sim_memory_used, sim_take_memory
@@ -342,115 +341,6 @@ cdef public CUresult cuMemGetAddressRange_v2(uint64_t* base, size_t* size, uint6
         result = SUCCESS
     drv_unlock()
     return result
-
-
-# -- host memory
-
-cdef CUresult host_memory(void** out, size_t size, unsigned int flags) noexcept nogil:
-    cdef Context* context
-    cdef Allocation allocation
-    cdef void* memory
-    cdef CUresult result = drv_current_context(&context)
-    if result != SUCCESS:
-        return result
-    if size == 0:
-        return INVALID_VALUE
-    memory = mmap(NULL, rounded(size, PAGE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if memory == MAP_FAILED:
-        return OUT_OF_MEMORY
-    memset(&allocation, 0, sizeof(Allocation))
-    allocation.address = <uint64_t>memory
-    allocation.size = size
-    allocation.mapped = rounded(size, PAGE)
-    allocation.context = context
-    allocation.backing = BACKING_HOST
-    allocation.flags = flags
-    allocation.accessible = True
-    drv_lock()
-    mem_add(&allocation)
-    drv_unlock()
-    out[0] = memory
-    return SUCCESS
-
-
-cdef public CUresult cuMemHostAlloc(void** out, size_t size, unsigned int flags) noexcept nogil:
-    return host_memory(out, size, flags)
-
-
-cdef public CUresult cuMemAllocHost_v2(void** out, size_t size) noexcept nogil:
-    return host_memory(out, size, 0)
-
-
-cdef CUresult drop_host(void* memory, uint32_t backing) noexcept nogil:
-    cdef Allocation* allocation
-    cdef CUresult result = INVALID_VALUE
-    drv_lock()
-    allocation = mem_find(<uint64_t>memory)
-    if allocation != NULL and allocation.address == <uint64_t>memory and allocation.backing == backing:
-        if backing == BACKING_HOST:
-            munmap(memory, allocation.mapped)
-        mem_remove(allocation)
-        result = SUCCESS
-    drv_unlock()
-    return result
-
-
-cdef public CUresult cuMemFreeHost(void* memory) noexcept nogil:
-    cdef Context* context
-    cdef CUresult result = drv_current_context(&context)
-    if result == SUCCESS:
-        result = drv_synchronize_context(context)
-    return drop_host(memory, BACKING_HOST) if result == SUCCESS else result
-
-
-cdef public CUresult cuMemHostRegister_v2(void* memory, size_t size, unsigned int flags) noexcept nogil:
-    cdef Context* context
-    cdef Allocation allocation
-    cdef CUresult result = drv_current_context(&context)
-    if result != SUCCESS:
-        return result
-    if memory == NULL or size == 0:
-        return INVALID_VALUE
-    memset(&allocation, 0, sizeof(Allocation))
-    allocation.address = <uint64_t>memory
-    allocation.size = size
-    allocation.context = context
-    allocation.backing = BACKING_REGISTERED
-    allocation.flags = flags
-    allocation.accessible = True
-    drv_lock()
-    if mem_find(<uint64_t>memory) != NULL:
-        result = HOST_MEMORY_ALREADY_REGISTERED
-    else:
-        mem_add(&allocation)
-    drv_unlock()
-    return result
-
-
-cdef public CUresult cuMemHostUnregister(void* memory) noexcept nogil:
-    cdef CUresult result = drop_host(memory, BACKING_REGISTERED)
-    return HOST_MEMORY_NOT_REGISTERED if result == INVALID_VALUE else result
-
-
-cdef public CUresult cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned int flags) noexcept nogil:
-    cdef Allocation* allocation
-    drv_lock()
-    allocation = mem_find(<uint64_t>memory)
-    drv_unlock()
-    if allocation == NULL or allocation.backing not in (BACKING_HOST, BACKING_REGISTERED):
-        return INVALID_VALUE
-    address[0] = <uint64_t>memory
-    return SUCCESS
-
-
-cdef public CUresult cuMemHostGetFlags(unsigned int* flags, void* memory) noexcept nogil:
-    cdef Allocation* allocation
-    drv_lock()
-    allocation = mem_find(<uint64_t>memory)
-    if allocation != NULL:
-        flags[0] = allocation.flags
-    drv_unlock()
-    return SUCCESS if allocation != NULL else INVALID_VALUE
 
 
 # -- what other parts need

@@ -1,0 +1,50 @@
+"""What is known of one function of the driver that the hook intercepts or calls (symbols.py lists them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PER_THREAD = "_ptsz"
+"""Suffix of the twin for which stream 0 is the calling thread's own default stream."""
+
+PER_THREAD_SYNCHRONOUS = "_ptds"
+"""The same for a function that takes no stream, and means the default one."""
+
+_UNCOUNTED = ("cuInit", "cuGetProcAddress", "cuLaunch", "cuGraphLaunch")
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One exported function of ``library``.
+
+    ``base`` and ``version`` are what one passes to ``cuGetProcAddress`` to get exactly this function (version 0: it
+    cannot be asked for that way); ``per_thread`` then needs the flag for per-thread default streams.
+    """
+
+    library: str  # "cuda" or "nvml"
+    name: str
+    arguments: str  # C parameter list, or "void"
+    base: str
+    version: int
+    per_thread: bool
+    intercepted: bool
+    before: str = ""
+    """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or says why not (``cython_ext/hook/transfers.pyx``)."""
+    after: str = ""
+    """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
+    bare: bool = False
+    """Intercepted only so that it is known that a thread is in it."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
+        return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """(type, name) pairs."""
+        if self.arguments == "void":
+            return ()
+        return tuple(
+            (kind.strip(), name) for kind, _, name in (p.strip().rpartition(" ") for p in self.arguments.split(","))
+        )
