@@ -62,6 +62,11 @@ def _shrinks(name: str, arguments: str, version: int, *, base: str = "", twin: i
         yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, True, after="settle_pools()")
 
 
+def _found(name: str, arguments: str, version: int) -> Iterator[Symbol]:
+    """It names a pool that the program has not made."""
+    yield Symbol("cuda", name, arguments, name, version, False, True, after="pool_found(pool, place, type)")
+
+
 def _turn(
     name: str, arguments: str, version: int, *, base: str = "", after: str = "context_turned()"
 ) -> Iterator[Symbol]:
@@ -350,6 +355,8 @@ SYMBOLS: tuple[Symbol, ...] = (
     # --- stream-ordered memory (pools.pyx)
     *_cuda("cuMemPoolCreate", "void** pool, const void* properties", 11020),
     *_cuda("cuMemPoolDestroy", "void* pool", 11020),
+    *_found("cuMemGetDefaultMemPool", "void** pool, const void* place, int type", 13000),
+    *_found("cuMemGetMemPool", "void** pool, const void* place, int type", 13000),
     *_cuda("cuMemPoolGetAttribute", "void* pool, int which, void* value", 11020, intercepted=False),
     *_cuda("cuDeviceGetMemPool", "void** pool, int device", 11020, intercepted=False),
     *_cuda("cuDeviceGetDefaultMemPool", "void** pool, int device", 11020, intercepted=False),

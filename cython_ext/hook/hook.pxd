@@ -478,6 +478,7 @@ cdef extern:
     void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil
     # pools.pyx
     void vgpu_settle_pools() noexcept nogil
+    void vgpu_pool_found(void** pool, const void* place, int type) noexcept nogil
     void vgpu_trim_pools() noexcept nogil
     void vgpu_pooled(unsigned long long pointer, Pooled* pooled) noexcept nogil
     void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil

@@ -24,9 +24,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED, Gate,
-    Pooled, attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
-    vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
+    Gate, Pooled, attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream,
+    vgpu_log, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
@@ -42,16 +42,21 @@ cdef enum:
     RANGE_SIZE = 12          # CU_POINTER_ATTRIBUTE_RANGE_SIZE
     POOL_HANDLE = 17         # CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
+    TYPE_MANAGED = 2         # CU_MEM_ALLOCATION_TYPE_MANAGED
     NOBODYS = 0xFFFFFFFF     # PoolBook.gate: no vGPU pays for it
     LOOKS = 100              # for allocations of other threads to be answered
     LOOK_NS = 20_000
 
 
+cdef struct Place:           # CUmemLocation
+    int type
+    int id
+
+
 cdef struct PoolProperties:      # CUmemPoolProps, its beginning
     int type
     int handle_types
-    int location_type
-    int location_id
+    Place place
 
 
 # --- books; the caller holds pools_lock
@@ -326,18 +331,38 @@ cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
 
 # --- pools of the program's own
 
+cdef uint32_t payer_at(int type, const Place* place) noexcept nogil:
+    """The gate of the device whose memory the pool is made of. Managed memory that prefers no device may come to the
+    current one's, as that of cuMemAllocManaged."""
+    cdef Gate* gate
+    cdef uint32_t i
+    if place.type == LOCATION_DEVICE:
+        for i in range(state().gate_count):
+            if state().gates[i].device == place.id:
+                return i
+    elif type == TYPE_MANAGED:
+        gate = vgpu_gate_here()
+        return NOBODYS if gate == NULL else gate - &state().gates[0]
+    return NOBODYS
+
+
+cdef public void vgpu_pool_found(void** pool, const void* place, int type) noexcept nogil:
+    """The driver has named a pool of its own. The devices' are known without (payer)."""
+    if type != TYPE_MANAGED or not attached():
+        return
+    lock_acquire(&state().pools_lock)
+    if find(<uint64_t>pool[0]) == NULL:
+        open_book(<uint64_t>pool[0], payer_at(type, <const Place*>place))
+    lock_release(&state().pools_lock)
+
+
 cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept nogil:
     cdef const PoolProperties* given = <const PoolProperties*>properties
     cdef int result = real_cuMemPoolCreate(pool, properties)
-    cdef uint32_t i, gate = NOBODYS
     if result != CUDA_SUCCESS or not attached():
         return result
-    if given.location_type == LOCATION_DEVICE:
-        for i in range(state().gate_count):
-            if state().gates[i].device == given.location_id:
-                gate = i
     lock_acquire(&state().pools_lock)
-    open_book(<uint64_t>pool[0], gate)
+    open_book(<uint64_t>pool[0], payer_at(given.type, &given.place))
     lock_release(&state().pools_lock)
     return result
 

@@ -73,6 +73,29 @@ say()
     assert said.next()[1].charged_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])
+@pytest.mark.parametrize("place", ["1, 0", "0, 0"], ids=["device", "none"])
+def test_the_drivers_own_pool_of_managed_memory_is_charged(stage: Stage, name: str, place: str) -> None:
+    """As what cuMemAllocManaged gives is."""
+    said = talk(
+        stage,
+        f"""
+pool = c_void_p()
+app.call("{name}", byref(pool), (ctypes.c_int * 2)({place}), 2)
+code, address = allocate(60 * MIB, pool)
+say(code)
+say(allocate(60 * MIB, pool)[0])
+free(address)
+app.synchronize()
+say(0)
+""",
+        limit=100 * MIB,
+    )
+    answers = [said.next() for _ in range(3)]
+    assert [answer for answer, _ in answers] == [[0], [OUT_OF_MEMORY], [0]]
+    assert [slot.charged_bytes for _, slot in answers] == [64 * MIB, 64 * MIB, 0]
+
+
 @pytest.mark.parametrize(
     "call",
     ['"cuCtxSynchronize"', '"cuStreamSynchronize_ptsz", app.stream', '"cuEventSynchronize", event'],

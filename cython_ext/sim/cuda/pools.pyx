@@ -37,6 +37,7 @@ cdef public struct Pool:
     uint32_t mark
     int device
     bint is_default
+    bint is_managed
     Context* context        # pays for what is reserved
     uint64_t reserved_bytes
     uint64_t used_bytes
@@ -92,6 +93,17 @@ cdef Pool* current_pool(int index) noexcept nogil:
     if device != NULL and device.pool == NULL:
         device.pool = default_pool(index)
     return <Pool*>device.pool if device != NULL else NULL
+
+
+cdef Pool* managed_pool(int index) noexcept nogil:
+    """The device's own pool of managed memory, which is there from its first use on."""
+    cdef Pool* pool = pools
+    while pool != NULL and not (pool.is_managed and pool.device == index):
+        pool = pool.next
+    if pool == NULL and drv_device(index) != NULL:
+        pool = new_pool(index, True)
+        pool.is_managed = True
+    return pool
 
 
 cdef bint is_pool(Pool* pool) noexcept nogil:
@@ -303,6 +315,23 @@ cdef public CUresult cuDeviceGetDefaultMemPool(Pool** out, int device) noexcept 
 cdef public CUresult cuDeviceGetMemPool(Pool** out, int device) noexcept nogil:
     out[0] = current_pool(device)
     return SUCCESS if out[0] != NULL else INVALID_DEVICE
+
+
+# Place: type (1: a device; 0: none is preferred) and number.
+cdef CUresult pool_at(Pool** out, const int* place, int type, Pool* own) noexcept nogil:
+    """``own``: of memory that is not managed."""
+    if type not in (1, 2) or place[0] != 1 and not (type == 2 and place[0] == 0):
+        return INVALID_VALUE
+    out[0] = own if type == 1 else managed_pool(place[1])
+    return SUCCESS if out[0] != NULL else INVALID_DEVICE
+
+
+cdef public CUresult cuMemGetDefaultMemPool(Pool** out, const int* place, int type) noexcept nogil:
+    return pool_at(out, place, type, default_pool(place[1]))
+
+
+cdef public CUresult cuMemGetMemPool(Pool** out, const int* place, int type) noexcept nogil:
+    return pool_at(out, place, type, current_pool(place[1]))
 
 
 cdef public CUresult cuDeviceSetMemPool(int device, Pool* pool) noexcept nogil:
