@@ -307,11 +307,17 @@ cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef inline bint crowded(const Gate* gate, int index, int64_t now) noexcept nogil:
-    """Whether the launch needs a marker, of its own or before it, for which there is no room (logic/window.pxd)."""
-    return backlog_crowded(&gate.backlog, now) and (
-        gate.streams[index].flags & STREAM_OWN != 0
-        or (gate.backlog.unmarked.launches != 0 and gate.marked_stream != index)
-    )
+    """Whether the launch needs a marker, before it or, since nobody else can set that, of its own, for which there is
+    no room (logic/window.pxd). With work in one stream alone none is needed."""
+    cdef uint32_t i
+    if not backlog_crowded(&gate.backlog, now):
+        return 0
+    if not gate.streams[index].flags & STREAM_OWN:
+        return gate.backlog.unmarked.launches != 0 and gate.marked_stream != index
+    for i in range(gate.stream_count):
+        if gate.streams[i].dirty and i != <uint32_t>index:
+            return 1
+    return 0
 
 
 cdef void calls(Pass* launch) noexcept nogil:
