@@ -36,8 +36,8 @@ from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEF
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    FORGIVEN_NS, STALLED_NS, backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns, backlog_submit,
-    marker_due,
+    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns,
+    backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
     add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
@@ -306,6 +306,20 @@ cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
     return 1
 
 
+cdef inline bint crowded(const Gate* gate, int index, int64_t now) noexcept nogil:
+    """Whether the launch needs a marker, before it or, since nobody else can set that, of its own, for which there is
+    no room (logic/window.pxd). With work in one stream alone none is needed."""
+    cdef uint32_t i
+    if not backlog_crowded(&gate.backlog, now):
+        return 0
+    if not gate.streams[index].flags & STREAM_OWN:
+        return gate.backlog.unmarked.launches != 0 and gate.marked_stream != index
+    for i in range(gate.stream_count):
+        if gate.streams[i].dirty and i != <uint32_t>index:
+            return 1
+    return 0
+
+
 cdef void calls(Pass* launch) noexcept nogil:
     """It goes to the driver as any other call does."""
     cdef unsigned int* calling = vgpu_calling()
@@ -397,6 +411,9 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
             # the lease began between the two looks: first what is queued ahead of it
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
+        elif verdict.action == GATE_SUBMIT and crowded(gate, index, now):
+            wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
+            gate.asked_ns = 0
         elif verdict.action == GATE_SUBMIT:
             if verdict.takes:
                 vgpu_end(gate, &plan, now)

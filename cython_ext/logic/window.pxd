@@ -6,7 +6,9 @@ The GPU is taken for one FIFO per process. Launches are added with their predict
 and then the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of
 launches. Markers are looked at oldest first: not yet complete (``backlog_seen_busy``) or complete
 (``backlog_completed``), then everything up to it is done. A process with several streams marks a stream before it
-turns to another; since a stretch is only retired after all older ones, the backlog then errs towards too much.
+turns to another; since a stretch is only retired after all older ones, the backlog then errs towards too much. Where
+there is no room for that marker the launch waits: of a stretch with work in two streams the marker behind one would say
+that the other's has run, and a GPU at work would be idle in the books.
 
 When a completion is seen, it happened somewhere between the last look that found the GPU busy and now. The predicted
 completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
@@ -271,6 +273,12 @@ cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
     backlog.count += 1
     memset(&backlog.unmarked, 0, sizeof(Stretch))
     return 1
+
+
+cdef inline bint backlog_crowded(const Backlog* backlog, int64_t now_ns) noexcept nogil:
+    """No room for a marker before the next launch and one behind it. Never while the queue is forgiven: its head may
+    wait for that launch."""
+    return backlog.count >= MARKERS - 1 and now_ns - backlog.forgiven_ns > <int64_t>FORGIVEN_NS
 
 
 cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept nogil:

@@ -34,11 +34,14 @@ int cuCtxPopCurrent_v2(void **context) { *context = (void *)16; return 0; }
 int cuCtxDestroy_v2(void *context) { note('X', context); return 0; }
 int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *differs, void *data) { return !(capturing = 1); }
 int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
-int cuStreamQuery(void *stream) { note('S', stream); return 0; }
-int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)(next += 16 + (flags > 9)); return 0; }
+/* With HOLD=n and ASKED=m the GPU has finished nothing from launch n on, before it was asked about m events. */
+static int launches, asked;
+static int busy(void) { return getenv("HOLD") && launches >= atoi(getenv("HOLD")) && asked < atoi(getenv("ASKED")) ? 600 : 0; }
+int cuStreamQuery(void *stream) { note('S', stream); return busy(); }
+int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)((next += 16) + (flags > 9)); return 0; }
 int cuEventDestroy_v2(void *event) { return event == NULL; }
 int cuEventRecord(void *event, void *stream) { note('R', stream); return event == NULL; }
-int cuEventQuery(void *event) { note('Q', NULL); return event == NULL; }
+int cuEventQuery(void *event) { int result = busy(); asked += result != 0; note('Q', (void *)(long)result); return result; }
 int cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 0.02f; return start == end; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -57,6 +60,7 @@ int cuLaunch(void *f) { note('L', NULL); return 0; }
 int cuLaunchGrid(void *f, int width, int height) { note('L', NULL); return 0; }
 int cuLaunchGridAsync(void *f, int width, int height, void *stream) { note('L', stream); return 0; }
 int cuLaunchKernelEx(struct config *config, void *f, void **params, void **extra) {
+    launches++;
     note(config->count && config->attributes[0].id == 6 && config->attributes[0].value[0] ? 'P' : 'L', config->stream);
     return 0;
 }

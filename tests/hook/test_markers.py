@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,35 @@ def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: 
     for a, b in turns:
         stream = seen[a][1:]
         assert {f"R{stream}", f"S{stream}"} & set(seen[a:b]), seen[a : b + 1]  # marked, or found drained
+
+
+def through_while_held(stage: Stage, recorder: Path, tmp_path: Path, asked: int) -> int:
+    """Two streams take turns; how many of 600 launches go to the driver while the GPU finishes nothing, until it was
+    asked about so many events. They are predicted to take 20 us each, so the window lets hundreds through."""
+    vgpu = stage.vgpu()
+    vgpu.window_ns = 12 * MS
+    vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + MS)  # for its page to say so
+    eventually(lambda: vgpu.grants.window_ns == vgpu.window_ns, "it does")
+    record, known = tmp_path / "record", 400
+    held = {"LD_LIBRARY_PATH": str(recorder), "RECORD": str(record), "HOLD": str(known), "ASKED": str(asked)}
+    with vgpu.granting(60_000 * MS):
+        body = f"for i in range({known + 600}): launch(0x100 + i % 2 * 0x100)"
+        ran = stage.run(PROGRAM + body, stage.environment(vgpu, **held))
+    assert ran.returncode == 0, ran.stderr
+    seen = record.read_text().split()
+    launches = [at for at, call in enumerate(seen) if call[0] == "l"]
+    assert len(launches) == known + 600
+    last_held = max(at for at, call in enumerate(seen) if call == "Q258")
+    return sum(launches[known - 1] < at < last_held for at in launches)
+
+
+def test_a_launch_waits_for_the_marker_that_has_to_come_before_it(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    assert 0 < through_while_held(stage, recorder, tmp_path, 120) <= 128
+
+
+def test_a_launch_does_not_wait_for_ever_for_a_marker(stage: Stage, recorder: Path, tmp_path: Path) -> None:
+    """What is before it may wait for the launch itself."""
+    assert through_while_held(stage, recorder, tmp_path, 10**9) > 128
 
 
 def test_launches_of_the_first_kind_are_gated_too(stage: Stage, recorder: Path, tmp_path: Path) -> None:
