@@ -315,7 +315,7 @@ class Watch:
                 self.found.append(f"{lease} waits without a bound")
         else:
             end = self.leases[lease.epoch].end_ns
-            if lease.epoch in self.went and end is not None and end <= now:
+            if lease.epoch in self.went and end is not None and end <= now and lease.end_ns != end:  # not told again
                 self.found.append(f"{lease} had ended at {end}, and got a new end at {now}")
             nearer = lease.end_ns is not None and (end is None or lease.end_ns < end)
             begun = lease.epoch in self.went  # before that, only the length means anything
