@@ -208,7 +208,7 @@ class Competition(Membership):
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
         self._accounts[event.vgpu] = account
         self._sort_in(account)
-        self._note_rest(account)
+        self._note_wish(account)
 
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
@@ -237,7 +237,7 @@ class Competition(Membership):
             self._closed(hold)
         self._note_holds(account)
         self._stop_wanting(account, now_ns)
-        for accounts in (self._accounts, self._capped, self._members, self._resting):
+        for accounts in (self._accounts, self._capped, self._members, self._resting, self._company):
             accounts.pop(event.vgpu, None)
         self._rank()
 
@@ -246,7 +246,7 @@ class Competition(Membership):
         if account.wants:
             return
         account.wants = True
-        self._note_rest(account)
+        self._note_wish(account)
         if account.waiting_since_ns is None:
             account.waiting_since_ns = now_ns
         if account.competing or account.barred or account.away:
@@ -261,12 +261,12 @@ class Competition(Membership):
         account = self._accounts[event.vgpu]
         at_ns = min(event.at_ns, now_ns)
         hold = account.holds.get(event.epoch)
-        by_itself = account.standing is not None and account.standing.lease.epoch == event.epoch
-        if by_itself:
+        standing = account.standing
+        by_itself = standing is not None and standing.lease.epoch == event.epoch
+        if standing is not None and by_itself:
             if not account.wants:
                 self._on_wants(Wants(account.key), now_ns)
-            hold = self._take_up(account)
-            hold.lease = replace(hold.lease, window_ns=self._window(account))
+            hold = self._take_up(account, replace(standing.lease, standing=False, window_ns=self._window(account)))
             self._began(hold, now_ns)
         if hold is None:
             if account.last_epoch < event.epoch < self._next_epoch:
@@ -342,7 +342,7 @@ class Competition(Membership):
             self._stop_wanting(account, now_ns)
             return
         account.wants = True
-        self._note_rest(account)
+        self._note_wish(account)
         account.waiting_since_ns = at_ns
         self._seat(account, now_ns)
 
@@ -407,8 +407,8 @@ class Competition(Membership):
             go_by_ns = max(lease.go_by_ns, lease.start_ns + patience_ns)
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
         if account.standing is not None:  # nobody has GO beside it, should it have begun already
-            hold = self._take_up(account)
-            hold.lease, hold.revised_ns = replace(lease, epoch=hold.lease.epoch), now_ns
+            hold = self._take_up(account, lease.under(account.standing.lease.epoch))
+            hold.revised_ns = now_ns
             self._commands.append(Publish(hold.lease))
             return hold
         hold = self._issue(account, lease)
@@ -427,12 +427,11 @@ class Competition(Membership):
     def _stand(self, now_ns: int) -> None:
         """A lease that begins by itself for each idle vGPU for which that is safe. Who waits keeps the one it has until
         it is granted, so that nothing has to be taken back that may be in use already."""
-        for a in sorted(self._resting.values(), key=lambda a: a.order):
-            if a.standing is None and a.holds:
-                continue
-            if a.holds or a.throttled or a.barred or a.away or not self._may_stand(a):
+        moved = [a for a in self._resting.values() if self._may_stand(a) is (a.standing is None)]
+        for a in sorted(moved, key=lambda a: a.order):
+            if a.standing is not None:
                 self._unstand(a)
-            elif a.standing is None:
+            else:
                 end_ns = None
                 if a.capped:
                     length_ns = max(a.bucket_at(now_ns) // PPM, self.policy.quantum_min_ns // 2)
@@ -443,33 +442,32 @@ class Competition(Membership):
                 )
 
     def _may_stand(self, account: Account) -> bool:
-        """Whether it may have a standing lease while it is idle."""
+        """Whether it may have a standing lease, or keep it."""
         return False
 
-    def _take_up(self, account: Account) -> Hold:
-        """The standing lease is granted, or went: from now on it is one like any other."""
+    def _take_up(self, account: Account, lease: Lease) -> Hold:
+        """The standing lease is granted, or went: from now on it is ``lease``, one like any other."""
         hold = account.standing
         assert hold is not None
         account.standing = None
-        self._note_rest(account)
-        hold.lease = replace(hold.lease, standing=False)
-        account.holds[hold.lease.epoch] = hold
+        self._note_wish(account)
+        hold.lease = lease
+        account.holds[lease.epoch] = hold
         self._note_holds(account)
         return hold
 
     def _unstand(self, account: Account) -> None:
         hold, account.standing = account.standing, None
         if hold is not None:
-            self._note_rest(account)
+            self._note_wish(account)
             self._take_from(hold)
 
     def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
         """Publish a lease again with other times, unless they are what they were."""
-        lease = replace(hold.lease, **changes)
-        if lease != hold.lease:
-            hold.lease = lease
+        if any(getattr(hold.lease, name) != value for name, value in changes.items()):
+            hold.lease = replace(hold.lease, **changes)
             hold.revised_ns = now_ns
-            self._commands.append(Publish(lease))
+            self._commands.append(Publish(hold.lease))
 
     def _move(self, hold: Hold, start_ns: int) -> None:
         """The dispatcher starts the lease at another time than was planned: note it, say nothing."""

@@ -49,6 +49,8 @@ class Membership(ABC):
         self._barred: dict[VgpuKey, Account] = {}
         self._resting: dict[VgpuKey, Account] = {}
         """Those that want nothing, or have a standing lease still."""
+        self._company: dict[VgpuKey, Account] = {}
+        """Those that want or hold, whatever keeps them out."""
         self._weight = 0
         """W = Σ r over the competition …"""
         self._moment = 0
@@ -68,6 +70,8 @@ class Membership(ABC):
             if (noted := getattr(self, name)) != counted:
                 raise InvariantError(f"{name} is noted as {noted}, and counted as {counted}")
         for a in self._accounts.values():
+            if a.competing and not (a.wants or a.holds):
+                raise InvariantError(f"vGPU {a.key} competes though it wants nothing and holds nothing")
             if a.competing and (a.throttled or a.barred or a.away):
                 raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
             if a.away and (a.muster is None or a.holds):
@@ -92,6 +96,7 @@ class Membership(ABC):
             "_holding": {a.key: a for a in accounts if a.holds},
             "_barred": {a.key: a for a in accounts if a.barred},
             "_resting": {a.key: a for a in accounts if a.standing is not None or not a.wants},
+            "_company": {a.key: a for a in accounts if a.wants or a.holds},
             "_weight": sum(a.guarantee for a in accounts if a.competing),
             "_moment": sum(a.guarantee * a.time for a in accounts if a.competing),
             "_classes": classes,
@@ -216,17 +221,26 @@ class Membership(ABC):
         else:
             self._barred.pop(account.key, None)
 
-    def _note_rest(self, account: Account) -> None:
+    def _note_wish(self, account: Account) -> None:
+        """It began or ceased to want, or its standing lease came or went."""
         if account.standing is not None or not account.wants:
             self._resting[account.key] = account
         else:
             self._resting.pop(account.key, None)
+        self._note_company(account)
 
     def _note_holds(self, account: Account) -> None:
         if account.holds:
             self._holding[account.key] = account
         else:
             self._holding.pop(account.key, None)
+        self._note_company(account)
+
+    def _note_company(self, account: Account) -> None:
+        if account.wants or account.holds:
+            self._company[account.key] = account
+        else:
+            self._company.pop(account.key, None)
 
     def _place(self, account: Account, now_ns: int) -> None:
         """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
@@ -352,7 +366,7 @@ class Membership(ABC):
         muster = account.muster
         if muster is None or not muster.binding or self._urgent(account) or self._called(account, at_ns):
             return True
-        return not account.capped and not any(a.wants or a.holds for a in self._accounts.values() if a is not account)
+        return not account.capped and not any(a is not account for a in self._company.values())
 
     def outlook(self, vgpu: VgpuKey) -> Outlook:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
@@ -421,7 +435,7 @@ class Membership(ABC):
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
         account.wants = account.away = False
-        self._note_rest(account)
+        self._note_wish(account)
         account.waiting_since_ns = None
         if account.throttled:
             self._rejoin(account, now_ns)

@@ -26,13 +26,17 @@ token and the tie-break by longest unserved stop a token that ended 50 µs short
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from math import inf
 
 from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Choice, Hold, real, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.leases import FAR_NS, Lease, Observed, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+
+Rank = tuple[int, int, int]
+"""−1 for who insists, minus the class, minus when its gang was called (0: it is not): the least goes first."""
 
 
 class TemporalScheduler(Competition):
@@ -117,7 +121,7 @@ class TemporalScheduler(Competition):
         policy = self.policy
         if self._period_since_ns is not None and now_ns - self._period_since_ns < policy.period_hold_ns:
             return
-        company = [a for a in self._accounts.values() if a.wants or a.holds]
+        company = self._company.values()
         if len(company) < 2:
             return
         period = policy.period_ns
@@ -226,7 +230,9 @@ class TemporalScheduler(Competition):
         return True
 
     def _may_stand(self, account: Account) -> bool:
-        return self.policy.standing and account.muster is None and not self._dry(account)
+        if account.holds or account.barred or account.away or account.muster is not None:
+            return False
+        return self.policy.standing and not (account.capped and (account.throttled or self._dry(account)))
 
     def _bound(self, current: Hold, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
@@ -371,15 +377,15 @@ class TemporalScheduler(Competition):
         if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
             patience = min(patience, self.policy.muster_late_ns)
         lease = Lease(
-            vgpu=choice.account.key,
-            epoch=0,
+            vgpu=account.key,
+            epoch=self._next_epoch if account.standing is None else account.standing.lease.epoch,
             start_ns=start_ns,
             end_ns=None if choice.open_ended else start_ns + choice.length_ns,
             after=tuple(before),
             go_by_ns=start_ns + patience,
-            window_ns=self._window(choice.account),
+            window_ns=self._window(account),
         )
-        hold = self._publish(choice.account, lease)
+        hold = self._publish(account, lease)
         hold.insists, hold.leads, hold.urgent = choice.insists, choice.leads, choice.urgent
         return hold
 
@@ -392,63 +398,72 @@ class TemporalScheduler(Competition):
         urgent = self._most_urgent(free)
         if urgent is not None:
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
-        dry = [a for a in self._holding.values() if self._dry_at(a, at_ns)] if self._capped else []
-        coming = [a for a in self._members.values() if a.away]
-        wanting = [a for a in self._competing.values() if a.wants] + coming
-        if dry:
-            out = {a.key for a in dry}
-            wanting = [a for a in wanting if a.key not in out]
-        candidates = [
-            a
-            for a in wanting
-            if (not a.holds or all(id(h) in free for h in a.holds.values()))
-            and (a.muster is None or self._admitted(a, at_ns))
-        ]
+        dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
+        held = [a for a in self._holding.values() if a.competing]
+        done = [a.key for a in held if not a.wants or a.key in dry]
+        busy = [a.key for a in held if not all(id(h) in free for h in a.holds.values())]
+        candidates = [*self._competing.values(), *(a for a in self._members.values() if a.away)]
+        alone = len(candidates) - len(done) == 1
+        if done or busy:
+            candidates = [a for a in candidates if a.key not in done and a.key not in busy]
+        if self._members:
+            candidates = [a for a in candidates if a.muster is None or self._admitted(a, at_ns)]
         if not candidates:
             return None
-        clock, weight = self._mean(at_ns, but=dry)
+        clock, weight = self._mean(at_ns, but=dry.values())
         called = {a.key for a in self._members.values() if self._called(a, at_ns)}
-
-        entitled = self._entitled(candidates, at_ns, clock, called)
-        eligible = entitled or candidates
-        insisting = [a for a in eligible if a.key in called and self._insists(a)] if called else []
-        eligible = insisting or eligible
-        if len(self._classes) > 1:
-            highest = max([a.share.priority for a in eligible])
-            eligible = [a for a in eligible if a.share.priority == highest]
-        first = [a for a in eligible if a.key in called] if called and entitled else []
-        if first:
-            last_ns = max([self._called_ns(a) for a in first])
-            eligible = [a for a in first if self._called_ns(a) == last_ns]
-        soon = self._least_quantum * 3 // 2 * VIRTUAL_PER_REAL
-        deadlines = [
-            a.deadline if not a.holds and (a.deadline - a.time) * a.guarantee <= soon else self._deadline_at(a, at_ns)
-            for a in eligible
-        ]
-        latest = min(deadlines) + virtual(self.policy.tie_ns, max(weight, 1))
-        tied = [(a, deadline) for a, deadline in zip(eligible, deadlines, strict=True) if deadline <= latest]
+        ranks = self._ranked(candidates, called)
+        tie = virtual(self.policy.tie_ns, max(weight, 1))
+        for rank in sorted(ranks):
+            tied = self._earliest(ranks[rank], at_ns, tie, lambda a: self._entitled(a, at_ns, clock, called))
+            if tied:
+                break
+        else:  # everybody is eligible, and nobody goes first because it is called
+            rank = min(ranks)
+            eligible = [a for other, accounts in ranks.items() if other[:2] == rank[:2] for a in accounts]
+            tied = self._earliest(eligible, at_ns, tie, lambda a: True)
         best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
         length = self._length(best, deadline, at_ns)
         return Choice(
             best,
             self._mustered_length(best, length, at_ns),
-            alone=len(wanting) == 1,
-            insists=bool(insisting),
+            alone,
+            insists=rank[0] < 0,
             leads=self._leads(best) and self._insists(best),
         )
 
-    def _entitled(self, accounts: Sequence[Account], at_ns: int, clock: int, called: Set[VgpuKey]) -> list[Account]:
-        """Whose lag at ``at_ns`` is at least −q/4, or −q where its gang is called: (v̂ − V)·r ≤ q/4. Most are within a
-        quarter of the shortest token there can be, so that theirs need not be known."""
-        near, found = self._least_quantum // 4 * VIRTUAL_PER_REAL, []
+    def _ranked(self, candidates: list[Account], called: Set[VgpuKey]) -> dict[Rank, list[Account]]:
+        """``candidates`` by rank; whoever of the first one is entitled goes before all others."""
+        if not called and len(self._classes) == 1:
+            return {(0, 0, 0): candidates}
+        ranks: dict[Rank, list[Account]] = {}
+        for a in candidates:
+            insists, call = (-self._insists(a), -1 - self._called_ns(a)) if a.key in called else (0, 0)
+            ranks.setdefault((insists, -a.share.priority, call), []).append(a)
+        return ranks
+
+    def _earliest(
+        self, accounts: Sequence[Account], at_ns: int, tie: int, eligible: Callable[[Account], bool]
+    ) -> list[tuple[Account, int]]:
+        """The eligible ones with the earliest deadlines, equal within ``tie``, and these. Few are asked whether they
+        are eligible: the others' deadlines are too far away."""
+        soon = self._least_quantum * 3 // 2 * VIRTUAL_PER_REAL
+        found: list[tuple[Account, int]] = []
+        latest = inf
         for a in accounts:
-            ahead = ((a.time_at(at_ns) if a.holds else a.time) - clock) * a.guarantee
-            if ahead > near:
-                quantum = self._quantum(a)
-                if ahead > (quantum if a.key in called else quantum // 4) * VIRTUAL_PER_REAL:
-                    continue
-            found.append(a)
-        return found
+            deadline = a.deadline
+            if a.holds or (deadline - a.time) * a.guarantee > soon:
+                deadline = self._deadline_at(a, at_ns)
+            if deadline <= latest and eligible(a):
+                found.append((a, deadline))
+                latest = min(latest, deadline + tie)
+        return [one for one in found if one[1] <= latest]
+
+    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuKey]) -> bool:
+        """Whether its lag at ``at_ns`` is at least −q/4, or −q where its gang is called: (v̂ − V)·r ≤ q/4."""
+        ahead = (account.time_at(at_ns) - clock) * account.guarantee
+        quantum = self._quantum(account)
+        return ahead <= (quantum if account.key in called else quantum // 4) * VIRTUAL_PER_REAL
 
     def _most_urgent(self, free: set[int]) -> Account | None:
         """Who goes at once because another member of its gang waits for it. Before all classes: what that one holds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from copy import copy
 from dataclasses import dataclass
 
@@ -432,9 +432,8 @@ class CalledWhateverItHad(TemporalScheduler):
     def _overserved(self, account: object) -> bool:
         return False
 
-    def _entitled(self, accounts: Sequence[Account], at_ns: int, clock: int, called: Set[VgpuKey]) -> list[Account]:
-        found = super()._entitled(accounts, at_ns, clock, called)
-        return [a for a in accounts if a.key in called or a in found]
+    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuKey]) -> bool:
+        return account.key in called or super()._entitled(account, at_ns, clock, called)
 
 
 class AtWorkForEver(TemporalScheduler):

@@ -36,6 +36,7 @@ def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) ->
         ({"competing": False}, "nobody counts it"),
         ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
         ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
+        ({"wants": False}, "wants nothing and holds nothing"),
         ({"holds": {2: hold(1)}}, "in the wrong account"),
         ({"holds": {1: hold(1, vgpu=4)}}, "in the wrong account"),
         ({"holds": {5: hold(5)}}, "in the wrong account"),
@@ -61,6 +62,7 @@ def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> Non
     states: list[dict[str, object]] = [
         {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
         {"wants": False, "competing": False}, {"holds": {4: hold(4, end=0)}}, {"holds": {4: hold(4, end=None)}},
+        {"wants": False, "holds": {4: hold(4)}},
     ]  # fmt: skip
     for changes in states:
         account = waiting_account()
@@ -95,4 +97,13 @@ def test_what_is_noted_beside_the_accounts_and_is_not_so_is_found(
     for name, value in changes.items():
         setattr(account, name, value)
     with pytest.raises(InvariantError, match=f"^{noted} is noted as"):
+        Competition.check(scheduler)
+
+
+@BOTH
+def test_who_wants_or_holds_and_is_not_noted_is_found(kind: type[Competition]) -> None:
+    scheduler = kind(first_epoch=5)
+    plant(scheduler, waiting_account())
+    scheduler._company.clear()
+    with pytest.raises(InvariantError, match=r"^_company is noted as"):
         Competition.check(scheduler)
