@@ -145,12 +145,12 @@ for line in sys.stdin:
 class Program:
     """It does what it is told, and answers when that is done."""
 
-    def __init__(self, stage: Stage, vgpu: StagedVgpu, **environment: str) -> None:
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, first: str = "warm", **environment: str) -> None:
         self.stage, self.vgpu = stage, vgpu
         vgpu.grants.flags = GrantsFlag.CONTENDED
         vgpu.window_ns = vgpu.grants.window_ns = 12 * MS
         self.process = stage.start(PROLOGUE + COMMANDS, stage.environment(vgpu, **environment))
-        stage.tell(self.process, "warm")
+        stage.tell(self.process, first)
         with vgpu.granting(60_000 * MS):
             assert stage.heard(self.process) == "None"
             eventually(lambda: not vgpu.slot().want, "it has nothing to do, and gives the rest back")
@@ -169,13 +169,13 @@ class Program:
     def queues_and_runs(self) -> None:
         """Ahead of a lease, and under it."""
         assert self.ask("launch 1") == "0"
-        self.vgpu.await_want()
         self.stays_queued()
         self.epoch = self.lease(60_000 * MS)
         eventually(self.is_done, "it runs")
         assert not drained(self.stage, self.vgpu, self.epoch).wants
 
     def lease(self, length_ns: int) -> int:
+        self.vgpu.await_want()
         return self.vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + length_ns)
 
     def ask(self, command: str) -> str:
@@ -525,8 +525,7 @@ def test_a_context_other_than_the_words_waits_in_the_gate(stage: Stage, vgpu: St
 
 
 def test_when_the_words_context_has_died_another_has_it(stage: Stage, vgpu: StagedVgpu) -> None:
-    program = Program(stage, vgpu)
-    program.ask("enter_guest")
+    program = Program(stage, vgpu, first="enter_guest")
     program.rehearse()
     program.queues_and_runs()
     program.ask("end_guest")
