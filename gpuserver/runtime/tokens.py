@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -22,6 +21,7 @@ from cython_ext.readings import EventKind, GrantsFlag
 from gpuserver.core.leases import (
     FAR_NS,
     Added,
+    Bench,
     Book,
     Changed,
     Command,
@@ -54,21 +54,6 @@ log = structlog.get_logger(__name__)
 SECOND_NS: Final = 1_000_000_000
 WISH_NS: Final = SECOND_NS
 """Whoever has wanted a token in that time is likely to want one again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """How a vGPU without leases stood at ``at_ns``."""
-
-    stood: Book
-    limit_ppm: int
-    at_ns: int
-
-    def book(self, now_ns: int) -> Book:
-        return self.stood.refilled(self.limit_ppm, now_ns - self.at_ns)
-
-    def overrun(self, held_ns: int) -> Bench:
-        return replace(self, stood=self.stood.overrun(held_ns))
 
 
 class TokenLoop:
@@ -363,15 +348,15 @@ class TokenLoop:
     def _settle_leaving(self, seen: readings.Event) -> None:
         """What a vGPU on the bench had queued is charged until it has drained, or somebody else is charged."""
         for lease, since_ns in list(self._leaving.items()):
-            drained = seen.kind is EventKind.DRAINED and lease == (seen.vgpu, seen.epoch)
-            beside = seen.kind is EventKind.WENT and lease[0] != seen.vgpu
-            if drained or beside:
-                bench = self._benched.get(lease[0])
-                if bench is not None and since_ns < seen.at_ns:
-                    self._benched[lease[0]] = bench.overrun(seen.at_ns - since_ns)
-                self._leaving[lease] = FAR_NS
-            if drained:
+            if seen.kind is EventKind.DRAINED and lease == (seen.vgpu, seen.epoch):
                 del self._leaving[lease]
+            elif seen.kind is EventKind.WENT and lease[0] != seen.vgpu:
+                self._leaving[lease] = FAR_NS
+            else:
+                continue
+            bench = self._benched.get(lease[0])
+            if bench is not None and since_ns < seen.at_ns:
+                self._benched[lease[0]] = bench.overrun(seen.at_ns - since_ns)
 
     def _known(self, seen: readings.Event) -> readings.Event:
         """With the epoch that the scheduler knows."""

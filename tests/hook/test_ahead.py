@@ -174,6 +174,15 @@ class Program:
         eventually(self.is_done, "it runs")
         assert not drained(self.stage, self.vgpu, self.epoch).wants
 
+    def waits_in_the_gate(self) -> None:
+        """Until there is a lease."""
+        self.ask("beside launch 1")
+        self.vgpu.await_want()
+        time.sleep(0.05)
+        assert self.ask("seen") == "[]"
+        self.lease(60_000 * MS)
+        eventually(lambda: self.ask("seen") == "[0]", "it is launched")
+
     def lease(self, length_ns: int) -> int:
         self.vgpu.await_want()
         return self.vgpu.lease(time.monotonic_ns(), time.monotonic_ns() + length_ns)
@@ -264,12 +273,7 @@ def test_where_it_is_not_simple_a_launch_waits_in_the_gate(stage: Stage, vgpu: S
         program.ask("use per-thread")
     elif how == "capture":
         program.ask("capture")
-    program.ask("beside launch 1")
-    vgpu.await_want()
-    time.sleep(0.05)
-    assert program.ask("seen") == "[]"
-    program.lease(60_000 * MS)
-    eventually(lambda: program.ask("seen") == "[0]", "it is launched")
+    program.waits_in_the_gate()
     if how == "capture":
         program.ask("captured")
 
@@ -516,12 +520,7 @@ def test_a_context_other_than_the_words_waits_in_the_gate(stage: Stage, vgpu: St
     program.queues_and_runs()
     program.ask("enter_guest")
     program.rehearse()
-    program.ask("beside launch 1")
-    vgpu.await_want()
-    time.sleep(0.05)
-    assert program.ask("seen") == "[]"
-    program.lease(60_000 * MS)
-    eventually(lambda: program.ask("seen") == "[0]", "it is launched")
+    program.waits_in_the_gate()
 
 
 def test_when_the_words_context_has_died_another_has_it(stage: Stage, vgpu: StagedVgpu) -> None:
