@@ -7,7 +7,9 @@ double, the graph gets a new **version**, part of its LaunchKey, and is learned 
 
 Some programs update before every launch, for other addresses, and would never have two in flight (JAX does). So who has
 been **steady** for long enough, by the samples, is believed as a kernel is, whose arguments may mean anything, too. How
-long that has to be doubles each time that a graph's length did change.
+long that has to be doubles each time that a graph's length did change, and halves while it does not for long: a sample
+may be off by itself (the host stood still between its events, caches are cold after a hand-over), and belief that one
+such sample now and then takes away for ever is worth nothing. What is off by less than double says nothing either way.
 
 A cache in memory of the caller's (zeroed): a set that is full forgets the graph that was updated longest ago, whose
 first version is then believed again. The caller serialises.
@@ -23,6 +25,7 @@ cdef enum:
     GRAPH_WAYS = 8
     GRAPH_STEADY = 16        # samples behind updates that changed nothing, until the next ones are believed
     GRAPH_STEADY_MOST = 1 << 20
+    GRAPH_STEADY_LONG = 8    # times as many as were needed: half would have done
 
 
 cdef struct UpdatedGraph:
@@ -31,7 +34,7 @@ cdef struct UpdatedGraph:
     uint32_t updates         # so far
     uint32_t proven          # of these, known for their effect on the length
     uint32_t version
-    uint32_t steady          # samples behind updates, one after the other, that took as long as before
+    uint32_t steady          # samples behind updates that took as long as before, since its length last changed
     uint32_t needed          # so many of them to be believed
 
 
@@ -97,10 +100,11 @@ cdef inline void graph_timed(
             graph.version = table.versions
             graph.steady = 0
             graph.needed = min(2 * graph.needed, <uint32_t>GRAPH_STEADY_MOST)
-        elif 4 * (lasted_ns - learned_ns) > learned_ns or 4 * (learned_ns - lasted_ns) > learned_ns:
-            graph.steady = 0
-        else:
-            graph.steady += graph.steady < graph.needed
+        elif 4 * (lasted_ns - learned_ns) <= learned_ns and 4 * (learned_ns - lasted_ns) <= learned_ns:
+            graph.steady += 1
+            if graph.steady / GRAPH_STEADY_LONG >= graph.needed:
+                graph.needed = max(graph.needed / 2, <uint32_t>GRAPH_STEADY)
+                graph.steady = graph.needed
     graph.proven = max(graph.proven, updates)
 
 
