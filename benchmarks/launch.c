@@ -2,13 +2,14 @@
  * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
  * that wants to bypass a cooperative hook needs no help, and NVML shows it).
  *
- *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 10000 50 [default|allocate|cold|paced|stores]
+ *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 10000 50 [default|allocate|cold|paced|queued|stores]
  *
  * The first number says how many rounds, the second how many launches, or pairs of calls, each of the two has in a round. Of
  * short rounds most are interrupted by nobody, and the median forgets the others. (The driver's queue has 1024 places, and a
  * launch that waits for the GPU says nothing.)
  * stores: before each launch some stores go to memory that no cache has, and are still under way then.
  * paced: the host does something else before each launch, which finds the GPU idle.
+ * queued: each round's launches go behind milliseconds of other work, and there is a pause between rounds.
  * cold: as allocate, but the caches forget us inside each call, as a real driver's tens of microseconds in the kernel make
  * them. The simulated one calls mmap and munmap there, which are ours. What forgetting takes is not counted.
  * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over the rounds, and of the paired differences, these
@@ -30,6 +31,10 @@ typedef int (*allocate_t)(unsigned long long *, size_t);
 typedef int (*free_t)(unsigned long long);
 #define SIZE (2 << 20) /* the driver's own granule: it has to ask the card */
 #define PACE_NS 20e3
+#define QUEUED 3
+#define QUEUED_NS 1e6 /* each */
+#define TRIED_BLOCKS (1 << 16)
+#define REST_US 12000 /* of a share of 50 % no more is used than a third */
 #define EVICTED_BYTES (2 << 20) /* twice a second-level cache, or one; of code half as much */
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
@@ -128,14 +133,26 @@ static void *direct(const char *name) {
     return plain(library, name);
 }
 
+/* Of an empty kernel that takes QUEUED_NS, far longer than its launch. */
+static unsigned blocks_of(launch_t launch, void *function, void *stream) {
+    double fastest = 1e12;
+    for (int i = 0; i < 20; i++) {
+        double began = now_ns();
+        check(launch(function, TRIED_BLOCKS, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+        CALL(cuStreamSynchronize, stream);
+        if (now_ns() - began < fastest) fastest = now_ns() - began;
+    }
+    return TRIED_BLOCKS * QUEUED_NS / fastest;
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 3 ? argv[3] : "";
     int cold = !strcmp(what, "cold"), allocates = cold || !strcmp(what, "allocate");
     int in_default_stream = !strcmp(what, "default"), paced = !strcmp(what, "paced");
-    int stores = !strcmp(what, "stores");
+    int stores = !strcmp(what, "stores"), queued = !strcmp(what, "queued");
     int rounds = argc > 2 ? atoi(argv[1]) : 0, batch = argc > 2 ? atoi(argv[2]) : 0;
     if (rounds < 1 || batch < 1) {
-        fprintf(stderr, "launch: ROUNDS BATCH [default|allocate|cold|paced|stores]\n");
+        fprintf(stderr, "launch: ROUNDS BATCH [default|allocate|cold|paced|queued|stores]\n");
         return 2;
     }
     if (cold) prepare_sweep();
@@ -157,12 +174,15 @@ int main(int argc, char **argv) {
     launch_t launches[] = {(launch_t)direct("cuLaunchKernel"), (launch_t)hooked("cuLaunchKernel")};
     allocate_t allocations[] = {(allocate_t)direct("cuMemAlloc_v2"), (allocate_t)hooked("cuMemAlloc_v2")};
     free_t frees[] = {(free_t)direct("cuMemFree_v2"), (free_t)hooked("cuMemFree_v2")};
+    unsigned blocks = queued ? blocks_of(launches[0], function, stream) : 0;
     double *with = malloc(rounds * sizeof *with), *without = malloc(rounds * sizeof *without), *difference = malloc(rounds * sizeof *difference);
     for (int round = -5; round < rounds; round++) {
         double took[2];
         for (int turn = 0; turn < 2; turn++) {
             int through = (turn + round) & 1; /* alternate who goes first */
             unsigned long long address;
+            for (int i = 0; queued && i < QUEUED; i++)
+                check(launches[through](function, blocks, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
             double start = now_ns(), elsewhere = 0;
             evicting_ns = 0;
             evicts = cold;
@@ -184,6 +204,7 @@ int main(int argc, char **argv) {
             took[through] = (now_ns() - start - elsewhere - evicting_ns) / batch;
             evicts = 0;
             CALL(cuStreamSynchronize, stream);
+            if (queued) usleep(REST_US);
         }
         if (round < 0) continue; /* warm-up */
         with[round] = took[1];

@@ -1,7 +1,8 @@
 """What the hook adds to a launch, and to cuMemAlloc with cuMemFree: nanoseconds, and instructions if there is valgrind.
 
 Under a limit each launch is predicted, and idle gaps between launches are looked for, as nobody is charged for those:
-that is measured, too, with a host that launches every 20 µs what takes the GPU less.
+that is measured, too, with a host that launches every 20 µs what takes the GPU less ("on an idle GPU": the worst case),
+and with one that launches behind milliseconds of work ("behind a queue": who keeps the GPU busy).
 
 A real driver is in the kernel for tens of microseconds of each allocation and each free, and the caches forget the hook
 meanwhile. "Cold" is that on a simulated GPU: inside each call data, code and branches of others go through the caches.
@@ -49,6 +50,7 @@ class Turns:
 
 LAUNCHES = Turns(10_000, 50)
 LIMITED = Turns(400, 50, "paced")
+QUEUED = Turns(100, 50, "queued")
 ALLOCATIONS = Turns(2000, 10, "allocate")
 COLD = Turns(4000, 1, "cold")
 STORES = Turns(4000, 50, "stores")
@@ -116,7 +118,8 @@ def main() -> None:
         program = compile_launch(Path(scratch))
         cases = [
             ("one launch", LAUNCHES, 100),
-            ("... under a limit", LIMITED, LIMIT_PERCENT),
+            ("... under a limit, idle GPU", LIMITED, LIMIT_PERCENT),
+            ("... behind a queue", QUEUED, LIMIT_PERCENT),
             ("cuMemAlloc, cuMemFree", ALLOCATIONS, 100),
         ]
         if not args.gpu:
@@ -132,7 +135,7 @@ def main() -> None:
             return
         rows = (
             ("one vGPU", 100, [0], ""),
-            ("... under a limit", LIMIT_PERCENT, [0], LIMITED.what),
+            ("... under a limit, idle GPU", LIMIT_PERCENT, [0], LIMITED.what),
             ("two vGPUs", 100, [0, 1], ""),
             ("... default stream", 100, [0, 1], "default"),
             ("cuMemAlloc and cuMemFree", 100, [0], ALLOCATIONS.what),

@@ -1,4 +1,5 @@
-"""What the hook adds to one launch in a vGPU of 100 %, to one under a limit, and to cuMemAlloc with cuMemFree of 2 MiB.
+"""What the hook adds to one launch in a vGPU of 100 %, to one under a limit, on an idle GPU and behind a queue, and to
+cuMemAlloc with cuMemFree of 2 MiB.
 
 Its calls and the driver's own in turns, in one process (``benchmarks/launch.py``; medians of paired differences).
 """
@@ -19,6 +20,8 @@ from benchmarks.gpu.tables import Bar, Column, Labels, Row
 KERNEL: Final = "empty kernel"
 ALLOCATION: Final = "cuMemAlloc, cuMemFree"
 LAUNCHES: Final = (KERNEL, "100", TEMPORAL)
+LIMITED: Final = f"{launch.LIMIT_PERCENT}"
+QUEUED: Final = f"{launch.LIMIT_PERCENT}, behind a queue"
 
 
 def measure(bench: Bench) -> None:
@@ -26,31 +29,21 @@ def measure(bench: Bench) -> None:
         program = launch.compile_launch(Path(scratch))
         for repeat in range(bench.options.repeat):
             node = bench.ground.node(TEMPORAL)
-            limit = launch.LIMIT_PERCENT
-            for block, percent, added, answer in (
-                (KERNEL, 100, "added_ns", launch.in_turns(node, program)),
-                (
-                    KERNEL,
-                    limit,
-                    "added_under_limit_ns",
-                    launch.in_turns(node, program, launch.LIMITED, limit),
-                ),
-                (
-                    ALLOCATION,
-                    100,
-                    "added_to_allocation_ns",
-                    launch.in_turns(node, program, launch.ALLOCATIONS),
-                ),
+            for block, row, turns, percent, added in (
+                (KERNEL, "100", launch.LAUNCHES, 100, "added_ns"),
+                (KERNEL, LIMITED, launch.LIMITED, launch.LIMIT_PERCENT, "added_under_limit_ns"),
+                (KERNEL, QUEUED, launch.QUEUED, launch.LIMIT_PERCENT, "added_under_limit_ns"),
+                (ALLOCATION, "100", launch.ALLOCATIONS, 100, "added_to_allocation_ns"),
             ):
+                answer = launch.in_turns(node, program, turns, percent)
                 if not answer.pop("hooked"):
                     raise RuntimeError("the program went past the hook both times")
                 answer[added] = answer.pop("added_ns")
-                bench.keep(repeat, block, f"{percent}", TEMPORAL, Outcome((), answer), [float(percent)])
+                bench.keep(repeat, block, row, TEMPORAL, Outcome((), answer), [float(percent)])
 
 
 def rows(options: Options) -> list[Labels]:
-    limited = (KERNEL, f"{launch.LIMIT_PERCENT}", TEMPORAL)
-    return [LAUNCHES, limited, (ALLOCATION, "100", TEMPORAL)]
+    return [LAUNCHES, *((KERNEL, row, TEMPORAL) for row in (LIMITED, QUEUED)), (ALLOCATION, "100", TEMPORAL)]
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -58,7 +51,7 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def estimate(options: Options) -> float:
-    return 5 + 14 * options.repeat
+    return 5 + 18 * options.repeat
 
 
 PART = Part(
