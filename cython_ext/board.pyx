@@ -6,9 +6,10 @@ from libc.string cimport memset
 
 from cython_ext.boardevents cimport RING, BoardEvent, ring_visited
 from cython_ext.desks cimport PREDECESSORS, TURNS, Desk, Face, Report, Turn, desk_face
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease
+from cython_ext.grantspage cimport lease_reading
+from cython_ext.layout cimport FOREVER_NS, LEASE_OPEN, MAX_VGPUS
 
-from cython_ext.readings import Event, EventKind, LeaseReading, PlanReading
+from cython_ext.readings import Event, EventKind, PlanReading
 
 cdef tuple KINDS = (None, *EventKind)
 
@@ -174,14 +175,6 @@ cdef class PyBoard:
         cdef Face face
         desk_face(&self.board.desks[key], self.board.free, &face)
         return PlanReading(
-            reading(&face.plan.current), reading(&face.plan.next), face.open_epoch, face.go_epoch, face.free_epoch, 0
+            lease_reading(&face.plan.current), lease_reading(&face.plan.next), face.open_epoch, face.go_epoch,
+            face.free_epoch, 0,
         )
-
-
-cdef object reading(const Lease* lease):
-    if lease.epoch == 0:
-        return None
-    return LeaseReading(
-        lease.epoch, lease.start_ns, None if lease.flags & LEASE_OPEN else lease.end_ns,
-        None if lease.go_by_ns == FOREVER_NS else lease.go_by_ns, bool(lease.flags & LEASE_ON_GO),
-    )

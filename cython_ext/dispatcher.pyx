@@ -46,7 +46,8 @@ from cython_ext.layout cimport (
 )
 from cython_ext.logic.handover cimport awake_after_ns, awake_before_ns, awake_for
 from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, store32, storei64
-from cython_ext.pages cimport GrantsPage, RelayPage
+from cython_ext.grantspage cimport GrantsPage
+from cython_ext.relaypage cimport RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
     prctl, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
