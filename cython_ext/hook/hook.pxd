@@ -388,7 +388,11 @@ cdef extern:
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
     void vgpu_leave(Pass* launch, int result) noexcept nogil
+    # doorbell.pyx
     void vgpu_ring(Gate* gate) noexcept nogil
+    # ... the caller holds gate.lock
+    void vgpu_want(Gate* gate, int64_t now) noexcept nogil
+    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil
     # transfers.pyx, and wrappers.pyx the last: before the call, as vgpu_enter does; ``own``: stream 0 is the thread's
     # own; ``waits``: LAUNCH_WAITS
     int vgpu_fill(
@@ -421,9 +425,6 @@ cdef extern:
     int vgpu_grid(
         Pass* work, void* stream, bint own, bint waits, void* function, unsigned int width, unsigned int height
     ) noexcept nogil
-    # ... the caller holds gate.lock
-    void vgpu_want(Gate* gate, int64_t now) noexcept nogil
-    bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil
     # leases.pyx; the caller holds gate.lock
     void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil
     uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil
