@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuserver.core.leases import (
     Added,
+    Book,
     Changed,
     Command,
     Drained,
@@ -94,6 +95,11 @@ class Desk:
 
     def statement(self, key: int, at_ms: float) -> Statement:
         return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
+
+
+def owed(lag_ms: int) -> Book:
+    """What a journal has kept of a vGPU with that lag."""
+    return Book(lag_ns=lag_ms * MS, bucket_ns=10**9, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
 
 
 def leases(commands: list[Command]) -> list[Lease]:
