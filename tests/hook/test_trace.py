@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from cython_ext.readings import GrantsFlag, SlotState, TraceKind, TraceReading
+from tests.hook.queueing import Program
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_ahead import Program
 
 RECORDED = GrantsFlag.CONTENDED | GrantsFlag.TRACED
 
