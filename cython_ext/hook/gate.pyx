@@ -10,13 +10,15 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
+    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
+    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows,
+    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead,
+    vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+)
+from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
     PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, is_swappable, state,
-    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread,
-    vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
-    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_publish_submission,
-    vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run,
-    vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, epoch_past,
