@@ -15,6 +15,7 @@ from gpuserver.core.leases import (
     Idle,
     Lease,
     Observed,
+    Priority,
     Publish,
     Removed,
     Report,
@@ -25,7 +26,7 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
-from gpuserver.core.policy import Policy
+from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import Scheduler
 
 MS = 1_000_000
@@ -95,6 +96,11 @@ class Desk:
 
     def statement(self, key: int, at_ms: float) -> Statement:
         return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
+
+
+def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
+    """``guarantee`` and ``limit``: of the time, as ratios; ``sm_percent``: of the SMs, its partition."""
+    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
 
 
 def owed(lag_ms: int) -> Book:
