@@ -18,11 +18,6 @@ UNAVAILABLE = 46
 RETURNED_EPOCH_AT = 36  # ActivityPage.returned_epoch
 
 
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
-
-
 @pytest.mark.parametrize("stream", ["own", "legacy"])
 def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_begins(
     stage: Stage, vgpu: StagedVgpu, stream: str

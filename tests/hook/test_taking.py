@@ -35,11 +35,6 @@ class Later(Endless):
         self.stage.tell(self.process)
 
 
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
-
-
 def stand(vgpu: StagedVgpu) -> int:
     """A lease for a free GPU. Its epoch."""
     epoch = next(vgpu.stage.epochs)

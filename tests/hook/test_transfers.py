@@ -206,11 +206,6 @@ WAITING += [
 MIXED = ["cuMemcpyBatch_mixed", "cuMemcpy3DBatch_mixed"]
 
 
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
-
-
 @pytest.mark.parametrize("kind", ["open", "finite"])
 def test_each_is_let_through_once_and_the_twins_too(stage: Stage, vgpu: StagedVgpu, kind: str) -> None:
     program = stage.start(PROLOGUE + CALLS + ONE_BY_ONE, stage.environment(vgpu))
