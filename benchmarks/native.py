@@ -21,17 +21,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
 
+from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, PageMode
 from cython_ext.rehearsal import Process
+from cython_ext.relaypage import RelayPage
 
 HOUR_NS = 3_600_000_000_000
 PATIENCE_NS = 10_000_000_000
 
 BROKER = """
 import sys
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
+from cython_ext.relaypage import RelayPage
 from cython_ext.relay import Relay
 activity, grants, relays, key = map(int, sys.argv[1:])
 with Relay(ActivityPage.map(activity), GrantsPage.map_readonly(grants), RelayPage.map(relays), key) as relay:
@@ -43,7 +47,8 @@ with Relay(ActivityPage.map(activity), GrantsPage.map_readonly(grants), RelayPag
 
 VICTIM = """
 import sys
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
 activity, grants = map(int, sys.argv[1:])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), 1)

@@ -10,9 +10,9 @@ oldest first. A turn waits, then it *went* (GO was given), then it is done and l
 * ``board_step``: time has passed. It gives GO to every turn that is due, and takes back leases that nobody wants;
 * ``board_remove``: the vGPU is gone, which counts as drained.
 
-Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in two
-places: ``touched`` (desks whose page must be written anew from ``desk_face``), ``free`` and ``events`` (for the
-scheduler). A caller that steps at ``board_deadline`` gives every GO on time.
+Every function takes ``now_ns``; none reads a clock or touches a page. What the world must learn is left in three
+places: ``touched`` (desks whose page must be written anew from ``desk_face``), ``free``, and ``ring`` (what the
+scheduler hears: boardevents.pxd). A caller that steps at ``board_deadline`` gives every GO on time.
 
 A turn is due when its ``start_ns`` has come (any time, with ``early``; a little before, behind predecessors), its
 predecessors are done and its vGPU's own older turn is over; at ``go_by_ns`` at the latest. GO at g moves the end by
@@ -41,21 +41,21 @@ to be noticed. The pause is for wants on their way through the relay.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
+from cython_ext.boardevents cimport (
+    EVENT_DRAINED, EVENT_IDLE, EVENT_WANTS, EVENT_WENT, BoardEvent, EventRing, ring_due_ns, ring_emit, ring_forget,
+    ring_observe, ring_step, ring_went,
+)
 from cython_ext.desks cimport (
-    EVENT_DRAINED, EVENT_IDLE, EVENT_OBSERVED, EVENT_WANTS, EVENT_WENT, TURNS, BoardEvent, Desk, Report, Turn,
-    any_at_tail, any_but, desk_quiet_ns, desk_reading, first_waiting, has, next_key, put, turn_at_tail, turn_begins,
-    turn_due_ns, turn_idle_ns, turn_opens_ns,
+    TURNS, Desk, Report, Turn, any_at_tail, any_but, desk_quiet_ns, first_waiting, has, next_key, put, turn_at_tail,
+    turn_begins, turn_due_ns, turn_idle_ns, turn_opens_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
 from cython_ext.logic.handover cimport awake_after_ns
 
 cdef enum:
-    RING = 4096              # events between two visits of the scheduler ...
-    LEVELS = RING / 2        # ... of which wants and readings, which can be asked for again, leave the others the rest
     LATENESS_BINS = 40
     OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
-    HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
     RECENT = 1 << 30         # epochs closer than this compare safely
 
     BOARD_OK = 0
@@ -73,13 +73,7 @@ cdef struct Board:
     bint free                # nobody wants a token, no lease is in force, and only standing ones wait
     int64_t over_ns          # when a lease was last over
     uint32_t newest          # epoch last published on the GPU
-    uint32_t events_count
-    bint pressing            # an event that the scheduler may have to act upon now
-    int64_t presses_ns       # from when on the others are such; 0: they are only readings
-    uint64_t events_lost     # since the scheduler's last visit
-    uint64_t lost_total
-    BoardEvent* events       # RING of them
-    uint64_t events_total
+    EventRing ring           # for the scheduler
     uint64_t gos
     uint64_t forced
     uint64_t[40] lateness
@@ -88,45 +82,6 @@ cdef struct Board:
 
 cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
     return low if value < low else high if value > high else value
-
-
-cdef inline BoardEvent* board_emit(
-    Board* board, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
-) noexcept nogil:
-    """A cleared event at the end of the ring; if there is no room for it, it is counted as lost and a spare one absorbs
-    it. The books live on when leases begin and end: a program that changes its mind 2,000 times a second while the
-    scheduler is held up must not push that out."""
-    cdef BoardEvent* event = &board.events[board.events_count]
-    cdef bint of_lease = kind == EVENT_WENT or kind == EVENT_DRAINED
-    memset(event, 0, sizeof(BoardEvent))
-    event.kind = kind
-    event.key = key
-    event.epoch = epoch
-    event.at_ns = at_ns
-    board.events_total += 1
-    board.pressing = (
-        board.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or board.events_count >= LEVELS / 2
-    )
-    if board.events_count < (RING - 1 if of_lease else LEVELS):
-        board.events_count += 1
-    else:
-        board.events_lost += 1
-        board.lost_total += 1
-    return event
-
-
-cdef inline void board_observe(Board* board, uint32_t key, const Turn* turn, int64_t now_ns) noexcept nogil:
-    """What is read of a lease in force. Nobody is woken for it; until somebody comes, a newer reading is better, or
-    another one that will follow."""
-    cdef BoardEvent* event = NULL
-    if board.events_count > 0:
-        event = &board.events[board.events_count - 1]
-    if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
-        if board.events_count >= LEVELS:
-            return
-        event = board_emit(board, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
-    event.at_ns = now_ns
-    desk_reading(&board.desks[key], turn, event)
 
 
 cdef inline void board_refile(Board* board, uint32_t key) noexcept nogil:
@@ -181,22 +136,12 @@ cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t 
 cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:
     cdef Desk* desk = &board.desks[key]
     cdef Turn* turn = &desk.turns[index]
-    cdef BoardEvent* event = board_emit(board, EVENT_DRAINED, key, turn.lease.epoch, at_ns)
+    cdef BoardEvent* event = ring_emit(&board.ring, EVENT_DRAINED, key, turn.lease.epoch, at_ns)
     event.wants = wants
     event.idle_ns = turn_idle_ns(desk, turn, at_ns)
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns
     board_drop(board, key, index, at_ns)
-
-
-cdef inline void board_hush(Board* board, const Turn* turn) noexcept nogil:
-    """GO at the tail of another lease is told of with that one's drain, which follows in a moment; if not, while half
-    of the lease is left to plan what comes after it. Any other is told of now."""
-    cdef int64_t by_ns = turn.go_ns + min(<int64_t>HUSH_NS, (turn.lease.end_ns - turn.go_ns) / 2)
-    if not any_at_tail(board.holding, board.desks):
-        board.pressing = 1
-    elif board.presses_ns == 0 or by_ns < board.presses_ns:
-        board.presses_ns = by_ns
 
 
 cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
@@ -234,10 +179,10 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
         late >>= 1
         i += 1
     board.lateness[i] += 1
-    event = board_emit(board, EVENT_WENT, key, turn.lease.epoch, turn.go_ns)
+    event = ring_emit(&board.ring, EVENT_WENT, key, turn.lease.epoch, turn.go_ns)
     event.end_ns = turn.lease.end_ns
     event.taken_ns = max(0, turn.go_ns - first_ns)
-    board_hush(board, turn)
+    ring_went(&board.ring, turn, any_at_tail(board.holding, board.desks))
     board_refile(board, key)
 
 
@@ -279,8 +224,7 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
     cdef int key
     cdef uint32_t i
     cdef Desk* desk
-    if 0 < board.presses_ns <= now_ns:
-        board.pressing = 1
+    ring_step(&board.ring, now_ns)
     while again:
         again = 0
         key = next_key(board.waiting, 0)
@@ -324,8 +268,8 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
             deadline = desk_quiet_ns(&board.desks[key])
             sharp[0] = 0
         key = next_key(board.holding, key + 1)
-    if 0 < board.presses_ns < deadline and not board.pressing:
-        deadline, sharp[0] = board.presses_ns, 0
+    if ring_due_ns(&board.ring) < deadline:
+        deadline, sharp[0] = ring_due_ns(&board.ring), 0
     return deadline
 
 
@@ -475,13 +419,13 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
     if report.want != desk.want:
         board_wants(board, key, report.want, now_ns)
         if report.want:
-            board_emit(board, EVENT_WANTS, key, 0, now_ns)
+            ring_emit(&board.ring, EVENT_WANTS, key, 0, now_ns)
         elif not has(board.holding, key):
-            board_emit(board, EVENT_IDLE, key, 0, now_ns)
+            ring_emit(&board.ring, EVENT_IDLE, key, 0, now_ns)
     if has(board.holding, key) and now_ns - desk.observed_ns >= OBSERVE_NS:
         turn = &desk.turns[first_waiting(desk) - 1]
         desk.observed_ns = now_ns
-        board_observe(board, key, turn, now_ns)
+        ring_observe(&board.ring, key, desk, turn, now_ns)
 
 
 cdef inline void board_add(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
@@ -498,14 +442,9 @@ cdef inline void board_add(Board* board, uint32_t key, const Report* report, int
 cdef inline void board_remove(Board* board, uint32_t key, int64_t now_ns) noexcept nogil:
     """The vGPU is gone: its leases are over, its unread events are nobody's. Its page shows an empty plan."""
     cdef Desk* desk = &board.desks[key]
-    cdef uint32_t i, kept = 0
     while desk.live > 0:
         board_drop(board, key, desk.live - 1, now_ns)
-    for i in range(board.events_count):
-        if board.events[i].key != key:
-            board.events[kept] = board.events[i]
-            kept += 1
-    board.events_count = kept
+    ring_forget(&board.ring, key)
     memset(desk, 0, sizeof(Desk))
     put(board.wanting, key, 0)
     put(board.touched, key, 1)

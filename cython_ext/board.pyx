@@ -4,10 +4,12 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from cython_ext.desks cimport PREDECESSORS, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_face
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, MAX_VGPUS, Lease
+from cython_ext.boardevents cimport RING, BoardEvent, ring_visited
+from cython_ext.desks cimport PREDECESSORS, TURNS, Desk, Face, Report, Turn, desk_face
+from cython_ext.grantspage cimport lease_reading
+from cython_ext.layout cimport FOREVER_NS, LEASE_OPEN, MAX_VGPUS
 
-from cython_ext.readings import Event, EventKind, LeaseReading, PlanReading
+from cython_ext.readings import Event, EventKind, PlanReading
 
 cdef tuple KINDS = (None, *EventKind)
 
@@ -66,8 +68,8 @@ cdef object event_reading(const BoardEvent* event):
 cdef Board* board_new() except NULL:
     cdef Board* board = <Board*>calloc(1, sizeof(Board))
     if board != NULL:
-        board.events = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
-    if board == NULL or board.events == NULL:
+        board.ring.events = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
+    if board == NULL or board.ring.events == NULL:
         free(board)
         raise MemoryError
     return board
@@ -75,7 +77,7 @@ cdef Board* board_new() except NULL:
 
 cdef void board_free(Board* board) noexcept:
     if board != NULL:
-        free(board.events)
+        free(board.ring.events)
         free(board)
 
 
@@ -153,18 +155,15 @@ cdef class PyBoard:
 
     def events(self):
         """What happened since the last call, oldest first; and how many events did not fit."""
-        found = [event_reading(&self.board.events[i]) for i in range(self.board.events_count)]
-        lost = self.board.events_lost
-        self.board.events_count = 0
-        self.board.pressing = 0
-        self.board.presses_ns = 0
-        self.board.events_lost = 0
+        found = [event_reading(&self.board.ring.events[i]) for i in range(self.board.ring.count)]
+        lost = self.board.ring.lost
+        ring_visited(&self.board.ring)
         return found, lost
 
     @property
     def pressing(self):
         """Whether the scheduler would be woken for the events."""
-        return bool(self.board.pressing)
+        return bool(self.board.ring.pressing)
 
     def outstanding(self, uint32_t key):
         """Live leases of a vGPU, oldest first: (epoch, whether GO was given)."""
@@ -176,14 +175,6 @@ cdef class PyBoard:
         cdef Face face
         desk_face(&self.board.desks[key], self.board.free, &face)
         return PlanReading(
-            reading(&face.plan.current), reading(&face.plan.next), face.open_epoch, face.go_epoch, face.free_epoch, 0
+            lease_reading(&face.plan.current), lease_reading(&face.plan.next), face.open_epoch, face.go_epoch,
+            face.free_epoch, 0,
         )
-
-
-cdef object reading(const Lease* lease):
-    if lease.epoch == 0:
-        return None
-    return LeaseReading(
-        lease.epoch, lease.start_ns, None if lease.flags & LEASE_OPEN else lease.end_ns,
-        None if lease.go_by_ns == FOREVER_NS else lease.go_by_ns, bool(lease.flags & LEASE_ON_GO),
-    )

@@ -1,5 +1,5 @@
-"""What a board is made of: desks with their turns, reports that come in, events and faces that go out, sets of keys;
-and what one desk says by itself. What moves the turns, and the theory of it all: board.pxd.
+"""What a board is made of: desks with their turns, reports that come in, faces that go out, sets of keys; and what
+one desk says by itself. What moves the turns, and the theory of it all: board.pxd.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -12,12 +12,6 @@ cdef enum:
     TURNS = 8                # live leases of one vGPU: one in force, one next, the others have not drained
     PREDECESSORS = 64        # of one lease: an MPS server has 48 processes, each of a vGPU of its own perhaps
     QUIET_NS = 200_000
-
-    EVENT_WANTS = 1
-    EVENT_IDLE = 2
-    EVENT_WENT = 3
-    EVENT_DRAINED = 4
-    EVENT_OBSERVED = 5
 
 
 cdef struct Predecessor:
@@ -67,20 +61,6 @@ cdef struct Desk:
     Turn[8] turns
     Report report            # the last one
     int64_t observed_ns
-
-
-cdef struct BoardEvent:
-    uint32_t kind
-    uint32_t key
-    uint32_t epoch
-    bint wants
-    int64_t at_ns
-    int64_t end_ns
-    int64_t taken_ns         # before GO it had work on the GPU for so long
-    int64_t idle_ns
-    int64_t longest_kernel_ns
-    int64_t refill_ns
-    int64_t predicted_end_ns
 
 
 cdef struct Face:
@@ -178,15 +158,6 @@ cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_
 cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
     """When the desk's oldest turn that went is over because nobody wants it."""
     return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS
-
-
-cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
-    """Of a lease in force, into an event that has its moment."""
-    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
-    event.wants = desk.want
-    event.longest_kernel_ns = desk.report.longest_kernel_ns
-    event.refill_ns = desk.report.refill_ns
-    event.predicted_end_ns = desk.report.predicted_end_ns
 
 
 cdef inline bint turn_at_tail(const Desk* desk, const Turn* turn, int64_t now_ns) noexcept nogil:

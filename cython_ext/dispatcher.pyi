@@ -2,8 +2,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from cython_ext.pages import GrantsPage, RelayPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DispatcherStats, Event
+from cython_ext.relaypage import RelayPage
 
 class Dispatcher:
     def __init__(self, relay_page: RelayPage) -> None: ...

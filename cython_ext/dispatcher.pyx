@@ -32,21 +32,22 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.board cimport (
-    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, RING,
-    Board, board_add, board_deadline, board_free, board_handover_ns, board_new, board_publish, board_remove,
-    board_report, board_step, board_withdraw, event_reading, read_turn,
+    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, Board, board_add, board_deadline, board_free,
+    board_handover_ns, board_new, board_publish, board_remove, board_report, board_step, board_withdraw,
+    event_reading, read_turn,
 )
+from cython_ext.boardevents cimport EVENT_OBSERVED, RING, BoardEvent, desk_reading, ring_visited
 from cython_ext.deskpages cimport read_report, write_page
 from cython_ext.desks cimport (
-    EVENT_OBSERVED, TURNS, BoardEvent, Desk, Face, Report, Turn, desk_face, desk_free_epoch, desk_reading,
-    first_waiting, next_key, put,
+    TURNS, Desk, Face, Report, Turn, desk_face, desk_free_epoch, first_waiting, next_key, put,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.handover cimport awake_after_ns, awake_before_ns, awake_for
 from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, store32, storei64
-from cython_ext.pages cimport GrantsPage, RelayPage
+from cython_ext.grantspage cimport GrantsPage
+from cython_ext.relaypage cimport RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
     prctl, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -167,7 +168,7 @@ cdef inline void let_go(Engine* engine) noexcept nogil:
     """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
     cdef uint64_t[4] wake
     cdef GrantsAt[256] pages
-    cdef bint signal = engine.board.pressing and not engine.signalled
+    cdef bint signal = engine.board.ring.pressing and not engine.signalled
     cdef bint thread_oversleeps, spin
     cdef int key, i
     for i in range(4):
@@ -394,15 +395,12 @@ cdef class Dispatcher:
         with nogil:
             eventfd_read(engine.events_descriptor, &ignored)
             pthread_mutex_lock(&engine.lock)
-            filled = engine.board.events
-            count = engine.board.events_count
-            lost = engine.board.events_lost
-            engine.board.events = engine.spare
+            filled = engine.board.ring.events
+            count = engine.board.ring.count
+            lost = engine.board.ring.lost
+            engine.board.ring.events = engine.spare
             engine.spare = filled
-            engine.board.events_count = 0
-            engine.board.pressing = 0
-            engine.board.presses_ns = 0
-            engine.board.events_lost = 0
+            ring_visited(&engine.board.ring)
             engine.signalled = 0
             pthread_mutex_unlock(&engine.lock)
         found = [event_reading(&filled[i]) for i in range(count)]
@@ -453,7 +451,7 @@ cdef class Dispatcher:
         cdef Engine* engine = self.running()
         cdef Board* board = engine.board
         return DispatcherStats(
-            engine.wakes, engine.reports, board.gos, board.forced, board.events_total, board.lost_total,
+            engine.wakes, engine.reports, board.gos, board.forced, board.ring.total, board.ring.lost_total,
             tuple([board.lateness[i] for i in range(LATENESS_BINS)]),
         )
 

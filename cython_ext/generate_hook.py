@@ -156,7 +156,8 @@ def calls() -> str:
         "",
         "",
         *imported("cython_ext.hook.generated.driver", reals),
-        *imported("cython_ext.hook.hook", ", ".join(["CUDA_SUCCESS", "Pass", *asked, "vgpu_leave"])),
+        *imported("cython_ext.hook.hook", ", ".join([*asked, "vgpu_leave"])),
+        *imported("cython_ext.hook.state", "CUDA_SUCCESS, Pass"),
     ]
     for symbol in wrapped:
         parameters = ", ".join(f"{cython_type(kind)} {name}" for kind, name in symbol.parameters)

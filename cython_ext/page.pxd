@@ -9,6 +9,9 @@ cdef enum:                       # linux/fcntl.h; Python names only some of them
     F_SEAL_FUTURE_WRITE = 16
 
 
+cdef str text_of(const char* source, size_t size)
+
+
 cdef class Page:
     cdef void* base              # NULL once closed
     cdef size_t mapped_bytes

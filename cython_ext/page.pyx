@@ -1,4 +1,5 @@
-"""A shared page: made, sealed, mapped, handed out, closed. What stands in one is the matter of ``pages.pyx``.
+"""A shared page: made, sealed, mapped, handed out, closed. What stands in one is the matter of its own module
+(grantspage.pyx, activitypage.pyx, relaypage.pyx, storepage.pyx).
 
 Theory of operation
 -------------------
@@ -13,6 +14,7 @@ A page that a native thread works on is pinned; closing it then is refused inste
 import fcntl
 import os
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t
 
@@ -24,6 +26,9 @@ cdef extern from "sys/mman.h" nogil:
     int munmap(void* address, size_t length)
     const int PROT_READ, PROT_WRITE, MAP_SHARED
     void* MAP_FAILED
+
+cdef extern from "string.h" nogil:
+    size_t strnlen(const char* text, size_t size)
 
 # linux/fcntl.h and linux/memfd.h; Python names only some of them.
 cdef int F_ADD_SEALS = 1033
@@ -48,6 +53,12 @@ cdef int make_memfd(str name, size_t size) except -1:
 cdef size_t whole_pages(size_t size) noexcept:
     cdef size_t page = 4096
     return (size + page - 1) // page * page
+
+
+cdef str text_of(const char* source, size_t size):
+    """At most ``size`` bytes up to NUL, as printable text: it ends up on an operator's terminal."""
+    raw = PyBytes_FromStringAndSize(source, strnlen(source, size))
+    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))
 
 
 cdef class Page:

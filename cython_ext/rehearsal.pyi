@@ -1,4 +1,6 @@
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
+from cython_ext.relaypage import RelayPage
 
 class Process:
     def __init__(self, activity_page: ActivityPage, grants_page: GrantsPage, slot: int) -> None: ...

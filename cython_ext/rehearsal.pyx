@@ -20,7 +20,9 @@ from cython_ext.native cimport (
     add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause,
     store32, store64, storei64,
 )
-from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage cimport ActivityPage
+from cython_ext.grantspage cimport GrantsPage
+from cython_ext.relaypage cimport RelayPage
 
 cdef extern from "limits.h":
     const int INT_MAX

@@ -2,8 +2,10 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import Death, RelayStats
+from cython_ext.relaypage import RelayPage
 
 class Relay:
     def __init__(

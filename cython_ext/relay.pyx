@@ -56,7 +56,9 @@ from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, new
 from cython_ext.native cimport (
     add32, and64, cas32, exchange64, fence, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
 )
-from cython_ext.pages cimport ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage cimport ActivityPage
+from cython_ext.grantspage cimport GrantsPage
+from cython_ext.relaypage cimport RelayPage
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin, pthread_join,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,

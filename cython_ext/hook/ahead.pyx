@@ -21,11 +21,13 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate, State,
-    Stream, state, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead,
-    vgpu_publish_submission,
+    vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate,
+    State, Stream, state,
+)
 from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, Plan, epoch_reached
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns

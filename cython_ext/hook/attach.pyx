@@ -11,12 +11,15 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
-    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say,
-    vgpu_start_thread, vgpu_state_address, vgpu_take_slot,
+    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
+    vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
+from cython_ext.hook.state cimport (
+    CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
+    vgpu_state_address,
+)
 from cython_ext.hook.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
     FOREVER_NS, MODE_SPATIAL, SLOT_RESERVED, ActivityPage, GrantsPage, Slot, TracedActivity,

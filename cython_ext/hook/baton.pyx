@@ -6,7 +6,8 @@ Everything here is called with ``gate.lock`` held.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.hook cimport Gate, vgpu_look, vgpu_ring, vgpu_want
+from cython_ext.hook.hook cimport vgpu_look, vgpu_ring, vgpu_want
+from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport FOREVER_NS, Plan
 from cython_ext.logic.baton cimport LOST_NS, baton_ours, baton_until_ns
 from cython_ext.logic.gate cimport GateState, lease_usable

@@ -13,9 +13,8 @@ from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport (
     real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemGetInfo, real_cuMemGetInfo_v2,
 )
-from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, Gate, attached, state, vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools,
-)
+from cython_ext.hook.hook cimport vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
 from cython_ext.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage,
     Slot,

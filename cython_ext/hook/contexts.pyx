@@ -8,9 +8,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDevicePrimaryCtxRelease, real_cuDevicePrimaryCtxRelease_v2, real_cuDevicePrimaryCtxReset,
     real_cuDevicePrimaryCtxReset_v2, real_cuDevicePrimaryCtxRetain, real_cuGreenCtxDestroy,
 )
-from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, attached, vgpu_context_died, vgpu_context_dies, vgpu_green_context_died, vgpu_memory_of_primary,
-)
+from cython_ext.hook.hook cimport vgpu_context_died, vgpu_context_dies, vgpu_green_context_died, vgpu_memory_of_primary
+from cython_ext.hook.state cimport CUDA_SUCCESS, attached
 
 cdef enum:
     NO_DEVICE = -1

@@ -9,11 +9,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuStreamGetCtx, real_cuStreamIsCapturing,
 )
 from cython_ext.hook.hook cimport (
-    CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Gate, State, Stream, Thread, attached, state,
     vgpu_claim_thread, vgpu_leave_all_behind, vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead,
-    vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_thread, vgpu_touch, vgpu_touched,
+    vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_touch, vgpu_touched,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Gate, State, Stream, Thread, attached, state,
+    vgpu_thread,
+)
 from cython_ext.logic.durations cimport durations_forget
 from cython_ext.logic.graphs cimport graph_forget, graph_updated
 from cython_ext.logic.lock cimport lock_acquire, lock_release

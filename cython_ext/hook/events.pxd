@@ -10,7 +10,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuEventCreate, real_cuEventQuery,
     real_cuEventRecord, real_cuStreamIsCapturing,
 )
-from cython_ext.hook.hook cimport (
+from cython_ext.hook.state cimport (
     CAPTURES, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEGACY_HANDLE, STREAM_LEGACY,
     STREAM_OWN, Event, Gate, State, Stream, Thread, state, vgpu_thread,
 )

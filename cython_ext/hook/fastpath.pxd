@@ -11,7 +11,7 @@ when the hook thread has seen that work drain, or the thread turns to another st
 again.
 """
 
-from cython_ext.hook.hook cimport Gate, Thread, vgpu_thread
+from cython_ext.hook.state cimport Gate, Thread, vgpu_thread
 from cython_ext.native cimport compiler_fence, fence, load32, store32
 
 

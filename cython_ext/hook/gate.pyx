@@ -10,20 +10,22 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
+    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
+    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows,
+    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead,
+    vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+)
+from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
     PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, is_swappable, state,
-    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread,
-    vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here,
-    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_queue_ahead,
-    vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
-    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, Slot, epoch_past,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, epoch_past,
     epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
-from cython_ext.logic.baton cimport baton_bound, baton_undated
+from cython_ext.logic.baton cimport baton_bound
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
 )
@@ -40,7 +42,7 @@ from cython_ext.logic.window cimport (
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
-    add32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
+    add32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
 )
 
 cdef extern from "limits.h":
@@ -59,52 +61,6 @@ cdef enum:
     # the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
     ANEW_NS = 1_000_000      # of launches as long as this each is timed while predictions are far off
-
-
-# --- what the relay is told
-
-cdef public void vgpu_ring(Gate* gate) noexcept nogil:
-    """Wake the broker's relay: something in our slot changed that it waits for."""
-    add32(&gate.activity.doorbell, 1)
-    futex_wake(&gate.activity.doorbell, 1)
-
-
-cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
-    """Say that the process wants a lease, if the slot does not say so already."""
-    if load32(&gate.slot.want) == 0:
-        storei64(&gate.slot.want_since_ns, now)
-        exchange32(&gate.slot.want, 1)
-        vgpu_ring(gate)
-
-
-cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil:
-    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back, the
-    baton was passed on, or (``takes``) the GPU is not free any more and GO was not given.
-
-    Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
-    returned_epoch. So with the baton's word and ``undrained``.
-    """
-    cdef Slot* slot = gate.slot
-    cdef uint32_t before = load32(&slot.undrained)
-    store32(&slot.undrained, 1)
-    vgpu_want(gate, now)
-    fence()
-    if (
-        epoch_reached(load32(&gate.activity.returned_epoch), epoch)
-        or load32(&gate.activity.baton) != gate.baton
-        or (takes and load32(&gate.grants.free_epoch) != epoch != load32(&gate.grants.go_epoch))
-    ):
-        store32(&slot.undrained, before)
-        return 0
-    gate.lease_unused = 0
-    gate.baton_used = gate.baton
-    if not before and baton_undated(gate.baton_until_ns):
-        vgpu_ring(gate)
-    if load32(&slot.last_epoch) != epoch or (takes and not before):
-        storei64(&slot.first_submit_ns, now)
-        store32(&slot.last_epoch, epoch)
-    storei64(&slot.last_submit_ns, now)
-    return 1
 
 
 # --- waiting

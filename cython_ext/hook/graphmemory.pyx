@@ -23,10 +23,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuGraphUpload, real_cuGraphUpload_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state, vgpu_capturing,
-    vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
+    vgpu_capturing, vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state,
+)
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, add64, fence, load32, load64, store32

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* Each thread's record (hook.pxd, Thread). Initial-exec: the library is there at program start, so no call to
+/* Each thread's record (state.pxd, Thread). Initial-exec: the library is there at program start, so no call to
  * __tls_get_addr stands on the launch path. */
 extern __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
 

@@ -5,7 +5,8 @@ The caller holds gate.lock.
 
 from libc.stdint cimport int64_t, uint32_t
 
-from cython_ext.hook.hook cimport Gate, vgpu_log, vgpu_release_ahead, vgpu_ring
+from cython_ext.hook.hook cimport vgpu_log, vgpu_release_ahead, vgpu_ring
+from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_past, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS, GateState, lease_usable
 from cython_ext.logic.window cimport backlog_begin, backlog_finish

@@ -12,10 +12,10 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, gate_here, is_swappable, state, vgpu_allocate_managed,
-    vgpu_allocate_swappable, vgpu_cancel, vgpu_fits, vgpu_gate_here, vgpu_note_linear, vgpu_reserve,
-    vgpu_reserve_now,
+    gate_here, vgpu_allocate_managed, vgpu_allocate_swappable, vgpu_cancel, vgpu_fits, vgpu_gate_here,
+    vgpu_note_linear, vgpu_reserve, vgpu_reserve_now,
 )
+from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_swappable, state
 from cython_ext.layout cimport GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_are_shared, pieces_for, pieces_for_rows

@@ -13,9 +13,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached, state,
     vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here, vgpu_pooled,
     vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_settle_ahead, vgpu_settle_pools,
+)
+from cython_ext.hook.state cimport (
+    BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
+    state,
 )
 from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_add, alloc_find, alloc_prefetch, alloc_remove

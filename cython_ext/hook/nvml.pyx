@@ -18,7 +18,8 @@ from cython_ext.hook.generated.driver cimport (
     real_nvmlDeviceGetIndex, real_nvmlDeviceGetMemoryInfo, real_nvmlDeviceGetMemoryInfo_v2,
     real_nvmlDeviceGetProcessUtilization, real_nvmlDeviceGetUUID,
 )
-from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, attached, state, vgpu_attach, vgpu_look_again, vgpu_memory_reading
+from cython_ext.hook.hook cimport vgpu_attach, vgpu_look_again, vgpu_memory_reading
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
 from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
 from cython_ext.native cimport load32
 

@@ -10,9 +10,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport (
     real_cuMemCreate, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
 )
-from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state, vgpu_cancel, vgpu_commit, vgpu_release, vgpu_reserve,
-)
+from cython_ext.hook.hook cimport vgpu_cancel, vgpu_commit, vgpu_release, vgpu_reserve
+from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state
 from cython_ext.layout cimport KIND_VMM
 from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.lock cimport lock_acquire, lock_release

@@ -24,11 +24,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
-    Gate, Pooled, attached, state, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream,
-    vgpu_log, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
+    vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
+    vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
+    Gate, Pooled, attached, state,
+)
 from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.pools cimport (

@@ -2,7 +2,7 @@
 kills a capture of another."""
 
 from cython_ext.hook.generated.driver cimport real_cuThreadExchangeStreamCaptureMode
-from cython_ext.hook.hook cimport CAPTURE_RELAXED
+from cython_ext.hook.state cimport CAPTURE_RELAXED
 
 
 cdef inline int relax() noexcept nogil:

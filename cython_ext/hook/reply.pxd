@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from cython_ext.hook.hook cimport Gate
+from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport ActivityPage, GrantsPage
 
 

@@ -9,7 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap
 
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
-from cython_ext.hook.hook cimport CUDA_SUCCESS, Gate, Store, state, vgpu_log
+from cython_ext.hook.hook cimport vgpu_log
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, Store, state
 from cython_ext.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.lock cimport lock_acquire, lock_release

@@ -20,11 +20,13 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state, vgpu_furnish, vgpu_log, vgpu_renew_store, vgpu_ring,
-    vgpu_store, vgpu_stored, vgpu_strip, vgpu_unstore,
+    vgpu_furnish, vgpu_log, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
+)
 from cython_ext.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_REMOVED, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
     SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,

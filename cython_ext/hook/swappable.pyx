@@ -22,11 +22,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemUnmap, real_cuPointerGetAttribute, real_cuPointerGetAttributes,
 )
 from cython_ext.hook.hook cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
-    attached, state, vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
-    vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
+    vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note, vgpu_release,
+    vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
+    attached, state,
+)
 from cython_ext.layout cimport KIND_DEVICE
 from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.arenas cimport ARENA_BYTES, arenas_add, arenas_give, arenas_take

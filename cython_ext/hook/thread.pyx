@@ -9,10 +9,11 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    Gate, State, state, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
-    vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
+    vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end,
+    vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
     vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
+from cython_ext.hook.state cimport Gate, State, state
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
     Plan, Slot, epoch_past,

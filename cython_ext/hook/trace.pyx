@@ -6,7 +6,7 @@ ring's only writer.
 
 from libc.stdint cimport int64_t, uint32_t
 
-from cython_ext.hook.hook cimport Gate
+from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport FOREVER_NS, GRANTS_TRACED, TRACE_BUSY, TRACE_DRAIN, TRACE_LAUNCH
 from cython_ext.logic.durations cimport LaunchKey, is_graph
 from cython_ext.logic.trace cimport trace_closed, trace_drain_value, trace_launch_value, trace_part, trace_put

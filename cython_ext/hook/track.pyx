@@ -21,12 +21,12 @@ from cython_ext.hook.events cimport current_context, done, give_event, record
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxSetCurrent, real_cuEventElapsedTime, real_cuStreamGetCtx, real_cuStreamGetFlags, real_cuStreamQuery,
 )
-from cython_ext.hook.hook cimport (
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
-    STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_capturing,
-    vgpu_log, vgpu_thread, vgpu_trace_idle, vgpu_trace_launch,
-)
+from cython_ext.hook.hook cimport vgpu_capturing, vgpu_log, vgpu_trace_idle, vgpu_trace_launch
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
+    STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
+)
 from cython_ext.logic.ahead cimport ahead_mark
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,

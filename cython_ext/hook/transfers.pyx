@@ -11,11 +11,12 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport real_cuPointerGetAttribute
-from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, is_swappable, state,
-    vgpu_capturing, vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_touch,
-)
+from cython_ext.hook.hook cimport vgpu_capturing, vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_touch
 from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.state cimport (
+    CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, is_swappable,
+    state,
+)
 from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
 from cython_ext.logic.transfers cimport SMALL_BYTES, transfer_key, trifle_passes
 from cython_ext.native cimport now_ns

@@ -11,7 +11,8 @@ vGPUs move. A program that was started before hands its list on to programs that
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, strchr, strcmp, strlen, strncmp
 
-from cython_ext.hook.hook cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, State, vgpu_say
+from cython_ext.hook.hook cimport vgpu_say
+from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, State
 
 cdef extern from "<stdlib.h>" nogil:
     int setenv(const char* name, const char* value, int overwrite) noexcept

@@ -20,10 +20,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuStreamEndCapture_ptsz, real_cuStreamGetCtx,
 )
 from cython_ext.hook.hook cimport (
-    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
     vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter,
     vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit,
     vgpu_stream_dies,
+)
+from cython_ext.hook.state cimport (
+    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.native cimport store32

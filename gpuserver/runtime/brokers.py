@@ -18,7 +18,7 @@ import trio
 from pydantic import ValidationError
 
 from cython_ext.page import PageError
-from cython_ext.pages import RelayPage
+from cython_ext.relaypage import RelayPage
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError

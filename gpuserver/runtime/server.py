@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import RelayPage
+from cython_ext.relaypage import RelayPage
 from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.passage import AT_REST, Passage, Step

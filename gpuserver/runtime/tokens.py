@@ -16,7 +16,7 @@ import trio
 
 from cython_ext import readings
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import GrantsPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
 from gpuserver.core.leases import (
     FAR_NS,

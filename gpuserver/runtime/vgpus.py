@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.leases import Share
 from gpuserver.core.passage import AT_REST, Passage

@@ -18,6 +18,7 @@ from gpuserver.core.leases import Event, Outlook, Share
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
+from tests.core.timeline import Agenda
 
 COLLECTIVE = 4
 BEAT_NS = 100 * MS
@@ -95,7 +96,7 @@ class Gpu(Run):
         super()._complete(app, held, begun)
 
 
-class Cluster:
+class Cluster(Agenda):
     """``run`` until a time; ``progress[key].done`` kernels is what a job has achieved."""
 
     def __init__(
@@ -110,6 +111,7 @@ class Cluster:
         kind: type[TemporalScheduler] = TemporalScheduler,
         gangs: type[Gangs] = Gangs,
     ) -> None:
+        super().__init__()
         self.jobs, self.seed = jobs, seed
         count = 1 + max(gpu for job in jobs for gpu in job.gpus)
         self.random = random.Random(seed)
@@ -117,9 +119,6 @@ class Cluster:
         self.together = together
         self.arrives: dict[tuple[int, int], int] = {}
         """By sender and receiver: when the last message does."""
-        self.now_ns = 0
-        self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.sequence = 0
         self.told: dict[int, dict[str, Outlook]] = {}
         self.rests: dict[int, int] = {}
         """By GPU: until when its server tells nothing more."""
@@ -143,10 +142,6 @@ class Cluster:
         """What makes it again."""
         rest = f"seed={self.seed}, delay_ns={self.delay_ns}, lost_ratio={self.lost_ratio}, overtaking={self.overtaking}"
         return f"Cluster({list(self.jobs)}, {rest}, together={self.together})"
-
-    def at(self, when_ns: int, do: Callable[[], None]) -> None:
-        self.sequence += 1
-        heapq.heappush(self.heap, (max(when_ns, self.now_ns), self.sequence, do))
 
     def run(self, until_ns: int) -> Cluster:
         while True:

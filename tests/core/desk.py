@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuserver.core.leases import (
     Added,
+    Book,
     Changed,
     Command,
     Drained,
@@ -14,6 +15,7 @@ from gpuserver.core.leases import (
     Idle,
     Lease,
     Observed,
+    Priority,
     Publish,
     Removed,
     Report,
@@ -24,7 +26,7 @@ from gpuserver.core.leases import (
     Went,
     Withdraw,
 )
-from gpuserver.core.policy import Policy
+from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import Scheduler
 
 MS = 1_000_000
@@ -94,6 +96,16 @@ class Desk:
 
     def statement(self, key: int, at_ms: float) -> Statement:
         return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
+
+
+def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
+    """``guarantee`` and ``limit``: of the time, as ratios; ``sm_percent``: of the SMs, its partition."""
+    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
+
+
+def owed(lag_ms: int) -> Book:
+    """What a journal has kept of a vGPU with that lag."""
+    return Book(lag_ns=lag_ms * MS, bucket_ns=10**9, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
 
 
 def leases(commands: list[Command]) -> list[Lease]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account, Hold
+from gpuserver.core.account import Account, Choice, Hold
 from gpuserver.core.leases import Muster, Mustered, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import Choice, TemporalScheduler
+from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work
@@ -112,8 +112,8 @@ class ToldWithoutNotice(TemporalScheduler):
 class LeadersAreCutShort(TemporalScheduler):
     """A lease that begins at the moment when a higher class is no longer entitled ends in the next one."""
 
-    def _pick(self, at_ns: int, staying: Hold | None) -> Choice | None:
-        choice = super()._pick(at_ns, staying)
+    def _pick(self, at_ns: int, staying: Hold | None, following: Hold | None = None) -> Choice | None:
+        choice = super()._pick(at_ns, staying, following)
         return choice and replace(choice, leads=False)
 
 

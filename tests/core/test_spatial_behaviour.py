@@ -13,12 +13,8 @@ from gpuserver.core.leases import Added, Book, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core import oracle
-from tests.core.desk import MS, Desk, leases, spans, withdrawn
+from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import Run, S, Work
-
-
-def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
-    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
 
 
 def desk(*shares: Share) -> Desk:

@@ -10,16 +10,12 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, virtual
-from gpuserver.core.leases import Lease, Priority, Share
+from gpuserver.core.leases import Lease, Priority
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
-from tests.core.desk import GRANTED_ONLY, MS
+from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
-
-
-def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
-    return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
 
 
 def went(start_ms: int, end_ms: int | None) -> Hold:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.leases import Added, Book, Priority
-from tests.core.desk import MS, leases, spans
-from tests.core.test_spatial_behaviour import crowd, desk, share, two_of_sixty
+from tests.core.desk import MS, leases, share, spans
+from tests.core.test_spatial_behaviour import crowd, desk, two_of_sixty
 
 
 def test_who_is_of_a_lower_class_than_a_newcomer_gets_the_short_window_with_its_next_end() -> None:

@@ -13,7 +13,20 @@ Watch = Callable[[Sequence[Event], int, list[Command]], None]
 """Called after each decision: what the scheduler heard, when, and what it said."""
 
 
-class Timeline(ABC):
+class Agenda:
+    """What is to be done when; what is due at the same time, in the order in which it was said."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.heap: list[tuple[int, int, Callable[[], None]]] = []
+        self.sequence = 0
+
+    def at(self, when_ns: int, do: Callable[[], None]) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (max(when_ns, self.now_ns), self.sequence, do))
+
+
+class Timeline(Agenda, ABC):
     """Discrete events around ``scheduler``; its word takes ``down_ns``, and reports take ``up_ns``.
 
     ``together``: they come as the real dispatcher's do, all that were made before the scheduler looks. Otherwise each
@@ -21,13 +34,11 @@ class Timeline(ABC):
     """
 
     def __init__(self, scheduler: Any, *, up_ns: int, down_ns: int, watch: Watch | None, together: bool) -> None:
+        super().__init__()
         self.scheduler = scheduler
         self.up_ns, self.down_ns = up_ns, down_ns
         self.watch = watch
         self.together = together
-        self.now_ns = 0
-        self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.sequence = 0
         self.commands: list[tuple[int, Command]] = []
         self.reports: list[Report] = []
         """Made, and not heard of."""
@@ -41,10 +52,6 @@ class Timeline(ABC):
     @abstractmethod
     def _knows(self, event: Event) -> bool:
         """Whether it is not about a vGPU that is gone."""
-
-    def at(self, when_ns: int, do: Callable[[], None]) -> None:
-        self.sequence += 1
-        heapq.heappush(self.heap, (max(when_ns, self.now_ns), self.sequence, do))
 
     def run(self, until_ns: int) -> Self:
         while self.heap and self.heap[0][0] <= until_ns:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.stage import Stage
+from tests.hook.stage import Stage, StagedVgpu
 
 
 @pytest.fixture
@@ -11,3 +11,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def vgpu(stage: Stage) -> StagedVgpu:
+    return stage.vgpu()

@@ -21,10 +21,12 @@ from typing import Any
 import msgpack
 
 import cython_ext
+from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import Event, EventKind, PageMode, SlotReading
 from cython_ext.relay import Relay
+from cython_ext.relaypage import RelayPage
 from cython_ext.simengine import create_gpus
 from cython_ext.storepage import StorePage
 from vgpu.protocol.peer import start_time

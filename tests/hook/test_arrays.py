@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hook.stage import GIB, Stage
-from tests.hook.test_memory import Talk
+from tests.hook.talk import Talk
 
 KIB, MIB = 1 << 10, 1 << 20
 OUT_OF_MEMORY = 2

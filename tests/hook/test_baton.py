@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.hook.programs import Endless
 from tests.hook.stage import Stage, StagedVgpu, eventually
-from tests.hook.test_gate import Endless
 
 
 @pytest.fixture

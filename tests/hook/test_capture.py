@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from tests.hook.programs import drained
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_gate import drained
 
 PROLOGUE = """
 import ctypes, json, sys, threading, time

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from tests.hook.programs import PROLOGUE, drained
 from tests.hook.stage import MS, PATIENCE_S, Stage, eventually
-from tests.hook.test_gate import PROLOGUE, drained
 
 DEATHS = """
 def enter(how):

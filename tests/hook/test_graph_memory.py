@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.hook.stage import GIB, Stage, eventually
-from tests.hook.test_memory import Talk
+from tests.hook.talk import Talk
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

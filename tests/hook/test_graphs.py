@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.hook.programs import PROLOGUE
 from tests.hook.stage import MS, Stage
-from tests.hook.test_gate import PROLOGUE
 
 UPDATES = """
 import time

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from cython_ext.readings import EventKind
+from tests.hook.queueing import Program
 from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
-from tests.hook.test_ahead import Program
 
 LEASE_NS = 20 * MS
 

@@ -6,8 +6,8 @@ import pytest
 
 from client_hook.symbols import intercepted
 from cython_ext.readings import GrantsFlag
+from tests.hook.programs import PROLOGUE
 from tests.hook.stage import MS, Stage, eventually
-from tests.hook.test_gate import PROLOGUE
 
 LAUNCHES = """
 class Config(ctypes.Structure):

@@ -9,7 +9,7 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.hook.stage import Stage, StagedVgpu
-from tests.hook.test_memory import THREADS, Talk
+from tests.hook.talk import THREADS, Talk
 
 KIB, MIB = 1 << 10, 1 << 20
 

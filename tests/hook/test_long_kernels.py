@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.hook.programs import PROLOGUE, used_lease
 from tests.hook.stage import MS, Stage, StagedVgpu
-from tests.hook.test_gate import PROLOGUE, used_lease
 
 LONG_MS = 30
 

@@ -10,7 +10,7 @@ import pytest
 from cython_ext.readings import GrantsFlag
 from cython_ext.simengine import Engine
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
-from tests.hook.test_memory import Talk
+from tests.hook.talk import Talk
 
 CARD = 4 * GIB
 MANAGED = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.stage import GIB, Stage, eventually
-from tests.hook.test_memory import PROLOGUE, Talk
+from tests.hook.talk import PROLOGUE, Talk
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

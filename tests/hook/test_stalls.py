@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
+from tests.hook.programs import PROLOGUE
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_gate import PROLOGUE
 
 
 def launched_on(stage: Stage, program: str) -> StagedVgpu:

@@ -10,7 +10,7 @@ from cython_ext.readings import GrantsFlag, Where
 from cython_ext.simengine import Engine
 from cython_ext.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
-from tests.hook.test_memory import THREADS, Talk
+from tests.hook.talk import THREADS, Talk
 
 MIB = 1 << 20
 AWAY = GrantsFlag.STILL | GrantsFlag.AWAY

@@ -8,8 +8,8 @@ import pytest
 
 from cython_ext.readings import EventKind
 from cython_ext.relay import Relay
+from tests.hook.programs import ENDLESS, PROLOGUE, Endless, next_event
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_gate import ENDLESS, PROLOGUE, Endless, next_event
 from tests.hook.test_graphs import UPDATES
 
 KERNEL_MS = 0.1
@@ -33,11 +33,6 @@ class Later(Endless):
 
     def begin(self) -> None:
         self.stage.tell(self.process)
-
-
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
 
 
 def stand(vgpu: StagedVgpu) -> int:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from cython_ext.readings import GrantsFlag, SlotState, TraceKind, TraceReading
+from tests.hook.queueing import Program
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_ahead import Program
 
 RECORDED = GrantsFlag.CONTENDED | GrantsFlag.TRACED
-
-
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
 
 
 def of(kind: TraceKind, noted: list[TraceReading]) -> list[TraceReading]:

@@ -8,8 +8,8 @@ import pytest
 
 from client_hook.symbols import intercepted
 from cython_ext.readings import GrantsFlag
+from tests.hook.programs import PROLOGUE
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
-from tests.hook.test_gate import PROLOGUE
 
 MIB = 1 << 20
 SIZE = 2 * MIB
@@ -204,11 +204,6 @@ WAITING += [
     *(f"{name}_ptsz" for name in BATCHES),
 ]
 MIXED = ["cuMemcpyBatch_mixed", "cuMemcpy3DBatch_mixed"]
-
-
-@pytest.fixture
-def vgpu(stage: Stage) -> StagedVgpu:
-    return stage.vgpu()
 
 
 @pytest.mark.parametrize("kind", ["open", "finite"])

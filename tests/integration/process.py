@@ -21,7 +21,8 @@ from typing import Any
 
 import msgpack
 
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from vgpu.protocol.messages import VgpuReading

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
 from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually

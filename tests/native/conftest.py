@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import ActivityPage, RelayPage
 from cython_ext.relay import Relay
+from cython_ext.relaypage import RelayPage
 from tests.native.stage import KEY, Listener, Stage, grants
 
 

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import Event, EventKind, PageMode
 from cython_ext.rehearsal import Process
 from cython_ext.relay import Relay
+from cython_ext.relaypage import RelayPage
 
 MS = 1_000_000
 PATIENCE_S = 30.0

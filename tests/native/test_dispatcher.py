@@ -15,10 +15,11 @@ from threading import Thread
 import pytest
 
 from cython_ext.dispatcher import Dispatcher
+from cython_ext.grantspage import GrantsPage
 from cython_ext.page import PageError
-from cython_ext.pages import GrantsPage, RelayPage
 from cython_ext.readings import EventKind, GrantsFlag
 from cython_ext.rehearsal import Voice
+from cython_ext.relaypage import RelayPage
 from tests.native.stage import MS, Listener, eventually, grants, readable
 
 
@@ -350,7 +351,8 @@ def test_the_server_shows_life_on_every_page(card: Card) -> None:
 
 SLEEPER = """
 import sys
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
 page = GrantsPage.map_readonly(int(sys.argv[1]))
 activity = ActivityPage.create()

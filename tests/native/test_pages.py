@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from cython_ext import nativememory as native
+from cython_ext.activitypage import ActivityPage, SlotsFull
+from cython_ext.grantspage import GrantsPage
 from cython_ext.page import PageError
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage, SlotsFull
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
+from cython_ext.relaypage import RelayPage
 
 GIB = 2**30
 PROCESSES = slice(44, 48)  # of an activity page: cython_ext/layout.pxd

@@ -16,7 +16,8 @@ from tests.native.stage import KEY, Stage, eventually, readable
 
 CHILD = """
 import sys
-from cython_ext.pages import ActivityPage, GrantsPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
 activity, grants, slot = (int(word) for word in sys.argv[1:4])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), slot)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cython_ext import nativelogic as native
+from cython_ext.activitypage import ActivityPage
 from cython_ext.nativememory import ACTIVITY_BYTES, SLOT_BYTES
-from cython_ext.pages import ActivityPage
 from cython_ext.readings import TraceKind, TraceReading
 from cython_ext.rehearsal import Process
 from tests.native.stage import grants

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from cython_ext.pages import ActivityPage
+from cython_ext.activitypage import ActivityPage
 from cython_ext.readings import SlotReading, SlotState
 from gpuserver.device.nvml import MemoryUse
 from gpuserver.runtime.memory import AGAIN_S, CALM_S, URGENT_S, MemoryWatch, implicit_by_pid

@@ -11,9 +11,10 @@ import pytest
 import trio
 
 from cython_ext.dispatcher import Dispatcher
-from cython_ext.pages import GrantsPage, RelayPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
+from cython_ext.relaypage import RelayPage
 from gpuserver.core.leases import Book, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler

@@ -18,9 +18,11 @@ from typing import Final
 import trio
 from pydantic import ValidationError
 
-from cython_ext.pages import ActivityPage, GrantsPage, RelayPage
+from cython_ext.activitypage import ActivityPage
+from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
+from cython_ext.relaypage import RelayPage
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process

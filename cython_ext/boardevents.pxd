@@ -1,0 +1,131 @@
+"""What the scheduler hears of a board: the ring of events between two of its visits, and when it is woken for them.
+
+Leases that begin and end are its books and live on: a program that changes its mind 2,000 times a second while the
+scheduler is held up must not push them out. So wants and readings, which can be asked for again, fill half of the ring
+at most. Nobody is woken for a reading, and for GO at the tail of another lease a little later (``ring_went``).
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.desks cimport Desk, Turn, turn_idle_ns
+from cython_ext.layout cimport FOREVER_NS
+
+cdef enum:
+    EVENT_WANTS = 1
+    EVENT_IDLE = 2
+    EVENT_WENT = 3
+    EVENT_DRAINED = 4
+    EVENT_OBSERVED = 5
+
+    RING = 4096              # events between two visits of the scheduler ...
+    LEVELS = RING / 2        # ... of which wants and readings leave the others the rest
+    HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
+
+
+cdef struct BoardEvent:
+    uint32_t kind
+    uint32_t key
+    uint32_t epoch
+    bint wants
+    int64_t at_ns
+    int64_t end_ns
+    int64_t taken_ns         # before GO it had work on the GPU for so long
+    int64_t idle_ns
+    int64_t longest_kernel_ns
+    int64_t refill_ns
+    int64_t predicted_end_ns
+
+
+cdef struct EventRing:
+    uint32_t count
+    bint pressing            # an event that the scheduler may have to act upon now
+    int64_t presses_ns       # from when on the others are such; 0: they are only readings
+    uint64_t lost            # since the scheduler's last visit
+    uint64_t lost_total
+    BoardEvent* events       # RING of them
+    uint64_t total
+
+
+cdef inline BoardEvent* ring_emit(
+    EventRing* ring, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
+) noexcept nogil:
+    """A cleared event at the end; if there is no room for it, it is counted as lost and a spare one absorbs it."""
+    cdef BoardEvent* event = &ring.events[ring.count]
+    cdef bint of_lease = kind == EVENT_WENT or kind == EVENT_DRAINED
+    memset(event, 0, sizeof(BoardEvent))
+    event.kind = kind
+    event.key = key
+    event.epoch = epoch
+    event.at_ns = at_ns
+    ring.total += 1
+    ring.pressing = ring.pressing or (kind != EVENT_OBSERVED and kind != EVENT_WENT) or ring.count >= LEVELS / 2
+    if ring.count < (RING - 1 if of_lease else LEVELS):
+        ring.count += 1
+    else:
+        ring.lost += 1
+        ring.lost_total += 1
+    return event
+
+
+cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
+    """Of a lease in force, into an event that has its moment."""
+    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
+    event.wants = desk.want
+    event.longest_kernel_ns = desk.report.longest_kernel_ns
+    event.refill_ns = desk.report.refill_ns
+    event.predicted_end_ns = desk.report.predicted_end_ns
+
+
+cdef inline void ring_observe(
+    EventRing* ring, uint32_t key, const Desk* desk, const Turn* turn, int64_t now_ns
+) noexcept nogil:
+    """What is read of a lease in force. Until somebody comes, a newer reading is better, or another that will follow.
+    """
+    cdef BoardEvent* event = NULL
+    if ring.count > 0:
+        event = &ring.events[ring.count - 1]
+    if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
+        if ring.count >= LEVELS:
+            return
+        event = ring_emit(ring, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
+    event.at_ns = now_ns
+    desk_reading(desk, turn, event)
+
+
+cdef inline void ring_went(EventRing* ring, const Turn* turn, bint at_tail) noexcept nogil:
+    """``at_tail``: of another lease. That GO is told of with the other's drain, which follows in a moment; if not,
+    while half of the lease is left to plan what comes after it. Any other is told of now."""
+    cdef int64_t by_ns = turn.go_ns + min(<int64_t>HUSH_NS, (turn.lease.end_ns - turn.go_ns) / 2)
+    if not at_tail:
+        ring.pressing = 1
+    elif ring.presses_ns == 0 or by_ns < ring.presses_ns:
+        ring.presses_ns = by_ns
+
+
+cdef inline void ring_step(EventRing* ring, int64_t now_ns) noexcept nogil:
+    if 0 < ring.presses_ns <= now_ns:
+        ring.pressing = 1
+
+
+cdef inline int64_t ring_due_ns(const EventRing* ring) noexcept nogil:
+    """When the scheduler is to be woken for what is there; FOREVER_NS if it need not be, or is already."""
+    return ring.presses_ns if ring.presses_ns > 0 and not ring.pressing else FOREVER_NS
+
+
+cdef inline void ring_forget(EventRing* ring, uint32_t key) noexcept nogil:
+    """The vGPU is gone: its events are nobody's."""
+    cdef uint32_t i, kept = 0
+    for i in range(ring.count):
+        if ring.events[i].key != key:
+            ring.events[kept] = ring.events[i]
+            kept += 1
+    ring.count = kept
+
+
+cdef inline void ring_visited(EventRing* ring) noexcept nogil:
+    """The scheduler has what was there."""
+    ring.count = 0
+    ring.pressing = 0
+    ring.presses_ns = 0
+    ring.lost = 0

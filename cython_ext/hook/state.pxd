@@ -1,0 +1,345 @@
+"""What the modules of the hook share: its state. The functions that they offer each other: hook.pxd.
+
+Who owns what
+-------------
+``State`` is one anonymous mapping with MADV_WIPEONFORK: the child of a fork (raw clone too) finds zeros, that is, an
+unattached process. Nothing of the hook's state lives elsewhere, apart from the addresses of the driver's functions.
+
+``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below
+``lock`` is touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No
+application code and no blocking driver call runs under it.
+
+``Thread``: what the fast path of one application thread writes; read by the hook thread.
+
+Order of locks: Gate.chunks_lock, gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or
+the lock of the ledger.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from cython_ext.layout cimport GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord
+from cython_ext.logic.alloctable cimport AllocTable, Block
+from cython_ext.logic.ahead cimport Ahead
+from cython_ext.logic.arenas cimport Arenas
+from cython_ext.logic.durations cimport DurationTable, LaunchKey
+from cython_ext.logic.graphs cimport GraphTable
+from cython_ext.logic.pieces cimport Pieces
+from cython_ext.logic.pools cimport PoolBook
+from cython_ext.logic.transfers cimport Trifles
+from cython_ext.logic.window cimport Backlog
+from cython_ext.native cimport load32
+
+cdef enum:
+    MAX_GATES = 16
+    LEGACY_HANDLE = 1        # what streams are called, normalised
+    OWN_HANDLE = 2
+    STREAMS = 512            # streams with work of ours, per gate
+    EVENTS = 256             # event objects of ours, per gate
+    SAMPLES = 32             # timed launches under way
+    LEFT_BEHIND = 64
+    POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
+    CAPTURES = 64            # captures open at once
+
+    # CUresult
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_INITIALIZED = 3
+    CUDA_ERROR_DEINITIALIZED = 4
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
+    CUDA_ERROR_NOT_SUPPORTED = 801
+
+    CU_EVENT_DISABLE_TIMING = 2
+    CU_STREAM_NON_BLOCKING = 1
+    CAPTURE_RELAXED = 2      # CU_STREAM_CAPTURE_MODE_RELAXED
+
+    # Block.flags of an allocation
+    BLOCK_GATE = 0xFFFF      # whose it is
+    BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
+    BLOCK_SWAPPABLE = 0x20000    # made of Gate.chunks, which are charged; Block.bytes is its length
+
+    # ... of a chunk: its gate, and
+    CHUNK_AWAY = 0x10000     # it is in the store, and has nothing on the card
+
+    # What a stream is to the others
+    STREAM_BLOCKING = 1      # synchronises with the legacy stream
+    STREAM_LEGACY = 2
+    STREAM_OWN = 4           # a thread's own default stream: only that thread can name it
+
+    # Gate.word_state: whether the GPU can see Slot.turn
+    WORD_NEW = 0             # nobody has tried
+    WORD_READY = 1
+    WORD_NONE = 2            # switched off, or the driver cannot
+
+    # What is special about a launch
+    LAUNCH_OVERLAPS = 1      # it may overlap with the tail of its predecessor: no marker between the two
+    LAUNCH_WAITS = 2         # the driver may wait for the work before it returns: never ahead of its lease
+
+    # What becomes of an allocation from a pool, before the driver is asked
+    POOL_GRANTED = 1
+    POOL_REFUSED = 2
+    POOL_NOBODYS = 3         # no vGPU pays for it
+    POOL_FULL = 4            # as things stand
+
+    # How a launch was let through: Pass.kind
+    PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
+    PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
+    PASS_TRACKED = 2         # counted in the backlog; markers may have to follow
+    PASS_TOUCHING = 3        # it was let touch memory that can leave the card (swap.pyx)
+    PASS_CALLING = 4         # without a lease: Thread.calling is to be counted down
+
+
+cdef struct Thread:
+    # one application thread that launches; 64 bytes, its own cache line
+    uint32_t inside          # between announcement and submission
+    uint32_t taken
+    Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
+    void* stream             # stream whose untracked work is known to the gate (threads.pyx, vgpu_know_stream) ...
+    uint32_t round           # ... since this round of Gate.round
+    uint32_t calling         # how deep it is in calls of the driver, but for launches (threads.pyx)
+    uint64_t launches
+    uint64_t graph_launches  # of these
+    Thread* next             # never unlinked: reused when its thread has ended
+    void* context            # current when ``stream`` became known: of that one, if it is a default stream
+
+
+cdef struct Stream:
+    void* handle             # 1 legacy, 2 a thread's own, else a CUstream
+    void* context
+    Thread* owner            # of STREAM_OWN
+    uint32_t flags           # STREAM_*; 0: non-blocking
+    uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
+    bint dirty               # work of ours since it was last seen drained
+    uint32_t turn            # it waits for this one (Gate.turn), or did
+    uint64_t after           # LaunchKey.hash of the last tracked launch
+
+
+cdef struct Event:
+    void* handle             # NULL: free place
+    void* context
+    bint timed
+    bint used
+    bint held                # its context was about to end: not asked about while any is
+
+
+cdef struct Sample:
+    LaunchKey key
+    uint32_t generation
+    uint32_t updates         # of a graph, before the launch
+    int32_t start            # index of Gate.events
+    int32_t end              # -1: not recorded yet
+    int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
+    int64_t host_ns          # ... and so long before: not the kernel's
+    int64_t least_ns         # a shorter one tells nothing
+    bint cold                # the host may have loaded code in that time, and the kernel have run in part of it
+    bint used
+
+
+cdef struct Store:
+    StorePage* page          # NULL: none was given
+    uint64_t file            # its inode
+    uint64_t size
+    uint64_t blocks
+    uint8_t* memory          # block 0
+    uint8_t* pins            # of each segment, whether it was pinned here (PIN_*)
+
+
+cdef struct Gate:
+    # --- read by every launch and every allocation
+    GrantsPage* grants       # NULL: not attached
+    ActivityPage* activity   # another one only if server and broker died together; under lock
+    Slot* slot
+    ActivityPage* ledger     # ``activity`` where our books are; NULL while they move to another (books.pyx)
+    uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
+    uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
+    uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
+    uint32_t slot_index
+    uint32_t fences          # 1: the kernel fences nobody, so that each launch has to do it
+    uint8_t[12] pad
+    # --- the next line: what allocations and frees look at besides
+    Pieces pieces            # of its linear memory; under State.memory_lock
+    Ahead ahead              # under lock
+    # --- identity, fixed
+    uint32_t thread_state    # 0 starting, 1 runs and holds the slot, 2 failed
+    int32_t device           # CUDA ordinal in this process
+    int32_t gpu_index        # on the node, where the vGPU is
+    char[64] vgpu_id
+    char[48] gpu_uuid        # where the vGPU was at the beginning; where it is: grants.gpu_uuid
+    char[128] directory      # where broker.sock is
+    # of its swappable memory (swappable.pyx); under State.memory_lock, but for the chunks
+    Arenas arenas            # small allocations
+    AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
+    uint32_t chunks_lock     # of the table; who has it may call the driver, and whoever touches gets it at once
+    AllocTable places        # of what is away, each piece: address → Block (aux: its block of the store)
+    # ... and where it is (swap.pyx)
+    uint32_t away            # futex; 1: some of it may not be on the card: who touches it waits
+    uint32_t touching        # threads that do (atomic)
+    uint32_t moving          # the hook thread calls the driver for it
+    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, or SLOT_MOVING: a part of it is away, or on its way
+    uint32_t aim             # of the last move, SLOT_AWAY or SLOT_RESIDENT
+    int64_t move_after_ns    # not tried again before
+    int64_t move_began_ns    # 0: no move is under way
+    int64_t move_went_ns     # when it last got on
+    uint64_t away_bytes
+    void* away_context       # in which it was copied
+    # ... host memory for it (store.pyx)
+    Store store
+    Store heir               # of a later server, once nothing is left in the other
+    uint64_t store_next      # the segment in which a block was found last
+    int64_t pinning_ns       # of this move
+    uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
+    uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
+    # --- under lock
+    uint32_t lock
+    uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
+    uint64_t past_graph_launches
+    uint64_t copies          # between host and device (atomic)
+    uint64_t copied_bytes
+    Trifles trifles          # without a lock: a race lets one more pass
+    uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
+    uint32_t waiters         # threads that wait: the process wants, whatever the queue says
+    bint open                # --on-server-loss run, or the process ends: everything passes
+    bint lost                # the server has been silent for longer than its grace
+    bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
+    bint told                # the removal, or the loss, was reported on stderr
+    bint untracked           # work was submitted on the fast path since the last drain
+    int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
+    int64_t unseen_until_ns  # ... and until then
+    bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
+    uint32_t began_epoch     # the lease that Backlog.leased means
+    uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
+    uint32_t missed_epoch    # the last lease that we slept through, as the relay was told; 0: none
+    uint32_t taken_epoch     # a lease that we have taken without waiting for GO ...
+    int64_t taken_ns         # ... and the predicted length of what we submitted under it until then
+    uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
+    int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
+    int64_t over_end_ns
+    int64_t asked_ns         # when a launching thread last asked the driver
+    int64_t look_ns          # when the hook thread looks at the driver again
+    int64_t idle_since_ns    # drained since; 0: busy
+    int64_t gap_ns           # expected idle gap: moving average over drains
+    int64_t window_ns        # adapted
+    int64_t lease_end_ns     # of began_epoch
+    bint lease_sampled       # the lease began on a GO: nobody else ran at its start
+    bint lease_unused        # nothing was submitted since it began
+    int32_t marked_stream    # whose work ``backlog.unmarked`` is
+    uint32_t left_count
+    int32_t left[64]         # events behind untracked work whose streams may not be asked about it
+    int32_t probe            # event in a context's legacy stream, behind the threads' own streams there; -1: none
+    void* probed             # that context
+    uint32_t stream_count
+    int64_t length_ns        # of the last lease, from its beginning to the end it was given
+    uint32_t baton           # its word, as last judged ...
+    bint baton_ours          # ... and whether we may submit under it,
+    int64_t baton_until_ns   # ... until then; FOREVER_NS: nobody else wants
+    uint32_t baton_used      # the word under which we submitted last
+    uint32_t baton_foreign   # a word for which we could not use a lease ...
+    int64_t baton_foreign_ns     # ... since then
+    uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
+    int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
+    uint32_t word_state      # WORD_*, of Slot.turn
+    uint64_t word_address    # for the GPU
+    void* word_context       # in which it was registered: only streams of that one wait for it
+    int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
+    TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
+    int64_t told_ns          # up to where busy intervals are told there
+    Backlog backlog
+    DurationTable durations
+    GraphTable graphs
+    Stream[512] streams
+    Event[256] events
+    Sample[32] samples
+    uint32_t sampling        # how many of them are used
+
+
+cdef struct Capture:
+    void* handle             # its first stream (normalised); NULL: none
+    void* context            # the stream's
+    Thread* owner            # whose default stream it is, else NULL
+
+
+cdef struct State:
+    # --- the first two lines, and those of each gate, are all that an allocation or a free looks at
+    uint32_t attached        # 1 once every gate is there
+    uint32_t gate_count
+    uint32_t stopping        # exit has begun: no more driver calls of ours
+    uint32_t contexts        # 1: there may be others than the devices' primary ones
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain with this VGPU_ID, and said so
+    uint32_t attach_lock
+    uint32_t spins           # there are cores to spare for the last microseconds before something known
+    uint32_t exit_known      # the exit handler is registered
+    uint32_t started         # the driver's cuInit has succeeded: VGPU_ID is not looked at any more
+    uint8_t[28] pad0
+    uint32_t memory_lock
+    AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
+    uint8_t[32] pad1
+    Gate[16] gates
+    # --- the rest
+    uint32_t captures_lock
+    uint32_t captures        # open in this process
+    uint32_t unlisted        # of them: more than CAPTURES at once
+    Capture capturing[64]    # the others
+    uint32_t threads_lock
+    Thread* threads          # all that ever launched
+    Thread* spare_threads    # records that none has had yet
+    uint32_t dying           # contexts that are being destroyed just now
+    AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
+    AllocTable mappings      # ... address → Block (aux: handle)
+    bint swappable           # there was a swappable allocation
+    AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
+    AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
+    uint32_t taking          # of these: for a look without the lock
+    uint32_t pools_lock
+    uint32_t pool_count
+    PoolBook[80] pools       # under pools_lock; POOLS of them
+    uint32_t view_count
+    Gate[16] views           # pages only: NVML before cuInit
+    char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+
+
+cdef struct Pooled:
+    # stream-ordered memory that is about to be freed by cuMemFree
+    uint64_t pool            # 0: it is none
+    uint64_t bytes
+    uint64_t used            # of the pool, as the driver said before
+
+
+cdef struct Pass:
+    # one launch on its way through the gate, on the launching thread's stack
+    int kind                 # PASS_*
+    bint mark                # a marker must follow at once
+    int32_t sample           # index of Gate.samples to be closed, or -1
+    int32_t stream           # index of Gate.streams
+    void* handle             # the stream, normalised: 1 legacy, 2 own
+    Gate* gate
+    Thread* thread
+
+
+cdef extern from "hook/hook_native.h" nogil:
+    void* vgpu_thread        # this thread's Thread; NULL before its first launch
+
+
+cdef extern from *:
+    """
+    extern void *vgpu_state_address;
+    """
+    void* vgpu_state_address         # of the State; NULL before the first attach
+
+
+cdef inline State* state() noexcept nogil:
+    return <State*>vgpu_state_address
+
+
+cdef inline bint attached() noexcept nogil:
+    return vgpu_state_address != NULL and state().attached != 0
+
+
+cdef inline bint is_swappable(const Gate* gate) noexcept nogil:
+    """What is allocated plainly."""
+    return gate != NULL and load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0 and state().gate_count == 1

@@ -1,0 +1,60 @@
+"""The page in which the relays of a GPU's vGPUs tell its server of them, made and read from Python (layout:
+``layout.pxd``).
+"""
+
+from cython_ext cimport layout, native
+from cython_ext.page cimport Page
+from cython_ext.tenant cimport at_least_zero, bounded
+
+from cython_ext.readings import RelayReading
+
+
+cdef class RelayPage(Page):
+    """A GPU Server's vGPUs, each as its relay sees it."""
+
+    cdef layout.RelayPage* get(self) except NULL:
+        self.check_open()
+        return <layout.RelayPage*>self.base
+
+    @staticmethod
+    def create():
+        """Make and seal a page with all entries empty."""
+        cdef RelayPage self = RelayPage.__new__(RelayPage)
+        self.make("vgpu-relay", sizeof(layout.RelayPage), layout.RELAY_MAGIC, 0)
+        return self
+
+    @staticmethod
+    def map(int descriptor):
+        """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``."""
+        cdef RelayPage self = RelayPage.__new__(RelayPage)
+        self.adopt(descriptor, sizeof(layout.RelayPage), layout.RELAY_MAGIC, True)
+        return self
+
+    @property
+    def processes(self):
+        """Of all vGPUs of the GPU: admitted, and not known to be dead."""
+        cdef layout.RelayPage* page = self.get()
+        native.fence()
+        return sum(native.load32(&page.entries[key].processes) for key in range(layout.MAX_VGPUS))
+
+    def entry(self, int key):
+        """What the relay of vGPU ``key`` (0 … 255) last said."""
+        if not 0 <= key < layout.MAX_VGPUS:
+            raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {layout.MAX_VGPUS - 1}")
+        cdef layout.RelayEntry* entry = &self.get().entries[key]
+        return RelayReading(
+            want=native.load32(&entry.want) != 0,
+            returned_epoch=native.load32(&entry.returned_epoch),
+            drained_epoch=native.load32(&entry.drained_epoch),
+            processes=entry.processes,
+            drained_ns=at_least_zero(entry.drained_ns),
+            busy_ns=bounded(entry.busy_ns),
+            launches=bounded(entry.launches),
+            longest_kernel_ns=at_least_zero(entry.longest_kernel_ns),
+            refill_ns=at_least_zero(entry.refill_ns),
+            want_since_ns=at_least_zero(entry.want_since_ns),
+            tail_epoch=native.load32(&entry.tail_epoch),
+            stranded_epoch=native.load32(&entry.stranded_epoch),
+            submitted_epoch=native.load32(&entry.submitted_epoch),
+            submitted_ns=at_least_zero(entry.submitted_ns),
+        )

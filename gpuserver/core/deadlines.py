@@ -1,0 +1,241 @@
+"""Who holds next in temporal mode, and for how long: earliest eligible virtual deadline first, deadlines on a grid.
+
+Each vGPU i has a guarantee r_i, a virtual time v_i that advances by held time / r_i, and a deadline d_i. Over the
+competition (see ``membership.py``), with everything charged up to now,
+
+    W = Σ r_i        V = Σ r_i·v_i / W        lag_i = r_i·(V − v_i)        q_i = clamp(P·r_i/W, q_min, q_max)
+
+    a token is d_i − v_i long (as real time): it ends where v_i meets d_i; then d_i moves by q_i/r_i
+    eligible: lag_i ≥ −q_i/4      order: class, then deadline, equal within 1 ms, then longest unserved, then arrival
+
+Before all that go members of a gang that are called (``gangs.py``), and leases of others end where one is called. What
+is published for the choice, and when it is made: ``temporal.py``.
+
+Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); grid deadlines, the slack of a quarter
+token and the tie-break by longest unserved stop a token that ended 50 µs short from winning two in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from math import inf
+
+from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Choice, Hold, real, virtual
+from gpuserver.core.competition import Competition
+from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.policy import PPM, Policy
+
+Rank = tuple[int, int, int]
+"""−1 for who insists, minus the class, minus when its gang was called (0: it is not): the least goes first."""
+
+
+class Deadlines(Competition):
+    """Virtual time, the period, the length of tokens, and the choice of the next holder. It publishes nothing."""
+
+    def __init__(self, policy: Policy, *, first_epoch: int) -> None:
+        super().__init__(policy, first_epoch=first_epoch)
+        self._period_ns = policy.period_ns
+        self._period_since_ns: int | None = None
+
+    def clock(self, now_ns: int) -> int:
+        return self._mean(now_ns)[0]
+
+    @property
+    def period_ns(self) -> int:
+        return self._period_ns
+
+    def adopt(self, policy: Policy) -> None:
+        super().adopt(policy)
+        self._period_ns = policy.period_ns
+
+    def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
+        mean, weight = self._mean(now_ns, but=(account,))
+        if not weight:
+            return False
+        ahead = account.time_at(now_ns) - mean
+        # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
+        # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
+        return real(ahead, min(account.guarantee, weight)) > max(self.policy.grace_ns, 2 * self._quantum(account))
+
+    @property
+    def _least_quantum(self) -> int:
+        """No q is less."""
+        return min(self.policy.quantum_min_ns, self.policy.quantum_max_ns)
+
+    def _quantum(self, account: Account) -> int:
+        guarantee, shortest, longest = account.guarantee, self._quantum_min(account), self.policy.quantum_max_ns
+        quantum = self._period_ns * guarantee // (self._weight if account.competing else self._weight + guarantee)
+        if quantum < shortest:
+            quantum = shortest
+        return quantum if quantum < longest else longest
+
+    def _adapt_period(self, now_ns: int) -> None:
+        """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
+        policy = self.policy
+        if self._period_since_ns is not None and now_ns - self._period_since_ns < policy.period_hold_ns:
+            return
+        company = self._company.values()
+        if len(company) < 2:
+            return
+        period = policy.period_ns
+        sensitive = max([a.returns_ppm for a in company]) > policy.bursty_ppm
+        if self._highest is Priority.HIGH:
+            sensitive = sensitive or any(a.share.priority is Priority.HIGH for a in company)
+        if not sensitive:
+            cost = sum([a.handover_ns for a in company])
+            period = min(max(cost * PPM // policy.handover_loss_ppm, period), max(period, policy.period_max_ns))
+        if abs(period - self._period_ns) * PPM > policy.period_step_ppm * self._period_ns:
+            self._period_ns = period
+            self._period_since_ns = now_ns
+
+    # --- the choice
+
+    def _pick(self, at_ns: int, staying: Hold | None, following: Hold | None = None) -> Choice | None:
+        """Who should hold from ``at_ns`` on, everybody charged up to then. ``staying``: the holder, if it may go on.
+        ``following``: what is published as next; its vGPU is as free to be chosen as those who wait, since the decision
+        is being made anew."""
+        free = {id(h) for h in (staying, following) if h is not None}
+        urgent = self._most_urgent(free)
+        if urgent is not None:
+            return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
+        dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
+        held = [a for a in self._holding.values() if a.competing]
+        done = [a.key for a in held if not a.wants or a.key in dry]
+        busy = [a.key for a in held if not all(id(h) in free for h in a.holds.values())]
+        candidates = [*self._competing.values(), *(a for a in self._members.values() if a.away)]
+        alone = len(candidates) - len(done) == 1
+        if done or busy:
+            candidates = [a for a in candidates if a.key not in done and a.key not in busy]
+        if self._members:
+            candidates = [a for a in candidates if a.muster is None or self._admitted(a, at_ns)]
+        if not candidates:
+            return None
+        clock, weight = self._mean(at_ns, but=dry.values())
+        called = {a.key for a in self._members.values() if self._called(a, at_ns)}
+        ranks = self._ranked(candidates, called)
+        tie = virtual(self.policy.tie_ns, max(weight, 1))
+        for rank in sorted(ranks):
+            tied = self._earliest(ranks[rank], at_ns, tie, lambda a: self._entitled(a, at_ns, clock, called))
+            if tied:
+                break
+        else:  # everybody is eligible, and nobody goes first because it is called
+            rank = min(ranks)
+            eligible = [a for other, accounts in ranks.items() if other[:2] == rank[:2] for a in accounts]
+            tied = self._earliest(eligible, at_ns, tie, lambda a: True)
+        best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
+        length = self._length(best, deadline, at_ns)
+        return Choice(
+            best,
+            self._mustered_length(best, length, at_ns),
+            alone,
+            insists=rank[0] < 0,
+            leads=self._leads(best) and self._insists(best),
+        )
+
+    def _ranked(self, candidates: list[Account], called: Set[VgpuKey]) -> dict[Rank, list[Account]]:
+        """``candidates`` by rank; whoever of the first one is entitled goes before all others."""
+        if not called and len(self._classes) == 1:
+            return {(0, 0, 0): candidates}
+        ranks: dict[Rank, list[Account]] = {}
+        for a in candidates:
+            insists, call = (-self._insists(a), -1 - self._called_ns(a)) if a.key in called else (0, 0)
+            ranks.setdefault((insists, -a.share.priority, call), []).append(a)
+        return ranks
+
+    def _earliest(
+        self, accounts: Sequence[Account], at_ns: int, tie: int, eligible: Callable[[Account], bool]
+    ) -> list[tuple[Account, int]]:
+        """The eligible ones with the earliest deadlines, equal within ``tie``, and these. Few are asked whether they
+        are eligible: the others' deadlines are too far away."""
+        soon = self._least_quantum * 3 // 2 * VIRTUAL_PER_REAL
+        found: list[tuple[Account, int]] = []
+        latest = inf
+        for a in accounts:
+            deadline = a.deadline
+            if a.holds or (deadline - a.time) * a.guarantee > soon:
+                deadline = self._deadline_at(a, at_ns)
+            if deadline <= latest and eligible(a):
+                found.append((a, deadline))
+                latest = min(latest, deadline + tie)
+        return [one for one in found if one[1] <= latest]
+
+    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuKey]) -> bool:
+        """Whether its lag at ``at_ns`` is at least −q/4, or −q where its gang is called: (v̂ − V)·r ≤ q/4."""
+        ahead = (account.time_at(at_ns) - clock) * account.guarantee
+        quantum = self._quantum(account)
+        return ahead <= (quantum if account.key in called else quantum // 4) * VIRTUAL_PER_REAL
+
+    def _most_urgent(self, free: set[int]) -> Account | None:
+        """Who goes at once because another member of its gang waits for it. Before all classes: what that one holds
+        meanwhile, on another GPU, is a multiple of the short turn that ends it."""
+        urgent = [a for a in self._members.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())]
+        return min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
+
+    # --- called members of gangs
+
+    def _next_call(self, after_ns: int, but: Account) -> int | None:
+        """When the next gang is called that goes before ``but``, at ``after_ns`` or later. Of two that are called at
+        once, the one that was called last goes: the other has had its turn (``_turn_ends``)."""
+        starts = [
+            max(a.muster.start_ns, after_ns)
+            for a in self._members.values()
+            if a.muster is not None
+            and a is not but
+            and (a.waiting or a.away)
+            and (a.share.priority >= but.share.priority or self._insists(a))
+            and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
+            and not self._overserved(a)
+            and not (self._called(but, max(a.muster.start_ns, after_ns)) and self._called_ns(a) <= self._called_ns(but))
+        ]
+        return min(starts, default=None)
+
+    def _insists(self, account: Account) -> bool:
+        """Called, a member of a gang that is owed half of what one may be owed that was idle goes before all classes.
+        It cannot wait for a moment when those are not entitled, as others do: its gang is at work only then."""
+        now_ns = self._now_ns
+        return self._lag(account, self.clock(now_ns), now_ns) >= self._idle_credit(account) // 2
+
+    def _leads(self, account: Account) -> bool:
+        """Whether the rest of a gang may go by its leases."""
+        return account.muster is not None and account.muster.leader < 0
+
+    def _called_ns(self, account: Account) -> int:
+        assert account.muster is not None
+        return account.muster.start_ns
+
+    # --- how long
+
+    def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
+        """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""
+        muster = account.muster
+        if muster is not None and self._called(account, at_ns):
+            return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
+        call = self._next_call(at_ns, account)
+        return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)
+
+    def _dry_at(self, account: Account, at_ns: int) -> bool:
+        """Whether a holder's bucket will throttle it when its lease has been charged up to ``at_ns``."""
+        if not account.capped or not account.undrained:
+            return False
+        return account.bucket_at(at_ns) < self._fill_line(account) * PPM
+
+    def _deadline_at(self, account: Account, at_ns: int) -> int:
+        """The deadline at ``at_ns``, no further away than one and a half tokens (the company may have grown)."""
+        time, deadline, guarantee = account.time, account.deadline, account.guarantee
+        if account.holds:
+            time = account.time_at(at_ns)
+            if account.undrained:
+                deadline = self._grid(account, time)
+        return min(deadline, time + virtual(self._quantum(account) * 3 // 2, guarantee))
+
+    def _length(self, account: Account, deadline: int, at_ns: int) -> int:
+        length = real(deadline - account.time_at(at_ns), account.guarantee)
+        return self._within_bucket(account, max(length, self._quantum_min(account) // 2), at_ns)
+
+    def _within_bucket(self, account: Account, length_ns: int, at_ns: int) -> int:
+        if not account.capped:
+            return length_ns
+        return min(length_ns, max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2))
+
+    def _length_of(self, account: Account) -> int:
+        return self._length(account, self._deadline_at(account, self._now_ns), self._now_ns)
