@@ -52,6 +52,19 @@ cdef inline void* context_of(void* handle) noexcept nogil:
     return current_context()
 
 
+cdef void leave_place(Gate* gate, int index) noexcept nogil:
+    """Another stream comes into that place: what the one before has is under a marker."""
+    cdef int mode
+    if gate.untracked and gate.streams[index].dirty:
+        mode = relax()
+        leave_behind(gate, &gate.streams[index], 0)
+        restore(mode)
+    if gate.marked_stream == index:
+        vgpu_mark(gate)
+    if gate.ahead_stream == index:
+        vgpu_mark_ahead(gate)
+
+
 cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     """The place of a stream (normalised: 1 legacy, 2 the thread's own, in the current context) among those known to the
     gate. Its context is its own, whichever is current: with that one it ends."""
@@ -73,6 +86,7 @@ cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
         gate.stream_count += 1
     elif free < 0:
         free = STREAMS - 1   # hundreds of busy streams: the last place stands for all the rest
+    leave_place(gate, free)
     stream = &gate.streams[free]
     stream.handle = handle
     stream.context = context_of(handle)

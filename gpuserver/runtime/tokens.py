@@ -130,10 +130,13 @@ class TokenLoop:
     def unbench(self, key: VgpuKey, share: Share) -> None:
         """It competes again, with the account that it had."""
         self.hear()
-        bench = self._benched.pop(key, None)
-        if bench is None:
+        if key not in self._benched:
             return
-        book = bench.book(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        for lease in self._leaving:
+            if lease[0] == key:
+                self._overrun(lease, now_ns)
+        book = self._benched.pop(key).book(now_ns)
         self._published[key] = set()
         for recorder in self._recorders:
             page = self._grants[key]
@@ -346,17 +349,25 @@ class TokenLoop:
             self._reconcile()
 
     def _settle_leaving(self, seen: readings.Event) -> None:
-        """What a vGPU on the bench had queued is charged until it has drained, or somebody else is charged."""
-        for lease, since_ns in list(self._leaving.items()):
+        """What a vGPU on the bench had queued is charged until it has drained, or another lease is charged."""
+        for lease in list(self._leaving):
             if seen.kind is EventKind.DRAINED and lease == (seen.vgpu, seen.epoch):
+                self._overrun(lease, seen.at_ns)
                 del self._leaving[lease]
-            elif seen.kind is EventKind.WENT and lease[0] != seen.vgpu:
+            elif seen.kind is EventKind.WENT and lease != (seen.vgpu, seen.epoch):
+                self._overrun(lease, seen.at_ns)
                 self._leaving[lease] = FAR_NS
-            else:
-                continue
-            bench = self._benched.get(lease[0])
-            if bench is not None and since_ns < seen.at_ns:
-                self._benched[lease[0]] = bench.overrun(seen.at_ns - since_ns)
+
+    def _overrun(self, leaving: tuple[VgpuKey, int], until_ns: int) -> None:
+        """Charge a vGPU on the bench for what that lease has kept the GPU; once where two of its leases have not
+        drained."""
+        key, since_ns = leaving[0], self._leaving[leaving]
+        if key not in self._benched or since_ns >= until_ns:
+            return
+        self._benched[key] = self._benched[key].overrun(until_ns - since_ns)
+        for lease in self._leaving:
+            if lease[0] == key:
+                self._leaving[lease] = max(self._leaving[lease], until_ns)
 
     def _known(self, seen: readings.Event) -> readings.Event:
         """With the epoch that the scheduler knows."""

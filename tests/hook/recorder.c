@@ -37,7 +37,8 @@ int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 /* With HOLD=n and ASKED=m the GPU has finished nothing from launch n on, before it was asked about m events. */
 static int launches, asked;
 static int busy(void) { return getenv("HOLD") && launches >= atoi(getenv("HOLD")) && asked < atoi(getenv("ASKED")) ? 600 : 0; }
-int cuStreamQuery(void *stream) { note('S', stream); return busy(); }
+/* With BUSY there is always more in every stream, though all that is asked about has passed. */
+int cuStreamQuery(void *stream) { note('S', stream); return getenv("BUSY") ? 600 : busy(); }
 int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)((next += 16) + (flags > 9)); return 0; }
 int cuEventDestroy_v2(void *event) { return event == NULL; }
 int cuEventRecord(void *event, void *stream) { note('R', stream); return event == NULL; }

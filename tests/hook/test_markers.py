@@ -97,6 +97,35 @@ def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: 
         assert {f"R{stream}", f"S{stream}"} & set(seen[a:b]), seen[a : b + 1]  # marked, or found drained
 
 
+def test_a_stream_is_marked_before_another_is_turned_to_however_many_there_are(
+    stage: Stage, recorder: Path, tmp_path: Path
+) -> None:
+    """More than are known one by one: who comes into another's place turns from it as well."""
+    vgpu = stage.vgpu()
+    record = tmp_path / "record"
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record), BUSY="1")
+    with vgpu.granting(60_000 * MS):
+        ran = stage.run(PROGRAM + "for i in range(600): launch(0x100 + i)", environment)
+    assert ran.returncode == 0, ran.stderr
+    seen = record.read_text().split()
+    launches = [at for at, call in enumerate(seen) if call[0] == "l"]
+    assert len(launches) == 600
+    assert [seen[a] for a, b in itertools.pairwise(launches) if f"R{seen[a][1:]}" not in seen[a:b]] == []
+
+
+def test_unmeasured_work_is_not_forgotten_with_the_place_of_its_stream(
+    stage: Stage, recorder: Path, tmp_path: Path
+) -> None:
+    vgpu = stage.vgpu()
+    vgpu.open()
+    record = tmp_path / "record"
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record), BUSY="1")
+    ran = stage.run(PROGRAM + "for i in range(540): launch(0x100 + i)", environment)
+    assert ran.returncode == 0, ran.stderr
+    seen = record.read_text().split()
+    assert {f"R{0x100 + i:x}" for i in range(511, 539)} <= set(seen)
+
+
 def through_while_held(stage: Stage, recorder: Path, tmp_path: Path, asked: int) -> int:
     """Two streams take turns; how many of 600 launches go to the driver while the GPU finishes nothing, until it was
     asked about so many events. They are predicted to take 20 us each, so the window lets hundreds through."""

@@ -224,6 +224,33 @@ def test_what_a_vgpu_on_the_bench_has_queued_is_charged_to_it_until_somebody_els
     card.play(act)
 
 
+def test_what_it_had_queued_is_charged_once_however_often_a_vgpu_goes_to_the_bench(card: Card) -> None:
+    """Also where it drains when its vGPU has come back, or has had another lease and gone again."""
+
+    async def act() -> None:
+        card.voices[0].say(want=True)
+        await until(lambda: card.pages[0].plan().open_epoch == 1)
+        begun = card.pages[0].plan().current
+        assert begun is not None
+        card.loop.bench(0)
+        await trio.sleep(0.001)
+        before_ns = time.monotonic_ns()
+        card.loop.unbench(0, HALF)
+        assert card.loop.books()[0].held_ns >= before_ns - begun.start_ns
+        await until(lambda: [went for _, went in card.dispatcher.outstanding(0)] == [True, True])
+        last = max(epoch for epoch, _ in card.dispatcher.outstanding(0))
+        card.loop.bench(0)
+        await trio.sleep(0.001)
+        drained_ns = time.monotonic_ns()
+        card.voices[0].say(want=True, drained_epoch=last, drained_ns=drained_ns)
+        await until(lambda: not card.dispatcher.outstanding(0))
+        card.loop.hear()
+        book = card.loop.books()[0]
+        assert before_ns - begun.start_ns < book.held_ns <= drained_ns - begun.start_ns
+
+    card.play(act)
+
+
 @pytest.mark.parametrize("card", [SpatialScheduler], indirect=True)
 def test_where_all_fit_nobody_gains_by_a_return(card: Card) -> None:
     async def act() -> None:
