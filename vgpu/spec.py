@@ -181,7 +181,10 @@ class VgpuSpec(BaseModel):
         if self.share_group is not None and self.oversubscribe is Oversubscribe.SWAP:
             raise ValueError("--share-group would show what is swapped to host memory to the group's other programs")
         if self.group is not None and self.oversubscribe is Oversubscribe.SWAP:
-            raise ValueError("vGPUs of a --group hold together, and one that is swapped may be away from its card")
+            raise ValueError(
+                "--group and --oversubscribe swap exclude each other: vGPUs of a group hold at the same time, and one "
+                "that is swapped may be away from its card"
+            )
         most, own = limit or least, self.process_memory_bytes
         if most is not None and own is not None and own > most:
             raise ValueError(f"--mem-per-process {format_bytes(own)} is more than the {format_bytes(most)} of the vGPU")

@@ -122,7 +122,9 @@ def advise(seen: Seen) -> Advice | None:
 def _compute(seen: Seen) -> tuple[float | None, list[str]]:
     """The percentage of compute, if one can be named, and why."""
     if seen.seconds < LEAST_SECONDS:
-        return None, [f"its programs used the GPU for {seen.seconds} s so far, {LEAST_SECONDS} s are the least to tell"]
+        return None, [
+            f"no advice on compute yet: its programs used the GPU in {seen.seconds} seconds, {LEAST_SECONDS} are needed"
+        ]
     limit_ratio = seen.limit_ppm / PPM
     used = f"{seen.busy_ratio * 100:.0f} % of the GPU's time or less in 95 of 100 seconds of work"
     if seen.busy_ratio >= AT_ITS_LIMIT * limit_ratio and limit_ratio < 1:

@@ -92,7 +92,7 @@ def test_too_little_seen_and_what_nobody_measures() -> None:
     spatial = advise(replace(SEEN, temporal=False))
     assert early is not None
     assert early.sm_percent is None
-    assert f"{LEAST_SECONDS} s are the least to tell" in early.text
+    assert f"seconds, {LEAST_SECONDS} are needed" in early.text
     assert early.memory_bytes is not None  # a peak is one from the first moment on
     assert spatial is not None
     assert spatial.sm_percent is None

@@ -15,9 +15,11 @@ from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_rea
 from vgpu.ctl.exits import FOR_ERROR, Exit
 from vgpu.ctl.main import run
 from vgpu.ctl.node import did_not_start
+from vgpu.ctl.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
 from vgpu.share import MEANING
+from vgpu.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
 HOOK = Path("/opt/vgpu/libvgpu_hook.so")
@@ -319,6 +321,29 @@ def test_why_a_node_did_not_start(tmp_path: Path, said: str, message: str, hint:
     error = did_not_start(log)
     assert error.message == f"the node did not start: {message}"
     assert error.hint.startswith(hint)
+    assert FOR_ERROR[error.code] is Exit.NODE_DOWN
+
+
+def test_serve_beside_a_node_exits_alike_detached_or_not(tmp_path: Path) -> None:
+    """docs/cli.md: 4, a node runs already."""
+    log = tmp_path / "node.log"
+    log.write_text("vgpuctl: a node runs already in /run/vgpu\n")
+    assert FOR_ERROR[did_not_start(log, Exit.REFUSED).code] is Exit.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "shown"), [(0, "0 / 8 GiB"), (2 * MIB, "2 MiB / 8 GiB"), (512 * MIB, "0.5 / 8 GiB")]
+)
+def test_what_is_used_of_a_limit(used_bytes: int, shown: str) -> None:
+    assert used_of(used_bytes, 8 * GIB) == shown
+
+
+def test_the_help_of_set_names_no_default_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not given to ``set`` stays as it is; only a new vGPU has defaults."""
+    assert run(["set", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.partition("What a share means")[0].split())
+    assert "What is not given stays as it is." in told
+    assert "; else " not in told
 
 
 def test_rm_removes_what_it_can_and_exits_with_the_worst(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ import typer.main
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import app
+from vgpu.ctl.output import Column
+from vgpu.ctl.tables import GPUS, PROCESSES, VGPUS
 
 GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,13 @@ def test_every_command_and_option_is_documented() -> None:
             assert all(
                 option in TEXT or option in {"--output", "--help", "--force", "--quiet", "--watch"} for option in long
             )
+
+
+@pytest.mark.parametrize(("heading", "columns"), [("ls`, `set", VGPUS), ("gpu ls`, `status", GPUS), ("ps", PROCESSES)])
+def test_every_column_is_explained(heading: str, columns: tuple[Column, ...]) -> None:
+    rows = TEXT.partition(f"| `{heading}` | means |")[2].partition("\n\n")[0].splitlines()
+    explained = {title for row in rows if row.startswith("|") for title in row.split("|")[1].strip().split(", ")}
+    assert explained - {"---"} == {column.title for column in columns}
 
 
 def test_no_documented_option_is_made_up() -> None:

@@ -83,6 +83,13 @@ def test_what_has_no_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "no logs of gpu 7" in capsys.readouterr().err
 
 
+def test_nothing_that_fits_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["logs", "nobody"]) == 0
+    told = capsys.readouterr()
+    assert not told.out
+    assert "no line of the logs fits" in told.err
+
+
 def test_a_name_is_that_of_a_vgpu_of_the_node(node: FakeNode, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["list"] = lambda _: {"vgpus": [vgpu_reading(name="trainer").model_dump(mode="json")]}
     node.answers["status"] = lambda _: node_status(state_dir=str(folder.parent)).model_dump(mode="json")

@@ -9,7 +9,8 @@ from vgpu.ctl.main import app, run
 from vgpu.ctl.overview import OTHER, SECTIONS, sections
 
 
-def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     group = typer.main.get_command(app)
     assert run(["--help"]) == 0
     told = capsys.readouterr().out
@@ -17,6 +18,7 @@ def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str]) -> No
     table = told.partition("vGPUs:")[2].partition("To begin:")[0]
     listed = [line.split()[0] for line in table.splitlines() if line.strip() and line.startswith("  ")]
     assert sorted(listed) == sorted(group.commands)  # type: ignore[attr-defined]
+    assert "..." not in table  # a text that is cut off
 
 
 def test_nothing_stands_in_two_sections() -> None:

@@ -64,6 +64,8 @@ def contents(path: Path) -> dict[str, str]:
         ("bob.smith@gpubox.lab.example gpubox", "user1001@host host"),
         ("/root/a, /rooted, root", "~user0/a, /rooted, root"),
         ('{"path": "/home/carol/z"}', '{"path": "/home/user/z"}'),
+        (r'{"text": "in \"/home/carol\""}', r'{"text": "in \"/home/user\""}'),
+        (r'{"text": "/home/\"", "home": "/home/LAB\\carol\\"}', r'{"text": "/home/\"", "home": "/home/user"}'),
     ],
 )
 def test_people_homes_and_the_machine(text: str, told: str) -> None:

@@ -34,7 +34,7 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
     [metrics]
     listen = "127.0.0.1:9835"
 
-The command line of serve goes before the file."""
+Options of serve override the file."""
 
 config_app = typer.Typer(
     invoke_without_command=True,
@@ -71,7 +71,10 @@ def show(ctx: typer.Context, form: OutputOption = Output.TABLE) -> None:
 def check(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Else the one that serve would read.")] = None,
 ) -> Exit:
-    """Say everything that is wrong with a configuration file, by line; exit code 2 if anything is."""
+    """Print every error in a configuration file, by line.
+
+    Exits with 2 if there is one.
+    """
     from vgpu.config import Config, find, parse
     from vgpu.errors import ErrorCode, VgpuError
 
@@ -91,7 +94,7 @@ def check(
 
 @config_app.command("example")
 def example() -> None:
-    """Print a file with every key in it, all of them comments, to begin from."""
+    """Print an example file: every key, as a comment."""
     from vgpu.shipped import shipped
 
     print(shipped("config.toml").read_text(), end="")

@@ -25,7 +25,10 @@ ANSWER_S: Final = 3.0
 
 
 def doctor(form: OutputOption = Output.TABLE) -> int:
-    """What is missing on this machine or wrong with its node, and what to type. Exits with 1 if something is."""
+    """Check this machine and its node, and say what to type.
+
+    Exits with 1 if something has to be put right.
+    """
     from client_hook.doctor import Verdict
     from vgpu.ctl import output
 

@@ -19,7 +19,7 @@ gpu_app = typer.Typer(
 
 @gpu_app.command("ls")
 def ls(form: OutputOption = Output.TABLE) -> None:
-    """List the GPUs of this node, and why each is in its mode."""
+    """List the GPUs of this node, their modes and how full they are."""
     from vgpu.ctl import output, tables
     from vgpu.node.link import ControlLink
     from vgpu.units import counted, format_bytes

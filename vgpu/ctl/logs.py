@@ -56,7 +56,7 @@ def logs(
     level: Annotated[Level, typer.Option(help="This level and above.")] = Level.DEBUG,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """The logs of the node and its GPU Servers, by time. JSON that follows is one object per line."""
+    """Logs of the node and its GPU Servers, by time. With -f, JSON is one object per line."""
     from vgpu.node.loglines import Wanted, merged
 
     source, vgpu = _chosen(whose or [])
@@ -77,6 +77,8 @@ def logs(
     show = _line_of_json if form is Output.JSON else _printer()
     for line in past:
         show(line)
+    if files and not past and not follow:
+        say("no line of the logs fits", "vgpuctl logs has all; vgpuctl ls, vgpuctl events name vGPUs")
     if follow:
         with suppress(KeyboardInterrupt):
             _follow(reader, wanted, show)

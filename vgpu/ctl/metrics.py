@@ -39,7 +39,7 @@ def metrics(
         ),
     ] = None,
 ) -> int:
-    """Print all metrics of the node once, as text for Prometheus; or serve them."""
+    """Print the node's metrics for Prometheus, or serve them."""
     if listen is None and not serve:
         return _once(out)
     if out is not None:

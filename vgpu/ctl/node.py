@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from vgpu.ctl import progress
+from vgpu.ctl.exits import Exit
 from vgpu.ctl.options import Mode, Output, OutputOption
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -140,7 +141,7 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
     deadline = time.monotonic() + START_UP_S
     while True:
         if process.poll() is not None:
-            raise did_not_start(log)
+            raise did_not_start(log, process.returncode)
         try:
             with ControlLink(control_socket) as node:
                 if node.welcome.pid == process.pid:
@@ -154,14 +155,16 @@ def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_sock
         time.sleep(0.02)
 
 
-def did_not_start(log: Path) -> VgpuError:
-    """The error of a node that ended before it answered: what it said last on ``log``, and its hint if it had one."""
+def did_not_start(log: Path, exit_code: int = Exit.FAILURE) -> VgpuError:
+    """The error of a node that ended with ``exit_code`` before it answered: what it said last on ``log``, and its hint
+    if it had one. ``Exit.REFUSED``: another node runs, and ``vgpuctl`` exits as it does without ``--detach``."""
     # Python draws a frame of these around a group of exceptions.
     lines = [line.strip(" +-|") for line in log.read_text(errors="replace").splitlines()]
     said = [line for line in lines if line] or ["it said nothing"]
     hint = said.pop().removeprefix("→ ") if said[-1].startswith("→ ") else f"vgpuctl doctor, or less {log}"
     reason = said[-1]
-    return VgpuError(ErrorCode.UNAVAILABLE, f"the node did not start: {reason.removeprefix('vgpuctl: ')}", hint)
+    code = ErrorCode.EXISTS if exit_code == Exit.REFUSED else ErrorCode.UNAVAILABLE
+    return VgpuError(code, f"the node did not start: {reason.removeprefix('vgpuctl: ')}", hint)
 
 
 def stop() -> None:

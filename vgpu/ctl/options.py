@@ -45,40 +45,50 @@ VgpuArgument = Annotated[
     typer.Argument(metavar="VGPU", help="Id, unambiguous prefix of one, or name.", autocompletion=completion.vgpus),
 ]
 
-Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Part of the GPU's compute, as in 30.")]
+# One text serves create, run and set. Only a new vGPU has defaults, and set changes nothing that is not given: so a
+# default is told as that of a new one.
+Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Percent of the GPU's compute, as in 30.")]
 Mem = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M; else the same part as --sm.")
+    str | None,
+    typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M. New vGPUs: by default the same part as --sm."),
 ]
 MemLimit = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="The most it may have while nobody was promised that; else --mem.")
+    str | None,
+    typer.Option(metavar="SIZE", help="May use up to this while that memory is promised to nobody. New vGPUs: --mem."),
 ]
 MemPerProcess = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="The most that one process may allocate of it; else all.")
+    str | None, typer.Option(metavar="SIZE", help="The most that one process may allocate. New vGPUs: all of it.")
 ]
 QuotaRequest = Annotated[
-    str | None, typer.Option(metavar="PERCENT", help="Part of the time that is guaranteed; else the limit.")
+    str | None, typer.Option(metavar="PERCENT", help="Guaranteed percent of the time. New vGPUs: the limit.")
 ]
-QuotaLimit = Annotated[str | None, typer.Option(metavar="PERCENT", help="Largest part of the time; else 100.")]
+QuotaLimit = Annotated[str | None, typer.Option(metavar="PERCENT", help="Largest percent of the time. New vGPUs: 100.")]
 BURST = "May use what is idle beyond its share."
-OVERCOMMIT = "Admit it even if shares no longer fit; they become weights."
-PriorityOption = Annotated[PriorityName | None, typer.Option(help="Who goes first among the entitled; else normal.")]
-Fraction = Annotated[str | None, typer.Option(metavar="PART", help="Part of compute and memory both, as in 1/4.")]
-ShareGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Unix group whose members may use it too.")]
+OVERCOMMIT = "Admit it even if shares add up to more than the GPU; they become weights."
+PriorityOption = Annotated[
+    PriorityName | None, typer.Option(help="Which goes first of those that are owed time. New vGPUs: normal.")
+]
+Fraction = Annotated[
+    str | None, typer.Option(metavar="PART", help="Part of compute and memory, as in 1/4; --sm and --mem override it.")
+]
+ShareGroup = Annotated[
+    str | None, typer.Option(metavar="GROUP", help="Unix group whose members may run programs in it.")
+]
 Group = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Holds at the same time as your others of this group, one per GPU.")
+    str | None, typer.Option(metavar="NAME", help="Your vGPUs with this name, one per GPU, hold at the same time.")
 ]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name to use instead of the id.")]
-Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Removed after that time, as in 8h; else never.")]
+Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Remove it after this time, as in 8h. New vGPUs: never.")]
 IdleSuspend = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Suspended when idle for so long, as in 10m, until it is used; off: never."),
+    typer.Option(metavar="TIME", help="Suspend it when idle for so long, as in 10m, until it is used; off: never."),
 ]
 OversubscribeOption = Annotated[
     Oversubscribe | None,
-    typer.Option(help="More memory than the card has left: swapped between tokens, or managed by the driver."),
+    typer.Option(help="Allow more memory than the card has left: we swap between tokens, or the driver pages."),
 ]
 LossOption = Annotated[
-    OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server; else block.")
+    OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server. New vGPUs: block.")
 ]
 
 

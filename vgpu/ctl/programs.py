@@ -56,7 +56,7 @@ def exec_(
         ),
     ] = "",
 ) -> None:
-    """Become a program inside an existing vGPU. Exit code and signals are the program's own."""
+    """Run a program in an existing vGPU. It takes the place of vgpuctl: exit code and signals are its own."""
     from client_hook.launcher import replace_process
     from vgpu.node.link import ControlLink
 

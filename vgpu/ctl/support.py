@@ -35,7 +35,10 @@ def bundle(
     ] = True,
     trace: Annotated[bool, typer.Option(help="A recording of one second, too.")] = True,
 ) -> None:
-    """Collect versions, findings, readings, events, logs and a short recording into one file. What fails is noted."""
+    """Collect what a maintainer needs into one file.
+
+    Versions, findings, readings, events, logs and a short recording. What fails is noted.
+    """
     from datetime import datetime
 
     from vgpu.paths import NodePaths

@@ -192,10 +192,12 @@ def promised(vgpu: VgpuReading) -> str:
 
 
 def used_of(used_bytes: int, limit_bytes: int) -> str:
-    """``1.5 / 8 GiB``: both in the unit of the limit."""
+    """``1.5 / 8 GiB``: both in the unit of the limit; ``2 MiB / 8 GiB`` where less than a hundredth of one is used."""
     limit = format_bytes(limit_bytes)
     unit = limit.split()[-1]
     size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(unit, 1)
+    if 0 < used_bytes < size / 100:
+        return f"{format_bytes(used_bytes)} / {limit}"
     return f"{used_bytes / size:.3g} / {limit}"
 
 

@@ -37,7 +37,9 @@ def verify(
     ] = False,
     form: OutputOption = Output.TABLE,
 ) -> int:
-    """Prove on this GPU that shares, SMs and memory limits hold, what a kill leaves behind, and what the gate costs.
+    """Check on this GPU that shares, SMs and memory limits hold.
+
+    Also what a kill leaves behind, and what the gate costs.
 
     On a node of its own. Every check is made without limits, too, and has to fail there. Exits with 1 if a promise is
     not kept, or a control does not fail.

@@ -117,11 +117,11 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
-        "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "as it is",
+        "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",
         "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, "
         f"{'a token without an end' if vgpu.open_ended else f'{tables.token_rate(vgpu)} tokens/s'}",
         **_moving(vgpu),
-        "in all": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
+        "total": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
         f"peak {format_bytes(vgpu.memory_peak_bytes)}",
         "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
@@ -162,7 +162,7 @@ def ps(
         typer.Argument(metavar="VGPU", help="Only this vGPU's.", show_default=False, autocompletion=completion.vgpus),
     ] = "",
     everyone: Annotated[
-        bool, typer.Option("-a", "--all", help="Those too that use a GPU of this node in no vGPU.")
+        bool, typer.Option("-a", "--all", help="Also programs that use a GPU of this node outside all vGPUs.")
     ] = False,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -200,7 +200,10 @@ def set_(
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """Resize a vGPU, also while programs run in it. Takes effect with the next token."""
+    """Resize a vGPU, also while programs run in it. What is not given stays as it is.
+
+    Takes effect with the next token.
+    """
     from vgpu.node.link import ControlLink
 
     changes = changes_of(
@@ -248,7 +251,7 @@ def changes_of(**given: object) -> VgpuChanges:
 
 
 def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
-    """Let its programs stand still, and free their GPU memory. Temporal mode."""
+    """Pause a vGPU's programs and free their GPU memory. Temporal mode."""
     _move(vgpu, form, "suspend", "its memory goes to the host")
 
 
@@ -264,7 +267,7 @@ def migrate(
     ],
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """Move it, with its running programs, to another GPU of the node. Temporal mode."""
+    """Move a vGPU, with its running programs, to another GPU. Temporal mode."""
     _move(vgpu, form, "migrate", f"it moves to GPU {gpu}", gpu)
 
 
@@ -289,7 +292,7 @@ def rm(
         typer.Argument(metavar="VGPU", help="Ids, unambiguous prefixes, or names.", autocompletion=completion.vgpus),
     ],
     force: Annotated[
-        bool, typer.Option("-f", "--force", help="Even with programs in it; their next call fails.")
+        bool, typer.Option("-f", "--force", help="Also with programs in it; their next GPU call fails.")
     ] = False,
 ) -> int:
     """Remove vGPUs; prints the id of each one removed."""

@@ -15,7 +15,8 @@ _NOBODY: Final = 65534
 _TOLD: Final = re.compile(r"(VGPU|CUDA)_\w+|LD_PRELOAD")
 _SECRET: Final = re.compile(r"token|secret|passw|key|credential", re.IGNORECASE)
 _ASSIGNMENT: Final = re.compile(r"^(\s*([\w.\"-]+)\s*=\s*)(\S.*)$", re.MULTILINE)
-_ANY_HOME: Final = re.compile(r"(/home|/export/home|/Users)/([^/\s\"':,;]+)")
+_ANY_HOME: Final = re.compile(r"(/home|/export/home|/Users)/((?:[^/\s\"':,;\\]|\\\\|\\(?![\"\\]))+)")
+"""A backslash before a quotation mark is JSON's, and stays: without it the line could not be read any more."""
 _ATTACHED: Final = re.compile(r"\b(process \d+) \((.*?)\)(?= attached)")
 _ODD: Final = re.compile(r"[^\w.+-]")
 _SMI_PROCESS: Final = re.compile(r"^(\s+Name\s+: )(.+)$", re.MULTILINE)
