@@ -97,6 +97,12 @@ def no_statement(record: VgpuRecord) -> Statement:
     )
 
 
+def owed_ns(statement: Statement) -> int:
+    """Time that nobody wants is not saved up: what counts on for a vGPU that wants nothing is cut as it wakes
+    (docs/policy.md). Debt stays."""
+    return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
+
+
 def vgpu_reading(
     vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuReading:
@@ -127,7 +133,7 @@ def vgpu_reading(
         held_ns=statement.held_ns,
         busy_ns=statement.busy_ns,
         overuse_ns=statement.overuse_ns,
-        lag_ns=statement.lag_ns,
+        lag_ns=owed_ns(statement),
         throttled=statement.throttled,
         wants=statement.wants,
         holds=statement.holds,

@@ -12,7 +12,7 @@ from cython_ext.readings import SlotState
 from gpuserver.core.leases import Priority, Served, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.runtime import readings
-from gpuserver.runtime.readings import Rates, RateWindow, peak_bytes, warnings_when_idle
+from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_when_idle
 from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.spec import VgpuSpec
 
@@ -50,6 +50,11 @@ def test_a_newcomer_has_no_rate_and_a_key_that_is_used_again_starts_anew() -> No
     assert RateWindow().rates(MS, statement(1, 1, 1)) == Rates()
     reused = window((0, statement(900, 900, 90)), (200, statement(0, 0, 0)), (400, statement(100, 50, 2)))
     assert reused.rates(600 * MS, statement(200, 100, 4)).held_ratio == pytest.approx(0.5)
+
+
+def test_who_wants_nothing_is_owed_nothing_and_keeps_its_debt() -> None:
+    assert [owed_ns(replace(NOTHING, wants=wants, lag_ns=2 * MS)) for wants in (False, True)] == [0, 2 * MS]
+    assert [owed_ns(replace(NOTHING, wants=wants, lag_ns=-MS)) for wants in (False, True)] == [-MS, -MS]
 
 
 def test_a_peak_has_all_that_the_limit_counts() -> None:

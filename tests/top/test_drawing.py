@@ -22,7 +22,7 @@ from vgpu.top.columns import (
     short_duration,
 )
 from vgpu.top.draw import ASCII, UNICODE, Glyphs, Span, bar, cut, fitting, fixed, spark, width_of
-from vgpu.top.model import Choice, History, Model, Remark, Row, owed_ns
+from vgpu.top.model import Choice, History, Model, Remark, Row
 from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines
 
 ratios = st.floats(-0.5, 2.0)
@@ -131,9 +131,6 @@ def test_a_row_says_what_is_held_of_what_share() -> None:
     assert memory_text(137 << 30, 141 << 30) == "137/141 GiB"
     assert memory_text(10 << 20, 8 << 30) == "0.0098/8 GiB"
     assert [lag_text(lag) for lag in (0, 12_300_000, -3_000_000_000)] == ["0", "+12ms", "−3.0s"]
-    idle, wants = vgpu_reading(lag_ns=2 * 10**9, wants=False), vgpu_reading(lag_ns=2 * 10**9, wants=True)
-    assert [owed_ns(vgpu) for vgpu in (idle, wants)] == [0, 2 * 10**9]  # time that nobody wants is not saved up
-    assert owed_ns(vgpu_reading(lag_ns=-5, wants=False)) == -5
     assert [short_duration(ns) for ns in (5, 75_000, 999_999_999, 61 * 10**9)] == ["5ns", "75µs", "999ms", "1.0m"]
     line = row_line(Row(vgpu, History(), None), layout(100, [vgpu]), 0.0, UNICODE, selected=False)
     assert "29.8/12–40 %" in text(line)

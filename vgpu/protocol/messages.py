@@ -276,7 +276,7 @@ class VgpuReading(Reading):
     held_ns: int
     busy_ns: int
     overuse_ns: int  # Σ drained past lease end
-    lag_ns: int  # > 0: owed GPU time; < 0: has debt
+    lag_ns: int  # > 0: owed GPU time, to who wants it; < 0: has debt
     throttled: bool  # at its limit, waiting for its bucket to fill
     wants: bool  # a process waits for a token, or holds one and has work
     holds: bool  # a lease is in force now

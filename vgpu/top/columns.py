@@ -9,7 +9,7 @@ from typing import Final
 from vgpu.ctl.tables import rounded_ns, token_rate
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
-from vgpu.top.model import Choice, Row, owed_ns
+from vgpu.top.model import Choice, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
 
 SPARK_SPAN_S: Final = 120
@@ -155,7 +155,7 @@ COLUMNS: Final = (
         7,
         30,
         plain(
-            lambda vgpu: lag_text(owed_ns(vgpu)),
+            lambda vgpu: lag_text(vgpu.lag_ns),
             lambda vgpu: "warn" if vgpu.lag_ns < -(10**6) else "" if vgpu.wants else "dim",
         ),
         right=True,

@@ -76,12 +76,6 @@ class Order:
     up: bool = False
 
 
-def owed_ns(vgpu: VgpuReading) -> int:
-    """The GPU time that it is owed, in ns; below 0: that it owes. Time that nobody wants is not saved up, so one that
-    wants nothing is owed nothing, though its reading goes on counting: that is cut when it wants again (policy.md)."""
-    return vgpu.lag_ns if vgpu.wants else min(0, vgpu.lag_ns)
-
-
 ORDERS: Final = (
     Order("vgpu", lambda vgpu: vgpu.vgpu_id, up=True),
     Order("name", lambda vgpu: (not vgpu.name, (vgpu.name or "").casefold()), up=True),
@@ -93,7 +87,7 @@ ORDERS: Final = (
     Order("memory", lambda vgpu: vgpu.memory_used_bytes),
     Order("procs", lambda vgpu: vgpu.processes),
     Order("waiting", lambda vgpu: vgpu.waiting_ns),
-    Order("lag", owed_ns),
+    Order("lag", lambda vgpu: vgpu.lag_ns),
     Order("refused", lambda vgpu: vgpu.memory_refusals),
 )
 ORDER_NAMES: Final = tuple(order.name for order in ORDERS)

@@ -9,7 +9,6 @@ from vgpu.ctl import tables
 from vgpu.ctl.output import Column, Row, print_table
 from vgpu.protocol.messages import GpuReading, Snapshot, VgpuReading
 from vgpu.top.columns import lag_text, short_duration, state_word
-from vgpu.top.model import owed_ns
 from vgpu.units import counted
 
 GPUS: Final = (
@@ -90,6 +89,6 @@ def vgpu_row(vgpu: VgpuReading) -> Row:
         tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
         short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",
-        lag_text(owed_ns(vgpu)),
+        lag_text(vgpu.lag_ns),
         str(vgpu.memory_refusals),
     )
