@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -7,8 +6,8 @@ from tests.hook.stage import Stage, StagedVgpu
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def stage() -> Iterator[Stage]:
+    stage = Stage()
     yield stage
     stage.close()
 

@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -268,11 +269,13 @@ class StagedVgpu:
 
 
 class Stage:
-    """Simulated GPUs and vGPUs on them, under one directory."""
+    """Simulated GPUs and vGPUs on them, under one directory: a path to a socket has 107 bytes, which pytest's own
+    temporary directories may not leave."""
 
-    def __init__(self, directory: Path, gpus: int = 1, memory_bytes: int = 143_771 << 20) -> None:
-        self.runtime = directory / "run"
-        self.gpus = directory / "gpus"
+    def __init__(self, gpus: int = 1, memory_bytes: int = 143_771 << 20) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="stage-", ignore_cleanup_errors=True)
+        self.runtime = Path(self._directory.name) / "run"
+        self.gpus = Path(self._directory.name) / "gpus"
         self.runtime.mkdir()
         self.uuids = create_gpus(self.gpus, gpus, memory_bytes=memory_bytes)
         self.relay_page = RelayPage.create()
@@ -380,3 +383,4 @@ class Stage:
         self.fall_silent()
         for vgpu in self.vgpus:
             vgpu.close()
+        self._directory.cleanup()

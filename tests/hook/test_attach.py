@@ -46,8 +46,8 @@ def test_attaches(stage: Stage) -> None:
     eventually(lambda: vgpu.slot().state == SlotState.DEAD, "the relay saw the process end")
 
 
-def test_each_broker_hears_of_all_vgpus_of_a_process_that_has_several(tmp_path_factory: pytest.TempPathFactory) -> None:
-    stage = Stage(tmp_path_factory.mktemp("two"), gpus=2)
+def test_each_broker_hears_of_all_vgpus_of_a_process_that_has_several() -> None:
+    stage = Stage(gpus=2)
     try:
         one, other = stage.vgpu(0), stage.vgpu(1)
         assert stage.run(INIT, stage.environment(one, other)).stdout == "0\n"
@@ -59,11 +59,9 @@ def test_each_broker_hears_of_all_vgpus_of_a_process_that_has_several(tmp_path_f
         stage.close()
 
 
-def test_who_asks_again_after_one_of_its_vgpus_was_refused_has_one_slot_in_the_other(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_who_asks_again_after_one_of_its_vgpus_was_refused_has_one_slot_in_the_other() -> None:
     """Programs call cuInit as often as they like: a library each, or one in a loop until it succeeds."""
-    stage = Stage(tmp_path_factory.mktemp("two"), gpus=2)
+    stage = Stage(gpus=2)
     try:
         one, other = stage.vgpu(0), stage.vgpu(1)
         other.refusal = "not now"
@@ -104,8 +102,8 @@ class TestVgpuIdChanges:
     """Between two calls of cuInit, as in a notebook that tries again."""
 
     @pytest.fixture
-    def stage(self, tmp_path: Path) -> Iterator[Stage]:
-        stage = Stage(tmp_path, gpus=3)
+    def stage(self) -> Iterator[Stage]:
+        stage = Stage(gpus=3)
         yield stage
         stage.close()
 
@@ -154,8 +152,8 @@ class TestVgpuIdChanges:
         assert other.slots() == []
 
 
-def test_nvml_asks_again_where_the_id_is_another(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, gpus=2)
+def test_nvml_asks_again_where_the_id_is_another() -> None:
+    stage = Stage(gpus=2)
     try:
         vgpu = stage.vgpu()
         ran = stage.run(
@@ -263,8 +261,8 @@ for i in range(count.value):
 
 class TestDevices:
     @pytest.fixture
-    def stage(self, tmp_path: Path) -> Stage:
-        return Stage(tmp_path, gpus=4)
+    def stage(self) -> Stage:
+        return Stage(gpus=4)
 
     def seen(self, stage: Stage, *vgpus: StagedVgpu, **changes: str) -> list[tuple[str, int]]:
         try:
@@ -360,8 +358,8 @@ print(count, pynvml.nvmlDeviceGetUUID(device), memory.total, memory.used, newer.
 """
 
 
-def test_nvml_without_cuda_shows_the_vgpu(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, gpus=2)
+def test_nvml_without_cuda_shows_the_vgpu() -> None:
+    stage = Stage(gpus=2)
     try:
         vgpu = stage.vgpu(gpu=1)
         ran = stage.run(NVML, stage.environment(vgpu))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -35,8 +34,8 @@ def run():
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    small = Stage(tmp_path, memory_bytes=CARD)
+def stage() -> Iterator[Stage]:
+    small = Stage(memory_bytes=CARD)
     yield small
     small.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -242,8 +241,8 @@ say(codes)
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, gpus=2)
+def two_gpus() -> Iterator[Stage]:
+    stage = Stage(gpus=2)
     yield stage
     stage.close()
 

@@ -109,8 +109,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, gpus=2)
+def stage() -> Iterator[Stage]:
+    stage = Stage(gpus=2)
     yield stage
     stage.close()
 
