@@ -248,6 +248,9 @@ cdef class Backlog:
     def mark(self, uint64_t tag):
         return bool(window.backlog_mark(&self.backlog, tag))
 
+    def mark_late(self, int64_t now_ns, uint64_t tag):
+        return bool(window.backlog_mark_late(&self.backlog, now_ns, tag))
+
     def oldest(self):
         cdef uint64_t tag
         return tag if window.backlog_oldest(&self.backlog, &tag) else None

@@ -12,9 +12,9 @@ from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCt
 from cython_ext.hook.hook cimport (
     vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
     vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows,
-    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead,
-    vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
-    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe, vgpu_publish_submission,
+    vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run,
+    vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -449,10 +449,12 @@ cdef public void vgpu_leave(Pass* launch, int result) noexcept nogil:
                 vgpu_sample_end(gate, launch.sample, launch.stream)
             elif launch.sample >= 0:
                 vgpu_sample_void(gate, launch.sample)
-            if launch.mark and gate.marked_stream == launch.stream:
-                vgpu_mark(gate)
+            add32(&gate.submitting, <uint32_t>-1)            # from here on a marker is behind it
+            if launch.mark:
+                vgpu_mark_launch(gate, launch.stream, launch.handle)
             lock_release(&gate.lock)
-        add32(&gate.submitting, <uint32_t>-1)
+        else:
+            add32(&gate.submitting, <uint32_t>-1)
     elif launch.kind == PASS_TOUCHING:
         vgpu_touched(gate)
     elif launch.kind == PASS_CALLING:

@@ -106,6 +106,7 @@ cdef extern:
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil
     void vgpu_mark_ahead(Gate* gate) noexcept nogil
+    void vgpu_mark_launch(Gate* gate, int index, void* handle) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
     int vgpu_sample_begin(

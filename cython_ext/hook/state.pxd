@@ -212,6 +212,7 @@ cdef struct Gate:
     int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
     int64_t unseen_until_ns  # ... and until then
     bint own_unmarked        # tracked work in a thread's own default stream, without a marker of its own
+    bint outrun              # a marker may have come before a launch that it stands for
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
     uint32_t missed_epoch    # the last lease that we slept through, as the relay was told; 0: none

@@ -34,7 +34,10 @@ from cython_ext.logic.durations cimport (
 from cython_ext.logic.gate cimport UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.window cimport backlog_completed, backlog_drained, backlog_mark, backlog_oldest, backlog_seen_busy
+from cython_ext.logic.window cimport (
+    backlog_completed, backlog_drained, backlog_mark, backlog_mark_late, backlog_oldest, backlog_resume,
+    backlog_seen_busy,
+)
 from cython_ext.native cimport fence, fence_all, load32, loadi64, now_ns, store32
 
 cdef enum:
@@ -113,8 +116,24 @@ cdef public void vgpu_mark(Gate* gate) noexcept nogil:
     mode = relax()
     event = record(gate, &gate.streams[gate.marked_stream], 0, 0)
     restore(mode)
+    if load32(&gate.submitting):
+        gate.outrun = 1      # another thread's launch is on its way to the driver, perhaps into that stream
     if event >= 0 and not backlog_mark(&gate.backlog, event):
         give_event(gate, event)
+
+
+cdef public void vgpu_mark_launch(Gate* gate, int index, void* handle) noexcept nogil:
+    """The same behind a launch that has just reached the driver, in the stream (normalised) at ``index``: a marker of
+    its own, if another thread has launched into another stream meanwhile, whose markers say nothing of this one."""
+    cdef int mode, event
+    if gate.marked_stream == index:
+        vgpu_mark(gate)
+    elif gate.streams[index].handle == handle:
+        mode = relax()
+        event = record(gate, &gate.streams[index], 0, 0)
+        restore(mode)
+        if event >= 0 and not backlog_mark_late(&gate.backlog, now_ns(), event):
+            give_event(gate, event)
 
 
 cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
@@ -125,6 +144,8 @@ cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
     mode = relax()
     event = record(gate, &gate.streams[gate.ahead_stream], 0, 0)
     restore(mode)
+    if load32(&gate.submitting):
+        gate.outrun = 1
     if event >= 0 and not ahead_mark(&gate.ahead, event):
         give_event(gate, event)
 
@@ -422,6 +443,8 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         busy = gate.backlog.count > 0
     lock_release(&all.captures_lock)
     if busy:
+        if gate.outrun:
+            backlog_resume(&gate.backlog)
         backlog_seen_busy(&gate.backlog, now)
         return 0
     if gate.untracked:
@@ -434,7 +457,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         vgpu_trace_idle(gate, since_ns)
     for i in range(gate.stream_count):
         gate.streams[i].dirty = 0
-    gate.untracked = gate.own_unmarked = 0
+    gate.untracked = gate.own_unmarked = gate.outrun = 0
     gate.unseen_ns = gate.unseen_until_ns = 0
     gate.idle_since_ns = gate.backlog.drained_ns
     return 1

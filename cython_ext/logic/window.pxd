@@ -8,7 +8,9 @@ launches. Markers are looked at oldest first: not yet complete (``backlog_seen_b
 (``backlog_completed``), then everything up to it is done. A process with several streams marks a stream before it
 turns to another; since a stretch is only retired after all older ones, the backlog then errs towards too much. Where
 there is no room for that marker the launch waits: of a stretch with work in two streams the marker behind one would say
-that the other's has run, and a GPU at work would be idle in the books.
+that the other's has run, and a GPU at work would be idle in the books. And where one thread turns away from a stream
+for which another's launch is on its way to the driver, the marker may come before that launch: one more goes behind it
+(``backlog_mark_late``), or, where the streams are asked in the end, the GPU counts as busy since (``backlog_resume``).
 
 When a completion is seen, it happened somewhere between the last look that found the GPU busy and now. The predicted
 completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
@@ -272,6 +274,27 @@ cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
     backlog.marked[(backlog.head + backlog.count) % MARKERS] = backlog.unmarked
     backlog.count += 1
     memset(&backlog.unmarked, 0, sizeof(Stretch))
+    return 1
+
+
+cdef inline void backlog_resume(Backlog* backlog) noexcept nogil:
+    """Work runs that no stretch stands for, as its marker was before it: the GPU has not been idle since."""
+    if not backlog.busy:
+        backlog.busy = 1
+        backlog.part = PART_NONE
+
+
+cdef inline bint backlog_mark_late(Backlog* backlog, int64_t now_ns, uint64_t tag) noexcept nogil:
+    """A marker follows a launch that may have come after the one for its stretch: one more stretch, without work. 1; 0
+    if the ring is full."""
+    cdef Stretch* stretch = &backlog.marked[(backlog.head + backlog.count) % MARKERS]
+    if backlog.count == MARKERS:
+        return 0
+    backlog_resume(backlog)
+    memset(stretch, 0, sizeof(Stretch))
+    stretch.first_ns = stretch.last_ns = now_ns
+    stretch.tag = tag
+    backlog.count += 1
     return 1
 
 

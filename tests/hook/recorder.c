@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static FILE *record;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -38,11 +39,32 @@ int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 static int launches, asked;
 static int busy(void) { return getenv("HOLD") && launches >= atoi(getenv("HOLD")) && asked < atoi(getenv("ASKED")) ? 600 : 0; }
 /* With BUSY there is always more in every stream, though all that is asked about has passed. */
-int cuStreamQuery(void *stream) { note('S', stream); return getenv("BUSY") ? 600 : busy(); }
+/* From `hold` on kernel 99 is long: its launch returns after `let_go`, and it ends with `finish`; what is recorded behind
+ * it waits. */
+static volatile int held, launching, gone, finished;
+static __thread int runs_in_own;
+static void *runs_in, *waits[1 << 16];
+static int runs(void *stream) { return !finished && (stream == (void *)2 ? runs_in_own : runs_in && stream == runs_in); }
+void hold(void) { held = 1; }
+int is_launching(void) { return launching; }
+void let_go(void) { gone = 1; }
+void finish(void) { finished = 1; }
+static void launch_long(void *stream) {
+    launching = 1;
+    while (!gone) usleep(100);
+    if (stream == (void *)2) runs_in_own = 1;
+    else runs_in = stream;
+}
+int cuStreamQuery(void *stream) { note('S', stream); return getenv("BUSY") || runs(stream) ? 600 : busy(); }
 int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)((next += 16) + (flags > 9)); return 0; }
 int cuEventDestroy_v2(void *event) { return event == NULL; }
-int cuEventRecord(void *event, void *stream) { note('R', stream); return event == NULL; }
-int cuEventQuery(void *event) { int result = busy(); asked += result != 0; note('Q', (void *)(long)result); return result; }
+int cuEventRecord(void *event, void *stream) {
+    note('R', stream);
+    waits[(unsigned short)((long)event >> 4)] = runs(stream) ? event : NULL;
+    return event == NULL;
+}
+static int waits_for_long(void *event) { return !finished && waits[(unsigned short)((long)event >> 4)] == event; }
+int cuEventQuery(void *event) { int result = waits_for_long(event) ? 600 : busy(); asked += result != 0; note('Q', (void *)(long)result); return result; }
 int cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 0.02f; return start == end; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -62,6 +84,7 @@ int cuLaunchGrid(void *f, int width, int height) { note('L', NULL); return 0; }
 int cuLaunchGridAsync(void *f, int width, int height, void *stream) { note('L', stream); return 0; }
 int cuLaunchKernelEx(struct config *config, void *f, void **params, void **extra) {
     launches++;
+    if (held && f == (void *)99) launch_long(config->stream);
     note(config->count && config->attributes[0].id == 6 && config->attributes[0].value[0] ? 'P' : 'L', config->stream);
     return 0;
 }

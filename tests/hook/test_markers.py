@@ -231,3 +231,55 @@ def test_no_stream_is_asked_after_its_context_has_ended(stage: Stage, recorder: 
     assert [call for call in after if call[1:] == "1100"] == []
     assert "R100" in after
     assert "R1100" in seen
+
+
+BESIDE_A_LONG_ONE = """
+import threading, time
+long, short = {streams}
+
+def launch_long():
+    for _ in range(40):
+        launch(long, 99)     # how long it takes is known
+    ready.set()
+    begin.wait()
+    launch(long, 99)
+
+ready, begin = threading.Event(), threading.Event()
+other = threading.Thread(target=launch_long)
+other.start()
+ready.wait()
+for _ in range(40):
+    launch(short)
+cuda.hold()
+begin.set()
+while not cuda.is_launching():
+    time.sleep(0.001)
+launch(short)
+cuda.let_go()
+other.join()
+print("launched", flush=True)
+input()
+cuda.finish()
+print("finished", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("streams", ["2, 2", "2, 0x100", "0x100, 2", "0x100, 0x200"])
+def test_a_launch_that_another_threads_marker_overtook_is_still_waited_for(
+    stage: Stage, recorder: Path, tmp_path: Path, streams: str
+) -> None:
+    """It was let through, and had not reached the driver when the other thread turned from its stream to another. It
+    keeps the GPU, and its vGPU pays for it."""
+    vgpu = stage.vgpu()
+    record = tmp_path / "record"
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record))
+    with vgpu.granting(60_000 * MS):
+        program = stage.start(PROGRAM + BESIDE_A_LONG_ONE.format(streams=streams), environment)
+        assert stage.heard(program) == "launched"
+        busy_ns = vgpu.slot().busy_ns
+        eventually(lambda: not vgpu.slot().undrained or vgpu.slot().busy_ns > busy_ns + 50 * MS, "it was looked for")
+        assert vgpu.slot().undrained
+        stage.tell(program)
+        assert stage.heard(program) == "finished"
+        eventually(lambda: not vgpu.slot().undrained, "its drain was seen")

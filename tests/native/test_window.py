@@ -418,13 +418,28 @@ def test_the_longest_kernel_is_remembered_for_a_second_and_forgotten_after_two()
             assert gpu.backlog.longest_ns == MS
 
 
+def test_work_that_its_marker_came_before_counts_until_a_later_one() -> None:
+    backlog = native.Backlog()
+    backlog.begin(0)
+    backlog.submit(0, MS)
+    backlog.mark(1)
+    assert backlog.completed(10 * US)  # the launch itself comes now, and takes 9 ms
+    assert not backlog.busy
+    assert backlog.mark_late(20 * US, 2)
+    backlog.seen_busy(9 * MS)
+    assert backlog.oldest() == 2
+    assert backlog.completed(9 * MS + 100 * US)
+    assert not backlog.busy
+    assert 9 * MS <= backlog.busy_ns <= 9 * MS + 100 * US
+
+
 nanoseconds = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["submit", "mark", "seen_busy", "completed", "drained", "begin", "finish"]),
+            st.sampled_from(["submit", "mark", "mark_late", "seen_busy", "completed", "drained", "begin", "finish"]),
             nanoseconds,
             nanoseconds,
             nanoseconds,
@@ -441,6 +456,8 @@ def test_no_numbers_break_it(calls: list[tuple[str, int, int, int]]) -> None:
                 backlog.submit(now // 8, predicted, assumed)
             case "mark":
                 backlog.mark(now % 2**64)
+            case "mark_late":
+                backlog.mark_late(now // 8, predicted % 2**64)
             case _:
                 getattr(backlog, name)(now // 8)
         assert backlog.backlog_ns(now // 8) >= 0
