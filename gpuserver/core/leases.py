@@ -314,21 +314,6 @@ class Book:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """How a vGPU without leases stood at ``at_ns``."""
-
-    stood: Book
-    limit_ppm: int
-    at_ns: int
-
-    def book(self, now_ns: int) -> Book:
-        return self.stood.refilled(self.limit_ppm, now_ns - self.at_ns)
-
-    def overrun(self, held_ns: int) -> Bench:
-        return replace(self, stood=self.stood.overrun(held_ns))
-
-
 class Served(NamedTuple):
     """What one vGPU has had of the GPU so far, and in how many leases."""
 

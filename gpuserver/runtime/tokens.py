@@ -18,10 +18,10 @@ from cython_ext import readings
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
+from gpuserver.core.bench import Bench
 from gpuserver.core.leases import (
     FAR_NS,
     Added,
-    Bench,
     Book,
     Changed,
     Command,
@@ -70,11 +70,7 @@ class TokenLoop:
         """Of the dispatcher's, since the server began."""
         self._grants: dict[VgpuKey, GrantsPage] = {}
         self._published: dict[VgpuKey, set[int]] = {}
-        self._benched: dict[VgpuKey, Bench] = {}
-        """Those that have no leases for now."""
-        self._leaving: dict[tuple[VgpuKey, int], int] = {}
-        """Leases of those that were in force, and have not drained: no scheduler knows of them any more. From when on
-        they are still to be charged; ``FAR_NS``: somebody else has had GO beside it, and is."""
+        self._bench = Bench()
         self._wanting: set[VgpuKey] = set()
         self._wanted_ns: dict[VgpuKey, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
@@ -111,17 +107,17 @@ class TokenLoop:
     def bench(self, key: VgpuKey) -> None:
         """It has leases no more, with its account kept; what it holds ends now."""
         self.hear()
-        if key in self._benched:
+        if key in self._bench:
             return
         now_ns = time.monotonic_ns()
         (limit_ppm,) = (s.limit_ppm for s in self._scheduler.snapshot(now_ns) if s.vgpu == key)
-        self._benched[key] = Bench(self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
+        self._bench.sit(key, self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         epochs = self._published.pop(key)
         others = any(went for other in self._published for _, went in self._scheduler.published(other))
         for epoch in epochs:
             if not self._dispatcher.withdraw(key, word_of(epoch)):
-                self._leaving[key, epoch] = FAR_NS if others else now_ns
+                self._bench.leave(key, epoch, FAR_NS if others else now_ns)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
@@ -130,13 +126,9 @@ class TokenLoop:
     def unbench(self, key: VgpuKey, share: Share) -> None:
         """It competes again, with the account that it had."""
         self.hear()
-        if key not in self._benched:
+        if key not in self._bench:
             return
-        now_ns = time.monotonic_ns()
-        for lease in self._leaving:
-            if lease[0] == key:
-                self._overrun(lease, now_ns)
-        book = self._benched.pop(key).book(now_ns)
+        book = self._bench.rise(key, time.monotonic_ns())
         self._published[key] = set()
         for recorder in self._recorders:
             page = self._grants[key]
@@ -159,9 +151,8 @@ class TokenLoop:
         return self._heard_ns.get(key, 0)
 
     def change(self, key: VgpuKey, share: Share) -> None:
-        if key in self._benched:
-            now_ns = time.monotonic_ns()
-            self._benched[key] = Bench(self._benched[key].book(now_ns), share.limit_ppm, now_ns)
+        if key in self._bench:
+            self._bench.change(key, share.limit_ppm, time.monotonic_ns())
             return
         self.hear()
         self._handle(Changed(key, share))
@@ -169,13 +160,12 @@ class TokenLoop:
 
     def remove(self, key: VgpuKey) -> None:
         self.hear()
-        if self._benched.pop(key, None) is None:
+        if not self._bench.forget(key):
             self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._heard_ns.pop(key, None)
-        self._leaving = {lease: since_ns for lease, since_ns in self._leaving.items() if lease[0] != key}
         self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
@@ -183,8 +173,8 @@ class TokenLoop:
 
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuKey, Share]) -> None:
         """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
-        books, benched = self.books(), tuple(self._benched)
-        self._benched.clear()
+        books, benched = self.books(), tuple(self._bench)
+        self._bench.clear()
         pages, self._grants = self._grants, {}
         for key in pages:
             self._dispatcher.remove(key)
@@ -192,7 +182,6 @@ class TokenLoop:
         self._published.clear()
         self._wanting.clear()
         self._wanted_ns.clear()
-        self._leaving.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
         for key in benched:
@@ -215,7 +204,7 @@ class TokenLoop:
         self.hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
-            if key in self._benched:
+            if key in self._bench:
                 recorder.enter(key, page.vgpu_id, now_ns)
             else:
                 recorder.enter(
@@ -264,7 +253,7 @@ class TokenLoop:
 
     def books(self) -> dict[VgpuKey, Book]:
         now_ns = time.monotonic_ns()
-        return self._scheduler.books(now_ns) | {key: bench.book(now_ns) for key, bench in self._benched.items()}
+        return self._scheduler.books(now_ns) | self._bench.books(now_ns)
 
     @property
     def period_ns(self) -> int:
@@ -333,8 +322,10 @@ class TokenLoop:
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
                 self._heard_ns[seen.vgpu] = seen.at_ns
             known = self._known(seen)
-            if self._leaving:
-                self._settle_leaving(known)
+            if self._bench.leaving and known.kind is EventKind.WENT:
+                self._bench.went(known.vgpu, known.epoch, known.at_ns)
+            elif self._bench.leaving and known.kind is EventKind.DRAINED:
+                self._bench.drained(known.vgpu, known.epoch, known.at_ns)
             if seen.vgpu in self._published:
                 if known.kind is not EventKind.OBSERVED:  # by a reading nobody begins or ceases to want or hold
                     self._note(known)
@@ -347,27 +338,6 @@ class TokenLoop:
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
-
-    def _settle_leaving(self, seen: readings.Event) -> None:
-        """What a vGPU on the bench had queued is charged until it has drained, or another lease is charged."""
-        for lease in list(self._leaving):
-            if seen.kind is EventKind.DRAINED and lease == (seen.vgpu, seen.epoch):
-                self._overrun(lease, seen.at_ns)
-                del self._leaving[lease]
-            elif seen.kind is EventKind.WENT and lease != (seen.vgpu, seen.epoch):
-                self._overrun(lease, seen.at_ns)
-                self._leaving[lease] = FAR_NS
-
-    def _overrun(self, leaving: tuple[VgpuKey, int], until_ns: int) -> None:
-        """Charge a vGPU on the bench for what that lease has kept the GPU; once where two of its leases have not
-        drained."""
-        key, since_ns = leaving[0], self._leaving[leaving]
-        if key not in self._benched or since_ns >= until_ns:
-            return
-        self._benched[key] = self._benched[key].overrun(until_ns - since_ns)
-        for lease in self._leaving:
-            if lease[0] == key:
-                self._leaving[lease] = max(self._leaving[lease], until_ns)
 
     def _known(self, seen: readings.Event) -> readings.Event:
         """With the epoch that the scheduler knows."""
@@ -382,8 +352,8 @@ class TokenLoop:
             for key, epoch in lease.after
             if key not in self._published or epoch in self._published[key]
         ]
-        if self._leaving and not lease.standing:
-            live += [(key, word_of(epoch)) for key, epoch in self._leaving if key != lease.vgpu]
+        if not lease.standing:
+            live += [(key, word_of(epoch)) for key, epoch in self._bench.leaving if key != lease.vgpu]
         return live
 
     def _note(self, seen: readings.Event) -> None:
@@ -423,8 +393,8 @@ class TokenLoop:
     def _reconcile(self) -> None:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
-        on_gpu = {key: {e for e, _ in self._dispatcher.outstanding(key)} for key, _ in self._leaving}
-        self._leaving = {x: since_ns for x, since_ns in self._leaving.items() if word_of(x[1]) in on_gpu[x[0]]}
+        on_gpu = {(key, e) for key, _ in self._bench.leaving for e, _ in self._dispatcher.outstanding(key)}
+        self._bench.reconcile(lambda lease: (lease[0], word_of(lease[1])) in on_gpu, now_ns)
         for key, published in self._published.items():
             outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)
