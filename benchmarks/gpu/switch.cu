@@ -8,11 +8,11 @@
 // A's last end to B's first start, and by how much A was held up. "both at once": the hardware's own time slices.
 //
 // ahead: a hand-over as the hook makes it (cython_ext/hook/ahead.pyx). A's last kernels are of 500 us; B is let in at
-// a given time after the last one's end (below 0: before it). And A queues its next work behind a word of its own,
-// likewise at a given time, or, as a control, does not. Printed for each pair of times: from when B could run (A has
-// ended, B's word has moved) to its first start; how often that took more than 1 ms, and all of those; how often B
-// began before A's end. A minute with 150 rounds. Every wait is bounded: on the GPU by the process's own word, on the
-// host by PATIENCE_S.
+// a given time after the last one's end (below 0: before it). And A queues its next work behind a word of its own, from
+// a given time on, for half a millisecond, as a program that fills a window of 12 ms; or, as a control, it does not.
+// Printed for each pair of times: from when B could run (A has ended, B's word has moved) to its first start; how often
+// that took more than 1 ms, and all of those; how often B began before A's end. A minute with 130 rounds. Every wait is
+// bounded: on the GPU by the process's own word, on the host by PATIENCE_S.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -164,7 +164,8 @@ static void process(int who, int rounds) {
 // --- ahead
 
 enum { NEVER = INT_MAX, CONTROLS = 6 };
-enum { LONG_NS = 500000, PAUSE_NS = 1200, LEAST = 5, MORE = 5, NEXT = 2, NEXT_NS = 400000 };
+enum { LONG_NS = 500000, PAUSE_NS = 1200, LEAST = 5, MORE = 5 };                // A's kernels
+enum { NEXT = 24, NEXT_NS = 30000, PACE_NS = 20000 };                           // of both, queued ahead
 static const int QUEUES[] = {NEVER, -1000, -800, -600, -400, -300, -200, -150, -100, -50,
                              0, 50, 100, 150, 200, 300, 400, 600};
 static const int LETS_IN[] = {-100, 0, 100};
@@ -186,12 +187,14 @@ static i64 until_end(int after_us) {
 }
 
 // What hook and program submit where a launch has to wait: an event behind what runs, the wait, kernels with an event
-// each.
-static void queue_behind(const Side *side, unsigned round, volatile u64 *device, cudaEvent_t *events) {
+// each, one every so often.
+static void queue_behind(const Side *side, unsigned round, u64 *device, cudaEvent_t *events, int pace_ns) {
+    i64 next = now_ns();
     CHECK(cudaEventRecord(events[0], side->stream));
     CHECK(side->wait(side->stream, side->word, round, CU_STREAM_WAIT_VALUE_GEQ));
-    for (int k = 0; k < NEXT; k++) {
-        work<<<132, 64, 0, side->stream>>>((u64 *)device + 2 * k, (u64 *)device + 2 * k + 1, NEXT_NS);
+    for (int k = 0; k < NEXT; k++, next += pace_ns) {
+        while (now_ns() < next) {}
+        work<<<132, 64, 0, side->stream>>>(device + 2 * k, device + 2 * k + 1, NEXT_NS);
         CHECK(cudaGetLastError());
         CHECK(cudaEventRecord(events[1 + k], side->stream));
     }
@@ -211,7 +214,7 @@ static void handing_over(int who, unsigned rounds) {
         Round *my = &shared->round;
         memset((void *)shared->stamps[who], 0, 4096);
         if (who == 1) {
-            queue_behind(&side, round, device, events);
+            queue_behind(&side, round, device, events, 0);
             shared->ready[1] = round;
             until(&shared->ready[0], round);
             until_end(my->lets_in_us);
@@ -228,7 +231,7 @@ static void handing_over(int who, unsigned rounds) {
             shared->ready[0] = round;
             if (my->queues_us != NEVER) {
                 my->queues_ns = until_end(my->queues_us);
-                queue_behind(&side, round, device + 2 * my->kernels, events);
+                queue_behind(&side, round, device + 2 * my->kernels, events, PACE_NS);
                 my->queued_ns = now_ns();
             }
             end_seen();
@@ -348,7 +351,7 @@ static void make_shared() {                      // a memfd, as the hook's page 
 
 int main(int argc, char **argv) {
     bool queueing_ahead = argc > 1 && strcmp(argv[1], "ahead") == 0;
-    const char *asked = argc > 1 + queueing_ahead ? argv[1 + queueing_ahead] : queueing_ahead ? "150" : "200";
+    const char *asked = argc > 1 + queueing_ahead ? argv[1 + queueing_ahead] : queueing_ahead ? "130" : "200";
     int rounds = std::min(atoi(asked), (int)MOST_ROUNDS);
     make_shared();
     if (queueing_ahead) return ahead(rounds);
