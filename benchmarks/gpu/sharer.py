@@ -85,6 +85,7 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
     """Steps a second, and the times between their ends, in a closed loop."""
     start, stop = window.start, window.start + window.seconds
     with program.stamped() if window.stamps else nullcontext() as stamps:
+        looks = [program.look()] if window.kernels else []
         late_s = sleep_until(start - window.lead_s)
         done = closed_loop(program, work.depth, stop + window.lead_s)
     steps = rate(done, start, stop)
@@ -99,7 +100,7 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
         "late_s": late_s,
     }
     if stamps is not None and window.kernels:
-        result["kernels_ns"] = stamps()
+        result |= {"kernels_ns": stamps(), "looks": [*looks, program.look()]}
     elif stamps is not None:
         kernels = stamps()
         check_whole(kernels, start, stop)

@@ -19,11 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Final, Self
 
 from benchmarks.gpu.books import Books, watch
@@ -42,6 +43,7 @@ ANSWER_S: Final = 60.0
 END_S: Final = 20.0
 CUT_SHORT_S: Final = 3.0
 WATCH_S: Final = 0.02
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +259,22 @@ class Stage:
         return self._start(f"mps-{work}-{self._ground.number()}", self._command(work), environment)
 
     def vgpu(
-        self, mode: str, work: str, sm_percent: float, *options: str, program: str = SHARER, memory: str = MEMORY
+        self,
+        mode: str,
+        work: str,
+        sm_percent: float,
+        *options: str,
+        program: str = SHARER,
+        memory: str = MEMORY,
+        environment: Mapping[str, str] = NONE,
     ) -> Sharer:
-        """In a vGPU of its own, made with ``--sm`` and further options of ``vgpuctl run``."""
+        """In a vGPU of its own, made with ``--sm`` and further options of ``vgpuctl run``; ``environment``: added."""
         node = self._ground.node(mode)
         name = f"{mode}-{work}-{self._ground.number()}"
         place = ["--gpu", str(self._ground.gpu)]
         made = ["run", "--name", name, *place, "--sm", f"{sm_percent:g}", "--mem", memory, *options]
         command = [*node.vgpuctl, *made, "--", *self._command(work, program)]
-        return self._start(name, command, node.environment, node, sm_percent)
+        return self._start(name, command, {**node.environment, **environment}, node, sm_percent)
 
     def switched(self, work: str) -> Sharer:
         """In a vGPU of 100 %, whose program goes through the gate and past it in turns (``switched.py``)."""

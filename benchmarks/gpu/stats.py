@@ -92,10 +92,17 @@ def closed(intervals: Iterable[Interval], gap_ns: int) -> list[Interval]:
 
 
 class Look(NamedTuple):
-    """Two clocks at one moment, in ns."""
+    """Two clocks at one moment, in ns, or ``apart_ns`` apart at most."""
 
     theirs: int
     ours: int
+    apart_ns: int = 0
+
+
+def on_our_clock(at: int, first: Look, last: Look) -> int:
+    """What ours showed when theirs showed ``at``; it may go faster or slower, but always alike."""
+    pace = (last.ours - first.ours) / max(1, last.theirs - first.theirs)
+    return first.ours + round((at - first.theirs) * pace)
 
 
 def intervals_noted(count: int, slots: Sequence[int], first: Look, last: Look) -> list[Interval]:
@@ -103,8 +110,7 @@ def intervals_noted(count: int, slots: Sequence[int], first: Look, last: Look) -
     before and after; on ours. RuntimeError if there were more notes than slots."""
     if count > len(slots):
         raise RuntimeError(f"{count} notes, and room for {len(slots)}: choose fewer --seconds")
-    pace = (last.ours - first.ours) / max(1, last.theirs - first.theirs)
-    ours = [first.ours + round((at - first.theirs) * pace) for at in slots[: count - count % 2]]
+    ours = [on_our_clock(at, first, last) for at in slots[: count - count % 2]]
     return list(zip(ours[::2], ours[1::2], strict=True))
 
 
@@ -140,14 +146,28 @@ def gaps_within(completions: Sequence[float], start: float, stop: float) -> list
     return [b - a for a, b in pairwise(inside)]
 
 
-def handovers_ns(sharers: Sequence[Sequence[Interval]]) -> list[int]:
-    """From the last end of one sharer's kernels to the start of the next kernel, which is another's. Negative: overlap.
+class Handover(NamedTuple):
+    """From the last kernel of ``giver`` to the first of ``taker``, which come after each other."""
+
+    end: int
+    start: int
+    giver: int
+    taker: int
+
+    @property
+    def gap(self) -> int:
+        """Negative: they overlap."""
+        return self.start - self.end
+
+
+def handovers(sharers: Sequence[Sequence[Interval]]) -> list[Handover]:
+    """Where a kernel is another's than the one that began before it, in order of time.
 
     ``sharers``: each one's kernels as (start, end) on one clock. Where intervals of both overlap, the owner changes
     with every kernel, so none of them is hidden.
     """
     kernels = sorted((start, end, who) for who, intervals in enumerate(sharers) for start, end in intervals)
-    return [b[0] - a[1] for a, b in pairwise(kernels) if a[2] != b[2]]
+    return [Handover(a[1], b[0], a[2], b[2]) for a, b in pairwise(kernels) if a[2] != b[2]]
 
 
 def tick_ns(stamps: Iterable[int]) -> int:

@@ -32,7 +32,7 @@ from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, P
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_end_ns, marker_due
+from cython_ext.logic.window cimport backlog_end_ns, backlog_ns, marker_due
 from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
 
 cdef enum:
@@ -165,6 +165,8 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
             return 0
     if not held_back(gate, stream):
         return 0
+    if gate.ahead.launches == 0:
+        vgpu_log(b"queues ahead of epoch, behind ns", gate.turn, backlog_ns(&gate.backlog, now_ns()))
     gate.ahead_stream = index
     stream.dirty = 1
     ahead_submit(&gate.ahead, &gate.backlog, learned_ns)
@@ -182,12 +184,14 @@ cdef void join(Gate* gate, int64_t now) noexcept nogil:
 
 cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
     """The lease of ``epoch`` has begun. If a process has come beside us since, and it is its turn: later."""
-    if gate.ahead.launches == 0 or vgpu_baton_over(gate, now) or not vgpu_publish_submission(gate, epoch, 0, now):
+    cdef uint32_t launches = gate.ahead.launches
+    cdef int64_t work_ns = gate.ahead.work_ns
+    if launches == 0 or vgpu_baton_over(gate, now) or not vgpu_publish_submission(gate, epoch, 0, now):
         return
-    vgpu_log(b"released: launches, ns", gate.ahead.launches, gate.ahead.work_ns)
     join(gate, now)
     # a lease that was given back and taken back again is the one before: its successor's turn has come, then
     advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
+    vgpu_log(b"released: launches, ns", launches, work_ns)
 
 
 cdef public int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
@@ -215,8 +219,12 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
     vgpu_look(gate, now, &view)
     for i in range(2):
         lease = &plan.current if i == 0 else &plan.next
-        if lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn):
+        if (
+            lease_usable(lease, &view) and epoch_reached(lease.epoch, gate.turn)
+            and not epoch_reached(load32(&gate.slot.turn), lease.epoch)
+        ):
             advance(&gate.slot.turn, lease.epoch)
+            vgpu_log(b"opened without the lock: epoch, launches", lease.epoch, gate.ahead.launches)
 
 
 cdef public void vgpu_give_turn(Gate* gate) noexcept nogil:

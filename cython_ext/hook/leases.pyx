@@ -69,6 +69,7 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
                 gate.backlog.refilling = 0       # its first work has run already
             vgpu_log(b"lease begins", lease.epoch, lease.end_ns)
             vgpu_release_ahead(gate, lease.epoch, now)
+            vgpu_log(b"lease has GO since ns, flags", lease.start_ns, lease.flags)
             if lease.end_ns < FOREVER_NS:
                 vgpu_ring(gate)          # the relay will be awake at its end
         elif slept_through(gate, lease, &view):
@@ -111,6 +112,7 @@ cdef public bint vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept no
     gate.length_ns = gate.lease_end_ns - gate.backlog.lease_ns
     gate.began_epoch = 0
     backlog_finish(&gate.backlog, now)
+    vgpu_log(b"lease ends", gate.over_epoch, gate.over_end_ns)
     return 1
 
 

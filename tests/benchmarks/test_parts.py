@@ -191,10 +191,26 @@ def test_the_bars_of_pairs_are_for_the_works_that_they_name() -> None:
     assert bars("shares", Row("graph", "30/70", "temporal", {}))["split_error_points"] == 1.0
 
 
+def noted(kernels: list[tuple[int, int]]) -> dict[str, Any]:
+    """By a clock that is ours."""
+    return {"kernels_ns": kernels, "looks": [(0, 0), (10**6, 10**6)]}
+
+
 def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:
     a, b = [(0, 1024), (2048, 3072)], [(1056, 2016), (3136, 4096)]
-    outcome = with_gaps(Outcome(({"pid": 1, "kernels_ns": a}, {"pid": 2, "kernels_ns": b})), {})
-    assert outcome.results == ({"pid": 1}, {"pid": 2})
+    looks = [(0, 10**9), (10**6, 10**9 + 10**6)]  # ours is a second ahead
+    told = ({"pid": 1, "kernels_ns": a, "looks": looks}, {"pid": 2, "kernels_ns": b, "looks": looks})
+    outcome = with_gaps(Outcome(told), {})
+    assert outcome.results == (
+        {"pid": 1, "longest_gaps": [(pytest.approx(1 + 2016e-9), pytest.approx(0.032))]},
+        {
+            "pid": 2,
+            "longest_gaps": [
+                (pytest.approx(1 + 1024e-9), pytest.approx(0.032)),
+                (pytest.approx(1 + 3072e-9), pytest.approx(0.064)),
+            ],
+        },
+    )
     assert outcome.figures["handovers"] == 3
     assert outcome.figures["gap_p50_us"] == pytest.approx(0.032)
     assert outcome.figures["gap_worst_us"] == pytest.approx(0.064)
@@ -204,16 +220,18 @@ def test_gaps_replace_the_kernels_that_they_were_found_in() -> None:
 def test_the_longest_of_a_few_gaps_is_no_percentile() -> None:
     def taking_turns(count: int) -> Outcome:
         kernels = [(at * 1000, at * 1000 + 900) for at in range(count + 1)]
-        return with_gaps(Outcome(({"kernels_ns": kernels[::2]}, {"kernels_ns": kernels[1::2]})), {})
+        return with_gaps(Outcome(tuple(noted(of) for of in (kernels[::2], kernels[1::2]))), {})
 
     few, enough = taking_turns(99).figures, taking_turns(100).figures
+    assert sum(len(result["longest_gaps"]) for result in taking_turns(99).results) == 10
     assert (few["handovers"], few["gap_worst_us"]) == (99, pytest.approx(0.1))
     assert not {"gap_p99_us", "gap_p99_low_us", "gap_p99_high_us"} & few.keys()
     assert enough["gap_p99_us"] == pytest.approx(0.1)
 
 
 def test_gaps_of_kernels_that_all_overlap_are_no_gaps() -> None:
-    outcome = with_gaps(Outcome(({"kernels_ns": [(0, 100)]}, {"kernels_ns": [(50, 150)]})), {})
+    outcome = with_gaps(Outcome((noted([(0, 100)]), noted([(50, 150)]))), {})
+    assert [result["longest_gaps"] for result in outcome.results] == [[], []]
     assert (outcome.figures["handovers"], outcome.figures["overlaps"]) == (1, 1)
     assert "gap_p99_us" not in outcome.figures
 

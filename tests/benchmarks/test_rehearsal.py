@@ -82,7 +82,23 @@ def test_handovers(tmp_path: Path) -> None:
         assert ours.figures["handovers"] >= 2
         assert ours.figures["gap_worst_us"] > 0
     assert "kernels_ns" not in hardware.results[0]
+    assert 1 <= sum(len(result["longest_gaps"]) for result in temporal.results) <= 10
+    for result in temporal.results:
+        around = result["start"] - 5, result["start"] + result["seconds"] + 5
+        assert all(around[0] < at_s < around[1] for at_s, _ in result["longest_gaps"]), "on the host's clock"
+    assert {"stall_worst_us", "sleep_late_p99_us", "wake_late_p99_us"} <= temporal.figures.keys()
     assert_rows(tmp_path, "handover")
+
+
+def test_where_the_time_of_handovers_went(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.gaps", "--simulate", "--seconds", "0.5", "--over", "100"]
+    done = subprocess.run([*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "which step took longest" in done.stdout
+    gaps = json.loads((tmp_path / "gaps.json").read_text())["gaps"]
+    handed = [gap for gap in gaps if gap["go"] is not None and gap["drained"] is not None]
+    assert len(handed) >= 2
+    assert any(gap["queues"] is not None and gap["released"] is not None for gap in handed)
 
 
 @pytest.mark.slow

@@ -17,9 +17,10 @@ from benchmarks.gpu.stats import (
     closed,
     covered_ratio,
     gaps_within,
-    handovers_ns,
+    handovers,
     intervals_noted,
     mean_distance_percent,
+    on_our_clock,
     percentile,
     rate,
     tick_ns,
@@ -111,11 +112,13 @@ def test_gaps_are_those_between_completions_in_the_window() -> None:
 
 def test_a_handover_is_where_the_owner_changes() -> None:
     a, b = [(0, 10), (10, 20), (50, 60)], [(23, 33), (33, 45)]
-    assert handovers_ns([a, b]) == [3, 5]
+    found = handovers([a, b])
+    assert [each.gap for each in found] == [3, 5]
+    assert [(each.giver, each.taker) for each in found] == [(0, 1), (1, 0)]
 
 
 def test_kernels_of_two_at_once_are_overlaps() -> None:
-    assert handovers_ns([[(0, 10)], [(4, 12)]]) == [-6]
+    assert [each.gap for each in handovers([[(0, 10)], [(4, 12)]])] == [-6]
 
 
 def test_the_tick_of_a_clock_is_what_its_stamps_have_in_common() -> None:
@@ -139,3 +142,9 @@ def test_beginnings_and_ends_are_noted_in_turns_on_another_clock() -> None:
     assert intervals_noted(0, [0, 0], first, last) == []
     with pytest.raises(RuntimeError, match="7 notes, and room for 5"):
         intervals_noted(7, noted, first, last)
+
+
+def test_a_time_of_another_clock_is_ours_by_two_looks_at_both() -> None:
+    """Theirs is 1000 ahead, and goes twice as fast."""
+    first, last = Look(3000, 2000), Look(5000, 3000)
+    assert [on_our_clock(at, first, last) for at in (3000, 4000, 5000, 7000)] == [2000, 2500, 3000, 4000]

@@ -6,9 +6,11 @@ import mmap
 import signal
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.hook_logs import leases, parse
 from cython_ext.readings import GrantsFlag, SlotState
 from tests.hook.programs import Endless, drained
 from tests.hook.queueing import Program
@@ -37,6 +39,26 @@ def test_a_launch_without_a_lease_returns_and_its_kernel_runs_when_the_lease_beg
         slot = vgpu.slot()
         assert (slot.last_epoch, slot.undrained) == (program.epoch, False)
         assert slot.busy_ns - before >= 2 * MS, "it was charged"
+
+
+def test_the_log_tells_when_it_was_queued_and_released(stage: Stage, vgpu: StagedVgpu, tmp_path: Path) -> None:
+    log = tmp_path / "hook.log"
+    program = Program(stage, vgpu, VGPU_HOOK_LOG=str(log))
+    asked_ns = time.monotonic_ns()
+    assert program.ask("launch 6") == "0"
+    program.stays_queued()
+    program.epoch = program.lease(60_000 * MS)
+    eventually(program.is_done, "it runs")
+    assert not drained(stage, vgpu, program.epoch).wants
+    eventually(lambda: vgpu.slot().drained_epoch == program.epoch, "its books are closed")
+    said = parse(log.read_text().splitlines())
+    queued = next(line for line in said if line.what == "queues ahead of epoch, behind ns" and line.at_ns > asked_ns)
+    lease = next(lease for lease in leases(said) if lease.epoch == program.epoch)
+    assert lease.go_ns is not None
+    assert lease.released_ns is not None
+    assert lease.over_ns is not None
+    assert queued.at_ns < lease.go_ns <= lease.begins_ns <= lease.released_ns <= lease.over_ns
+    assert sum(line.what == queued.what and line.at_ns > asked_ns for line in said) == 1, "the first alone"
 
 
 def test_a_vgpu_alone_that_is_held_to_its_limit_queues_ahead_too(stage: Stage, vgpu: StagedVgpu) -> None:

@@ -3,15 +3,17 @@
 Both run kernels of 0.5 ms that note %globaltimer when their first block starts and their last warp ends; that clock is
 one for all processes of a GPU, and its tick is told (the greatest common divisor of all stamps' differences). Under
 hardware time slicing, and at the seam of spatial rounds, kernels of both overlap: those negative gaps are told as
-overlaps, and are in no percentile. Beside the figures of ours stands what the host did meanwhile to a thread that never
-sleeps (``stalls.py``).
+overlaps, and are in no percentile. Beside the figures of ours stands what the host did meanwhile to threads that do
+nothing (``stalls.py``): awake, asleep, and woken by others. The longest gaps are kept with the times at which they
+began; ``gaps.py`` says where the time of each went.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from heapq import nlargest
+from typing import Any, Final
 
 from benchmarks.gpu.catalogue import STAMPED
 from benchmarks.gpu.parts.part import (
@@ -30,7 +32,7 @@ from benchmarks.gpu.parts.shares import TWO, label
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Outcome, Stage
 from benchmarks.gpu.stalls import looking
-from benchmarks.gpu.stats import bootstrap, handovers_ns, percentile, tick_ns
+from benchmarks.gpu.stats import Handover, Look, bootstrap, handovers, on_our_clock, percentile, tick_ns
 from benchmarks.gpu.tables import Bar, Column, Labels, Row
 
 WIDE_PERCENT: Final = 60.0
@@ -38,6 +40,8 @@ WIDE_PERCENT: Final = 60.0
 FEWEST: Final = 100
 """Gaps; of fewer the p99 would be the longest. Time slicing leaves some twenty in 5 s: all else overlaps."""
 WIDE: Final = f"{WIDE_PERCENT:g} % of the SMs each"
+LONGEST: Final = 10
+"""Gaps of a window that are kept one by one."""
 
 
 def _ours(row: Row) -> bool:
@@ -78,13 +82,17 @@ def rows(options: Options) -> list[Labels]:
 
 
 def with_gaps(outcome: Outcome, stalls: Mapping[str, float]) -> Outcome:
-    """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many; and ``stalls``."""
+    """``outcome`` with the gaps between its sharers' kernels instead of the kernels, which are many; and ``stalls``.
+
+    ``longest_gaps`` of a result: those of the window's LONGEST after which this sharer went on, as (when it began, µs).
+    That is on ``time.monotonic()``'s clock, in seconds.
+    """
     kernels = [[(start, end) for start, end in result["kernels_ns"]] for result in outcome.results]
-    found = handovers_ns(kernels)
-    gaps_us = [gap / 1e3 for gap in found if gap >= 0]
+    found = handovers(kernels)
+    gaps_us = [each.gap / 1e3 for each in found if each.gap >= 0]
     figures = {**outcome.figures, **stalls} | {
         "handovers": float(len(found)),
-        "overlaps": float(sum(gap < 0 for gap in found)),
+        "overlaps": float(sum(each.gap < 0 for each in found)),
         "tick_ns": float(tick_ns(stamp for each in kernels for interval in each for stamp in interval)),
     }
     if gaps_us:
@@ -92,8 +100,26 @@ def with_gaps(outcome: Outcome, stalls: Mapping[str, float]) -> Outcome:
     if len(gaps_us) >= FEWEST:
         low, high = bootstrap(gaps_us, lambda drawn: percentile(drawn, 99), block=20)
         figures |= {"gap_p99_us": percentile(gaps_us, 99), "gap_p99_low_us": low, "gap_p99_high_us": high}
-    slim = tuple({k: v for k, v in result.items() if k != "kernels_ns"} for result in outcome.results)
+    slim = tuple(
+        {k: v for k, v in result.items() if k not in ("kernels_ns", "looks")} | {"longest_gaps": gaps}
+        for result, gaps in zip(outcome.results, longest(found, outcome), strict=True)
+    )
     return replace(outcome, results=slim, figures=figures)
+
+
+def longest(found: Sequence[Handover], outcome: Outcome) -> list[list[tuple[float, float]]]:
+    """For each sharer, in order of time."""
+    gaps: list[list[tuple[float, float]]] = [[] for _ in outcome.results]
+    for each in sorted(nlargest(LONGEST, (each for each in found if each.gap >= 0), key=lambda each: each.gap)):
+        first, last = clocks(outcome.results[each.giver])
+        gaps[each.taker].append((on_our_clock(each.end, first, last) / 1e9, each.gap / 1e3))
+    return gaps
+
+
+def clocks(result: Mapping[str, Any]) -> tuple[Look, Look]:
+    """The clock of the kernels and ours, before and after them."""
+    first, last = result["looks"]
+    return Look(*first), Look(*last)
 
 
 def derive(measurements: Sequence[Measurement]) -> list[Row]:
@@ -119,8 +145,14 @@ PART = Part(
         Column("handovers", "hand-overs", "high", 0, (Bar(1000.0, _ours),)),
         Column("overlaps", "overlaps", "low", 0),
         Column("tick_ns", "tick of the clock, ns", digits=0),
-        Column("stalls_per_second", "host stalls a second, > 100 µs"),
+        Column("stalls_per_second", "host: awake, stalls a second, > 100 µs"),
         Column("stall_worst_us", "worst, µs", digits=0),
+        Column("sleep_late_per_second", "asleep, late a second, > 1 ms", digits=2),
+        Column("sleep_late_p99_us", "p99, µs", digits=0),
+        Column("sleep_late_worst_us", "worst, µs", digits=0),
+        Column("wake_late_per_second", "woken, late a second, > 1 ms", digits=2),
+        Column("wake_late_p99_us", "p99, µs", digits=0),
+        Column("wake_late_worst_us", "worst, µs", digits=0),
     ),
     measure,
     derive,

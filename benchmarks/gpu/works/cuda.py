@@ -3,12 +3,13 @@ its own graph notes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from benchmarks.gpu.stats import Interval
+from benchmarks.gpu.stats import Interval, Look
 from benchmarks.gpu.works.activity import Activity
 from benchmarks.gpu.works.models import BUILDERS
 
@@ -41,6 +42,10 @@ class TorchProgram:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def look(self) -> Look:
+        now = time.monotonic_ns()
+        return Look(now, now)
 
     @contextmanager
     def stamped(self) -> Iterator[Callable[[], list[Interval]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from benchmarks.gpu.stats import Interval
+from benchmarks.gpu.stats import Interval, Look
 
 Mark = Any
 """A point in the GPU's work: everything that was submitted before it."""
@@ -27,6 +27,9 @@ class Program(Protocol):
         """Between two timed marks that were reached, on the GPU's clock."""
 
     def synchronize(self) -> None: ...
+
+    def look(self) -> Look:
+        """The clock of ``stamped``'s timestamps, and CLOCK_MONOTONIC."""
 
     def stamped(self) -> AbstractContextManager[Callable[[], list[Interval]]]:
         """Notes device timestamps inside; afterwards the call returns every kernel's. They are CLOCK_MONOTONIC ns, but
