@@ -10,7 +10,7 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
-  alone of its kind.
+  alone of its kind. Who waits while it is in flight does not sleep by that guess, but looks again and again.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
@@ -35,6 +35,7 @@ cdef enum:
 
     UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
+    UNKNOWN_LOOK_NS = 50_000     # ... and the wait for what is of unknown length
     TAKE_MOST_NS = 1_000_000     # work of a vGPU under a lease without GO
 
 
@@ -150,8 +151,15 @@ cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nog
     )
 
 
+cdef inline int64_t look_ns(const Lease* lease, const GateState* state, int64_t surplus_ns) noexcept nogil:
+    """When so much of the queue should have run. What is in it of unknown length may be over at any time: the next
+    look tells."""
+    cdef int64_t wait_ns = UNKNOWN_LOOK_NS if state.unknown_in_flight else max(surplus_ns, <int64_t>GATE_LOOK_NS)
+    return state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
+
+
 cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* verdict) noexcept nogil:
-    cdef int64_t room_ns, wait_ns
+    cdef int64_t room_ns
     cdef int64_t opens_ns = FOREVER_NS
     cdef const Lease* lease
     cdef int i
@@ -169,8 +177,7 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
                 # what is queued may be shorter than predicted
                 verdict.action = GATE_WAIT_BACKLOG
                 verdict.epoch = lease.epoch
-                verdict.until_ns = state.now_ns + max(state.backlog_ns / 2, <int64_t>GATE_LOOK_NS)
-                verdict.until_ns = min(verdict.until_ns, lease.end_ns)
+                verdict.until_ns = look_ns(lease, state, state.backlog_ns / 2)
         else:
             room_ns = window_room_ns(lease, state)
             verdict.epoch = lease.epoch
@@ -179,8 +186,7 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
                 verdict.until_ns = 0
             else:
                 verdict.action = GATE_WAIT_BACKLOG
-                wait_ns = max(state.backlog_ns - max(room_ns, <int64_t>0), <int64_t>GATE_LOOK_NS)
-                verdict.until_ns = state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
+                verdict.until_ns = look_ns(lease, state, state.backlog_ns - max(room_ns, <int64_t>0))
             return
     if verdict.action == GATE_WAIT_LEASE and verdict.closed == 0 and may_take(plan, state):
         verdict.action = GATE_SUBMIT

@@ -223,48 +223,60 @@ def test_jax_beside_another(node: Node) -> None:
         right = abs(float(f(small)) - float((small @ small).sum())) < 1
         x = jax.random.normal(jax.random.key(0), (4096, 4096), dtype=jnp.bfloat16)
         @jax.jit
-        def g(m):
+        def g(m, w):
             for _ in range(4):
-                m = jnp.tanh(m @ m / 64)
+                m = jnp.tanh(m @ w / 32)         # never dies out: GEMMs of zeros take less power than its sibling's
             return m
-        last = [g(x)]
+        last = [g(x, x)]
         def step():
-            last[0] = g(last[0])
+            last[0] = g(last[0], x)
         found = pace(step, lambda: last[0].block_until_ready())
-        say(pace=found, right=right, finite=bool(jnp.isfinite(last[0]).all()))
+        say(pace=found, right=right, alive=float(jnp.abs(last[0]).mean()))
     """
     beside, part = part_beside_another(node, code)
     assert beside["right"]
-    assert beside["finite"]
+    assert 0.1 < beside["alive"] <= 1
     assert 0.25 < part < 0.36
+
+
+# ms of kernels a second, by their lengths on paper: steps of 1 and of 10 ms come in turns, and what is cut off at the
+# end would count for more or less
+TWO_LENGTHS = """
+    from ctypes import byref, c_uint64, c_void_p
+    from tests.hook.app import App
+    app, lengths_ms = App(), (1.0, 10.0)
+    def graph_of(ms):
+        kernel, graph = app.kernel(ms, app.stream), c_void_p()
+        app.call("cuStreamBeginCapture_v2", app.stream, 2)
+        kernel.launch()
+        app.call("cuStreamEndCapture", app.stream, byref(graph))
+        return graph, kernel
+    def executable_of(graph):
+        executable = c_void_p()
+        app.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        return executable
+    graphs = [graph_of(ms) for ms in lengths_ms]
+    executables = [executable_of(graph) for graph, _ in graphs]
+    turns = 0
+    def step():
+        global turns
+        turns += 1
+        which = turns // 50 % 2                  # from one length to the other, and back
+        if CHANGED and turns % 50 == 0:
+            app.call("cuGraphExecUpdate_v2", executables[0], graphs[which][0], (c_uint64 * 3)())
+        app.call("cuGraphLaunch", executables[0 if CHANGED else which], app.stream)
+    found = pace(step, app.synchronize)
+    done_ms = [lengths_ms[turn // 50 % 2] for turn in range(21, turns + 1)]      # pace has warmed up with 20
+    say(pace=found * sum(done_ms) / len(done_ms))
+"""
 
 
 def test_a_captured_graph_that_is_changed_does_not_run_over(node: Node) -> None:
-    """Ten times as long after cuGraphExecUpdate: its sibling of 70 % keeps its pace."""
-    code = """
-        from ctypes import byref, c_uint64, c_void_p
-        from tests.hook.app import App
-        app = App()
-        def graph_of(ms):
-            kernel, graph = app.kernel(ms, app.stream), c_void_p()
-            app.call("cuStreamBeginCapture_v2", app.stream, 2)
-            kernel.launch()
-            app.call("cuStreamEndCapture", app.stream, byref(graph))
-            return graph, kernel
-        executable, kept = c_void_p(), []
-        graphs = [graph_of(ms) for ms in (1.0, 10.0)]
-        app.call("cuGraphInstantiateWithFlags", byref(executable), graphs[0][0], c_uint64(0))
-        turns = 0
-        def step():
-            global turns
-            turns += 1
-            if turns % 50 == 0:                  # from one length to the other, and back
-                graph = graphs[turns // 50 % 2][0]
-                app.call("cuGraphExecUpdate_v2", executable, graph, (c_uint64 * 3)())
-            app.call("cuGraphLaunch", executable, app.stream)
-        found = pace(step, app.synchronize)
-        say(pace=found)
-    """
-    beside, part = part_beside_another(node, code)
-    assert 0.25 < part < 0.36
+    """Ten times as long after cuGraphExecUpdate: its sibling of 70 % keeps its pace. And it is doubted at little cost:
+    it does what a program does that has a graph for each length, and never changes one. Its pace alone does not tell,
+    for its kernels are longer beside the sibling: that one's GEMMs bring the clock down (docs/performance.md)."""
+    steady, _ = part_beside_another(node, TWO_LENGTHS.replace("CHANGED", "False"))
+    beside, part = part_beside_another(node, TWO_LENGTHS.replace("CHANGED", "True"))
+    assert part < 0.36
     assert beside["sibling"] > 0.66
+    assert beside["pace"] > 0.94 * steady["pace"]

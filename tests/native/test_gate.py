@@ -13,6 +13,7 @@ from cython_ext.nativelogic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, UNKNOWN_
 
 SUBMIT, WAIT_BACKLOG, WAIT_LEASE = native.GATE_SUBMIT, native.GATE_WAIT_BACKLOG, native.GATE_WAIT_LEASE
 MS = 1_000_000
+LOOK_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +288,13 @@ def test_every_wait_is_for_something_that_comes(situation: Situation) -> None:
     """If only time passes and the queue runs as predicted until ``until_ns``, the verdict is another then."""
     verdict = situation.decide()
     assume(verdict.action != SUBMIT and verdict.until_ns != FOREVER_NS)
+    assume(verdict.action != WAIT_BACKLOG or situation.unknown_in_flight == 0)
     assert verdict.until_ns > situation.now_ns
     waited = verdict.until_ns - situation.now_ns
     later = replace(
         situation,
         now_ns=verdict.until_ns,
         backlog_ns=max(situation.backlog_ns - waited, 0),
-        unknown_in_flight=0,
     )
     if verdict.action == WAIT_BACKLOG:
         lease = lease_of(situation, verdict)
@@ -303,6 +304,16 @@ def test_every_wait_is_for_something_that_comes(situation: Situation) -> None:
         assert not again or not fits(situation, lease)
     else:
         assert any(later.usable(lease) and not situation.usable(lease) for lease in later.plan)
+
+
+@given(situations())
+def test_nobody_sleeps_by_a_guess(situation: Situation) -> None:
+    """A launch of unknown length, or a doubted one that counts for what it was, may be over at once: it is looked for
+    all the time, whatever the backlog says."""
+    verdict = replace(situation, unknown_in_flight=max(situation.unknown_in_flight, 1)).decide()
+    assume(verdict.action == WAIT_BACKLOG)
+    end_ns = lease_of(situation, verdict).end_ns
+    assert verdict.until_ns == min(situation.now_ns + LOOK_NS, end_ns)
 
 
 @given(situations())
