@@ -10,7 +10,8 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
-  alone of its kind. Who waits while it is in flight does not sleep by that guess, but looks again and again.
+  alone of its kind. Nobody who waits sleeps by a guess, nor for long by what was learned: the same kernel may take a
+  tenth of the time with other arguments, and the GPU would be idle meanwhile.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
@@ -35,7 +36,8 @@ cdef enum:
 
     UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
-    UNKNOWN_LOOK_NS = 50_000     # ... and the wait for what is of unknown length
+    KNOWN_LOOK_NS = 250_000  # longest: lengths are learned, not promised, and what is queued may be far shorter
+    UNKNOWN_LOOK_NS = 50_000     # ... for what is of unknown length
     TAKE_MOST_NS = 1_000_000     # work of a vGPU under a lease without GO
 
 
@@ -152,9 +154,10 @@ cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nog
 
 
 cdef inline int64_t look_ns(const Lease* lease, const GateState* state, int64_t surplus_ns) noexcept nogil:
-    """When so much of the queue should have run. What is in it of unknown length may be over at any time: the next
-    look tells."""
-    cdef int64_t wait_ns = UNKNOWN_LOOK_NS if state.unknown_in_flight else max(surplus_ns, <int64_t>GATE_LOOK_NS)
+    """When so much of the queue should have run, or sooner, to see whether it has."""
+    cdef int64_t wait_ns = UNKNOWN_LOOK_NS
+    if not state.unknown_in_flight:
+        wait_ns = min(max(surplus_ns, <int64_t>GATE_LOOK_NS), <int64_t>KNOWN_LOOK_NS)
     return state.now_ns + min(wait_ns, lease.end_ns - state.now_ns)
 
 
