@@ -3,6 +3,7 @@ one of its clients does. Each test has a daemon of its own."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cython_ext import nativememory as native
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.rehearsal import Process
@@ -99,6 +101,27 @@ def test_one_process_more_than_the_mps_server_takes(node: SimulatedNode, vgpu: V
         assert (reply["ok"], reply["code"]) == (False, "full")
         assert f"{MOST_PROCESSES} processes" in reply["error"]
     assert spatial_gpu(node).processes == MOST_PROCESSES  # who was turned away left nothing behind
+
+
+def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    """That one has the lock of the vGPU's ledger, without which no slot is freed: later, then."""
+    door = node.paths.broker_socket(vgpu.vgpu_id)
+    descriptors: tuple[int, ...] = ()
+    for _ in range(MOST_PROCESSES):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _, descriptors = knock(door, attach_request())
+    page = ActivityPage.map(descriptors[1])
+    ledger = native.Activity(mmap.mmap(descriptors[1], 0))
+    assert ledger.lock(0) == native.ROBUST_LOCKED
+    for _ in range(2):
+        assert knock(door, attach_request())[0]["code"] == "full"
+    assert len(page.slots()) == MOST_PROCESSES + 2
+    ledger.unlock()
+    eventually(lambda: len(page.slots()) == MOST_PROCESSES, "their slots are free")
+    assert spatial_gpu(node).processes == MOST_PROCESSES
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuReading) -> None:

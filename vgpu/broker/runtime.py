@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -306,9 +307,16 @@ class Broker:
         """It never had the slot that was taken for it."""
         assert self._pages is not None
         self._pages.relay.mark_dead(slot)
-        self._activity.reap_slot(slot)
         self._admissions.died(slot, process)
-        self._admissions.gone(slot, process)
+        self._nursery.start_soon(self._free, slot, process)
+
+    async def _free(self, slot: int, process: Process) -> None:
+        """A slot whose process the server never heard of: as soon as the ledger's lock can be had, which a process that
+        was stopped may keep for long."""
+        while self._admissions.awaits_release(slot, process):
+            with suppress(TimeoutError):
+                await trio.to_thread.run_sync(self._activity.reap_slot, slot)
+                self._admissions.gone(slot, process)
 
     async def _watch_pid(self, slot: int, process: Process) -> None:
         """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
