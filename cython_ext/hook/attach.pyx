@@ -38,6 +38,7 @@ cdef extern from *:
 cdef extern from "hook/connect.h" nogil:
     long vgpu_cores() noexcept
     int setenv(const char* name, const char* value, int overwrite) noexcept
+    int unsetenv(const char* name) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
     int munmap(void* address, size_t size) noexcept
@@ -148,6 +149,8 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
         setenv(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory, 1)
     if reply.active_thread_percentage[0]:
         setenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage, 1)
+    elif reply.pipe_directory[0]:
+        unsetenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")       # all SMs: not what its parent had in another vGPU
     if reply.pinned_memory_limit[0]:
         setenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit, 1)
     if reply.client_priority[0]:

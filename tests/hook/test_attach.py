@@ -447,6 +447,20 @@ print(*[libc.getenv(name.encode()).decode() for name in {list(told)}])
     assert ran.stdout.split() == ["0", *(value for _, value in told.values())], ran.stderr
 
 
+def test_under_mps_all_sms_are_not_what_its_parent_had(stage: Stage, tmp_path: Path) -> None:
+    """With --burst; the parent, of a vGPU without, was told a percentage, and handed it on."""
+    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
+    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": ""}
+    (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    read = """
+libc = ctypes.CDLL(None)
+libc.getenv.restype = ctypes.c_char_p
+print(libc.getenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"))
+"""
+    ran = stage.run(INIT + read, stage.environment(vgpu, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30.31"))
+    assert ran.stdout.split() == ["0", "None"], ran.stderr
+
+
 def test_under_mps_it_tells_how_many_sms_it_got(stage: Stage, tmp_path: Path) -> None:
     vgpu = stage.vgpu(mode=PageMode.SPATIAL)
     vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}
