@@ -22,6 +22,7 @@ from cython_ext.relaypage import RelayPage
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
@@ -57,7 +58,7 @@ class Books(Protocol):
     def attached(self, vgpu: Vgpu, message: Attached) -> None: ...
     def died(self, vgpu: Vgpu, message: Died) -> None: ...
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None: ...
-    def happened(self, kind: str, vgpu: Vgpu, text: str) -> None: ...
+    def happened(self, kind: Happening, vgpu: Vgpu, text: str) -> None: ...
 
 
 class Brokers:
@@ -103,7 +104,7 @@ class Brokers:
             if not vgpu.removed.is_set() and not self._stopping:
                 pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.05)
                 text = f"the broker of {vgpu.record.vgpu_id} ended, another starts"
-                self._books.happened("broker-restarted", vgpu, text)
+                self._books.happened(Happening.BROKER_RESTARTED, vgpu, text)
                 with trio.move_on_after(pause):
                     await vgpu.removed.wait()
         vgpu.left.set()
@@ -249,7 +250,7 @@ class Brokers:
             case Reaped() as message:
                 self._books.reaped(vgpu, message)
             case Closed(pid=pid, uid=uid, reason=reason):
-                self._books.happened("link-closed", vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
+                self._books.happened(Happening.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
             case Register():
                 raise ProtocolError("a broker registered twice on one link")
 

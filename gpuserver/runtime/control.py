@@ -33,6 +33,7 @@ from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
+from vgpu.happenings import Happening
 from vgpu.protocol.messages import (
     FORWARDS,
     Arrive,
@@ -186,7 +187,7 @@ class Control:
         with trio.move_on_after(ADMIT_S):
             await vgpu.admits.wait()
         if not vgpu.admits.is_set():
-            await server.strike(vgpu, "removed", f"{vgpu_id} never admitted processes")
+            await server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} never admitted processes")
             raise VgpuError(
                 ErrorCode.UNAVAILABLE,
                 f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
@@ -195,7 +196,7 @@ class Control:
         await server.swapping.make_room()
         await server.suspension.probe(vgpu)
         await server.remember()
-        server.happened("created", vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))
+        server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))
         return self._reading(vgpu)
 
     async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuReading:
@@ -211,7 +212,7 @@ class Control:
         await server.brokers.changed(vgpu)
         await server.remember()
         text = f"{record.vgpu_id} changed by uid {uid}"
-        server.happened("changed", vgpu, text, by_uid=uid, **_summary(record.spec))
+        server.happened(Happening.CHANGED, vgpu, text, by_uid=uid, **_summary(record.spec))
         return self._reading(vgpu)
 
     async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuReading:
@@ -229,7 +230,7 @@ class Control:
         except VgpuError:
             if not force:
                 raise
-        await self._server.strike(vgpu, "removed", f"{vgpu_id} removed by uid {uid}", by_uid=uid)
+        await self._server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid)
         return last
 
     async def _set_gpu(self, change: SetGpu, uid: int) -> GpuReading:
@@ -279,7 +280,7 @@ class Control:
         for vgpu in list(server.vgpus.values()):
             await server.brokers.changed(vgpu)
         text = f"GPU {server.facts.index} is in {mode.value} mode: {reason}, by uid {uid}"
-        server.happened("mode", None, text, by_uid=uid)
+        server.happened(Happening.MODE, None, text, by_uid=uid)
 
     def _check_mode(self, mode: Mode) -> None:
         server = self._server

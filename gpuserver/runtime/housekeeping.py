@@ -14,6 +14,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.units import format_bytes
 
@@ -46,7 +47,9 @@ class Housekeeping:
             vgpu.compared.add(process)
             if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
                 text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
-                server.happened("granted", vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned)
+                server.happened(
+                    Happening.GRANTED, vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned
+                )
         if vgpu.told != vgpu.share:  # what a process has may be known only now
             server.apply_shares()
         vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
@@ -64,7 +67,7 @@ class Housekeeping:
                 if count > refused.get(vgpu.record.vgpu_id, 0):
                     size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
                     text = f"an allocation of {format_bytes(size)} was refused at its limit"
-                    server.happened("refused", vgpu, text, count=count, size_bytes=size)
+                    server.happened(Happening.REFUSED, vgpu, text, count=count, size_bytes=size)
                 refused[vgpu.record.vgpu_id] = count
                 self._compare_sms(vgpu)
             refused = {vgpu_id: count for vgpu_id, count in refused.items() if vgpu_id in server.vgpus}
@@ -98,7 +101,7 @@ class Housekeeping:
     async def _expire(self, vgpu: Vgpu) -> None:
         with suppress(VgpuError):  # somebody removes it already, or has to be asked before
             await self._server.migration.release(vgpu)
-            await self._server.strike(vgpu, "expired", f"{vgpu.record.vgpu_id} has reached its time to live")
+            await self._server.strike(vgpu, Happening.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
 
 
 def is_being_made(vgpu: Vgpu) -> bool:

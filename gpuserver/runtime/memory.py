@@ -19,6 +19,7 @@ from gpuserver.device.nvml import MemoryUse, NvmlGpu
 from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
 from vgpu.units import format_bytes
@@ -57,7 +58,7 @@ class MemoryWatch:
         gpu: NvmlGpu,
         vgpus: Callable[[], Iterable[Vgpu]],
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
-        notice: Callable[[str, Vgpu | None, str, int], None],
+        notice: Callable[[Happening, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._gpu = gpu
@@ -153,7 +154,7 @@ class MemoryWatch:
             for (vgpu_id, pid), amount in self.drift.items():
                 if vgpu_id == vgpu.record.vgpu_id and (vgpu_id, pid) not in known:
                     text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
-                    self._notice("drift", vgpu, text, pid)
+                    self._notice(Happening.DRIFT, vgpu, text, pid)
 
     def _find_outsiders(self, ledgers: Sequence[Ledger]) -> None:
         """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""
@@ -166,7 +167,7 @@ class MemoryWatch:
         self._suspects = frozenset(outsider.process for outsider in found)
         for outsider in self.outside:
             if outsider.process not in known:
-                self._notice("outside", None, sentence(outsider), outsider.process.pid)
+                self._notice(Happening.OUTSIDE, None, sentence(outsider), outsider.process.pid)
 
     def _interval(self) -> float:
         now = trio.current_time()

@@ -20,6 +20,7 @@ from gpuserver.core.registry import Owner, VgpuRecord
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.vgpus import NO_PROCESS
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.protocol.messages import Arrival, Arrive, Departure, Forward, Inspect, VgpuDetail
 from vgpu.protocol.peer import listener_at
@@ -240,7 +241,7 @@ class Migration:
         if arriving.goes_on:
             server.nursery.start_soon(self.go_on, vgpu)
         text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
-        server.happened("migrated", vgpu, text + counted(len(programs), "program"), source=arriving.source)
+        server.happened(Happening.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
 
     async def be_released(self, vgpu: Vgpu) -> None:
         """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""

@@ -45,6 +45,7 @@ from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
@@ -279,7 +280,7 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: str, text: str, **fields: int | float | str) -> None:
+    async def strike(self, vgpu: Vgpu, kind: Happening, text: str, **fields: int | float | str) -> None:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
@@ -386,7 +387,7 @@ class GpuServer:
         vgpu.seen[message.slot] = process
         self.nursery.start_soon(self.remember)  # if server and broker die, it is to be found again
         self.memory.expect_growth()
-        self.happened("attached", vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
+        self.happened(Happening.ATTACHED, vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
 
     def _accompany(self, vgpu: Vgpu, slot: int, vgpus: tuple[str, ...]) -> None:
         if vgpus:
@@ -406,7 +407,7 @@ class GpuServer:
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()
-            self.happened("ended", vgpu, f"process {message.pid} ended", pid=message.pid)
+            self.happened(Happening.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
         process = self.memory.reaped(vgpu, message.slot)
@@ -415,7 +416,7 @@ class GpuServer:
         if process is not None and not any(process in other.programs for other in self.vgpus.values()):
             self.swapping.stores.release(process)
         text = f"the driver let process {message.pid} go, {format_bytes(message.released_bytes)} free again"
-        self.happened("detached", vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
+        self.happened(Happening.DETACHED, vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
 
     async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
         return await self.brokers.gone(vgpu, slot, process)
@@ -425,10 +426,10 @@ class GpuServer:
     def _daemon_pid(self) -> int | None:
         return self.mps.pid
 
-    def _notice(self, kind: str, vgpu: Vgpu | None, text: str, pid: int) -> None:
+    def _notice(self, kind: Happening, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)
 
-    def happened(self, kind: str, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
+    def happened(self, kind: Happening, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""
         vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
         log.info(kind, vgpu=vgpu_id, text=text, **fields)

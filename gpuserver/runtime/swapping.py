@@ -29,6 +29,7 @@ from gpuserver.core.residency import (
 )
 from gpuserver.runtime.places import Answer, Place, Shortage
 from gpuserver.runtime.stores import Stores
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes
@@ -235,7 +236,7 @@ class Swapping:
         if hopeless and not place.hopeless:
             text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
             text += ": vgpuctl serve --host-memory gives more of the latter"
-            self._server.happened("no-room", vgpu, text)
+            self._server.happened(Happening.NO_ROOM, vgpu, text)
         place.hopeless = hopeless
 
     # --- moving
@@ -310,7 +311,7 @@ class Swapping:
         if not lack:
             place.failures = place.not_before_ns = 0
             if bytes_:
-                self._tell(vgpu, place, "swapped-out", bytes_, time.monotonic_ns() - began_ns)
+                self._tell(vgpu, place, Happening.SWAPPED_OUT, bytes_, time.monotonic_ns() - began_ns)
             return ""
         if not was_away:
             self._tell_stuck(vgpu, place, lack)
@@ -330,7 +331,7 @@ class Swapping:
     def _tell_stuck(self, vgpu: Vgpu, place: Place, reason: str) -> str:
         place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
         place.defer()
-        self._server.happened("stuck", vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
+        self._server.happened(Happening.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
     async def _provide(self, uid: int, lacks: list[str]) -> None:
@@ -344,7 +345,7 @@ class Swapping:
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
-            self._tell(vgpu, place, "swapped-in", bytes_, time.monotonic_ns() - began_ns)
+            self._tell(vgpu, place, Happening.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
             return True
         if vgpu.removed.is_set():
             return False
@@ -406,7 +407,7 @@ class Swapping:
             await trio.sleep(LOOK_S / 2)
         return False
 
-    def _tell(self, vgpu: Vgpu, place: Place, kind: str, bytes_: int, ns: int) -> None:
+    def _tell(self, vgpu: Vgpu, place: Place, kind: Happening, bytes_: int, ns: int) -> None:
         """``ns``: also of waiting for what was under way."""
         place.move_ns = min(ns, max((slot.moved_ns for slot in present(vgpu.alive)), default=0))
         programs = counted(len(vgpu.alive), "program")

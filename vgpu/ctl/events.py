@@ -15,6 +15,7 @@ from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.output import Cell
 from vgpu.ctl.since import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import EventReading, Notice, VgpuReading
@@ -53,7 +54,7 @@ def events(
     lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", help="The last N of them.", min=0, max=MOST)] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then each as it happens, until Ctrl-C.")] = False,
     kind: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
+        list[Happening] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:

@@ -22,6 +22,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
 from vgpu.node.routing import find_vgpu
 from vgpu.protocol.codec import MAX_CONTROL_BYTES
 from vgpu.protocol.messages import EventReading, VgpuReading
@@ -120,7 +121,7 @@ def server_restarted(gpu_index: int, pid: int, restarts: int, at_unix_s: float) 
     """What the node itself has to tell of a server: ``pid`` was the one that ended."""
     return EventReading(
         at_unix_s=at_unix_s,
-        kind="server-restarted",
+        kind=Happening.SERVER_RESTARTED,
         gpu_index=gpu_index,
         text=f"the server of GPU {gpu_index} ended, another starts; see: vgpuctl logs gpu {gpu_index}",
         fields={"pid": pid, "restarts": restarts},

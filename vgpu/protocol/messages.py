@@ -453,9 +453,7 @@ class Metering(Reading):
 
 
 class EventReading(Reading):
-    """Something that happened. ``kind``: created, changed, removed, expired, attached, detached, ended, overrun,
-    refused (memory), suspended, resumed, not-suspended, not-resumed (by itself), migrated, stranded, drift, outside (in
-    no vGPU), broker-restarted, server-restarted, link-closed, mode."""
+    """Something that happened. ``kind``: a ``Happening``, or what another version of the node knew."""
 
     at_unix_s: float
     kind: str

@@ -175,7 +175,6 @@ _REMARK_STYLES: Final = {
     "error": "bad",
     "failed": "bad",
     "refused": "warn",
-    "overrun": "warn",
     "outside": "warn",
     "drift": "warn",
     "broker-restarted": "warn",

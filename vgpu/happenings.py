@@ -1,0 +1,38 @@
+"""What kinds of events there are; without pydantic, whose import the options of vgpuctl would have to wait for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Happening(StrEnum):
+    """Each is explained in docs/operations.md."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    EXPIRED = "expired"
+    ATTACHED = "attached"
+    ENDED = "ended"
+    DETACHED = "detached"
+    SUSPENDED = "suspended"
+    RESUMED = "resumed"
+    NOT_SUSPENDED = "not-suspended"
+    NOT_RESUMED = "not-resumed"
+    MIGRATED = "migrated"
+    STRANDED = "stranded"
+    SWAPPED_OUT = "swapped-out"
+    SWAPPED_IN = "swapped-in"
+    STUCK = "stuck"
+    NO_ROOM = "no-room"
+    REFUSED = "refused"
+    DRIFT = "drift"
+    OUTSIDE = "outside"
+    GRANTED = "granted"
+    MODE = "mode"
+    BROKER_RESTARTED = "broker-restarted"
+    SERVER_RESTARTED = "server-restarted"
+    LINK_CLOSED = "link-closed"
+    MPS_LOST = "mps-lost"
+    MPS_FAILED = "mps-failed"
+    MPS_RESTARTED = "mps-restarted"
