@@ -46,13 +46,20 @@ def notices(events: list[EventReading]) -> Iterator[dict[str, Any]]:
 
 def test_the_options_are_what_is_asked(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["events"] = lambda _: dumped([event(1), event(2, "broker-restarted")])
-    assert run(["events", "mine", "-n", "7", "--since", "2023-11-14T00:00:00+00:00", "--kind", "a", "--kind", "b"]) == 0
+    kinds = ["--kind", "mode", "--kind", "drift"]
+    assert run(["events", "mine", "-n", "7", "--since", "2023-11-14T00:00:00+00:00", *kinds]) == 0
     [asked] = node.asked
-    assert asked == Events(id=asked.id, vgpu="mine", most=7, since_unix_s=1699920000.0, kinds=("a", "b"))
+    assert asked == Events(id=asked.id, vgpu="mine", most=7, since_unix_s=1699920000.0, kinds=("mode", "drift"))
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split() == ["TIME", "GPU", "VGPU", "KIND", "WHAT"]
     assert first.split()[2:] == ["0", ID, "created", "it", "is", "1"]
     assert second.index("it is") == first.index("it is") == head.index("WHAT")
+
+
+def test_a_kind_that_there_is_not_is_refused(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["events", "--kind", "died"]) == Exit.USAGE
+    assert "'died' is not one of 'created', 'changed'" in capsys.readouterr().err
+    assert not node.asked
 
 
 def test_as_json_it_is_an_array(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,12 +100,12 @@ def test_the_past_goes_over_into_the_present(numbers: list[int], data: st.DataOb
 
 
 def test_what_happened_while_it_asked_is_shown_once(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
-    node.answers["watch"] = lambda _: notices([event(3), event(4), event(5, "died"), event(6, vgpu="vgpu-ffffffff")])
+    node.answers["watch"] = lambda _: notices([event(3), event(4), event(5, "ended"), event(6, vgpu="vgpu-ffffffff")])
     node.answers["events"] = lambda _: dumped([event(1), event(2), event(3), event(4)])
     assert run(["events", "-f", "-n", "3", "-o", "json"]) == Exit.NODE_DOWN  # the fake one leaves in the end
     shown = [json.loads(line)["at_unix_s"] - 1_700_000_000 for line in capsys.readouterr().out.splitlines()]
     assert shown == [2, 3, 4, 5, 6]
-    assert run(["events", "mine", "-f", "--kind", "died", "--kind", "created", "-n", "0"]) == Exit.NODE_DOWN
+    assert run(["events", "mine", "-f", "--kind", "ended", "--kind", "created", "-n", "0"]) == Exit.NODE_DOWN
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["5"]
 

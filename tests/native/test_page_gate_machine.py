@@ -15,6 +15,7 @@ from cython_ext.nativelogic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, GateVerd
 
 MS = 1_000_000
 WINDOW_NS = 2 * MS
+KNOWN_LOOK_NS = MS // 4  # nobody sleeps for longer behind what is queued
 lengths = st.sampled_from([MS // 20, MS // 2, MS, 3 * MS, 40 * MS])
 spans = st.sampled_from([MS // 10, MS, 5 * MS, 20 * MS])
 
@@ -73,7 +74,8 @@ class PageAndGate(RuleBasedStateMachine):
     def launch(self, burst: list[int], patient: bool) -> None:
         """One after the other; patient: waiting as the gate says, for as long as it knows until when."""
         for length_ns in burst:
-            self.launch_one(length_ns, 200 if patient else 1)
+            looks = max(0, self.gpu_free_ns - self.now_ns) // KNOWN_LOOK_NS
+            self.launch_one(length_ns, 200 + looks if patient else 1)
 
     def launch_one(self, length_ns: int, most_waits: int) -> None:
         for _ in range(most_waits):
