@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu [--part NAME ...] [--works NAME ...] [--splits 30/70 ...] [--ways NAME ...]
                              [--seconds S] [--repeat N] [--out FOLDER] [--estimate]
-    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] [--out FOLDER]      several: median (worst)
-    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] --missing 5         what lacks five runs
+    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] [--card H200] [--out FOLDER]  median (worst)
+    python -m benchmarks.gpu --merge FOLDER [FOLDER ...] [--since WHEN] [--card H200] --missing 5     what lacks runs
     python -m benchmarks.gpu --simulate --seconds 0.5                       a rehearsal on the simulated GPU
 
 First it says how long it will take. Each window is written to FOLDER/measurements.jsonl before the next one begins, and
@@ -13,7 +13,7 @@ folder adds to it. Exit code 1: a part of it failed, 0 otherwise, whether or not
 ``--missing 5`` makes no tables: of each row (of those that --part, --works, --splits and --ways choose) it says how
 many runs of it there are, and then with which commands those that lack some would get them, and how long that takes on
 one GPU by the parts' own estimates. Rehearsals do not count. In tables they are left out beside runs on a GPU.
-``--since``: runs that began before do not count, as in 2026-11-24T09.
+``--since``: runs that began before do not count, as in 2026-11-24T09; ``--card``: nor those on other GPUs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -66,12 +67,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="only tables, of these runs together")
     parser.add_argument("--since", default="", metavar="WHEN", help="with --merge: only runs that began then or later")
+    parser.add_argument("--card", default="", metavar="NAME", help="with --merge: only runs on GPUs of such a name")
     parser.add_argument(
         "--missing", type=int, metavar="N", help="with --merge: which rows have been run less than N times"
     )
     options = parser.parse_args(words)
-    if not options.merge and (options.since or options.missing is not None):
-        parser.error("--since and --missing are about runs that there are: name them with --merge")
+    if not options.merge and (options.since or options.card or options.missing is not None):
+        parser.error("--since, --card and --missing are about runs that there are: name them with --merge")
     return options
 
 
@@ -80,7 +82,7 @@ def main() -> int:
     parts = [PARTS[name] for name in dict.fromkeys(args.part)]
     chosen = {part.name: options_of(part, args) for part in parts}
     if args.merge:
-        records = counting(read(args.merge), args.since)
+        records = counting(read(args.merge), args.since, args.card)
         if args.missing is not None:
             tell_missing(parts, chosen, records, args.missing, args.seconds is not None)
             return 0
@@ -160,10 +162,9 @@ def tell_missing(
     parts: Sequence[Part], chosen: Mapping[str, Options], records: Records, wanted: int, seconds_chosen: bool
 ) -> None:
     """How often each row has been measured, and what is to be done until all have been ``wanted`` times."""
-    on_gpus = [run for run in records.runs if not run.rehearsed]
-    sources = {run.run: run.machine.get("source", "") for run in on_gpus}
-    measured = [m for m in records.measurements if m.run in sources]
-    grid = [["part", "work", "row", "way", "runs", "lacks", "shortest windows, s", "last", "of"]]
+    on_gpus = {run.run: run for run in records.runs if not run.rehearsed}
+    measured = [m for m in records.measurements if m.run in on_gpus]
+    grid = [["part", "work", "row", "way", "runs", "lacks", "shortest windows, s", "last", "of", "on"]]
     due: list[missing.Errand] = []
     short = judged = 0
     for part in parts:
@@ -173,8 +174,11 @@ def tell_missing(
         for count in told:
             lacks = "no bar" if count.lacks is None else str(count.lacks)
             window = f"{count.shortest_s:g}" if count.shortest_s else "–"
-            last = [count.last[:16], sources[count.last]] if count.last else ["–", ""]
-            grid.append([part.name, *count.labels, str(count.runs), lacks, window, *last])
+            last = on_gpus[max(count.runs)[0]] if count.runs else None
+            of = [last.run[:16], last.machine.get("source", "")] if last else ["–", ""]
+            cards = Counter(on_gpus[run].card for run, _ in sorted(count.runs))
+            on = ", ".join(f"{number} {card}" for card, number in cards.items())
+            grid.append([part.name, *count.labels, str(len(count.runs)), lacks, window, *of, on])
         due += missing.errands(part, chosen[part.name], told, seconds_chosen)
     print("\n".join(tables.aligned(grid)))
     print(f"\n{short} of {judged} rows that are judged have been measured less than {wanted} times")

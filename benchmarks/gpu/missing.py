@@ -17,14 +17,13 @@ from benchmarks.gpu.tables import Labels, Row
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of one row. ``lacks``: how many runs are still to be made; None where nothing is judged. ``shortest_s``: the
-    shortest windows of the runs that count, where any are told; ``last``: the latest of these runs."""
+    """Of one row. ``runs``: those that count, with each repeat; ``lacks``: how many are still to be made; None where
+    nothing is judged. ``shortest_s``: the shortest windows of the runs that count, where any are told."""
 
     labels: Labels
-    runs: int
+    runs: frozenset[tuple[str, int]]
     lacks: int | None
     shortest_s: float | None
-    last: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +56,10 @@ def counts(part: Part, options: Options, measurements: Iterable[Measurement], wa
     expected = part.rows(options)
     told = []
     for labels in expected:
-        sources = there.get(labels, set())
+        sources = frozenset(there.get(labels, ()))
         lacks = max(0, wanted - len(sources)) if barred(part, labels) else None
         shortest_s = min((windows[source] for source in sources), default=0.0) or None
-        told.append(Count(labels, len(sources), lacks, shortest_s, max(sources, default=("", 0))[0]))
+        told.append(Count(labels, sources, lacks, shortest_s))
     return told
 
 

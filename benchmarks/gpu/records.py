@@ -49,6 +49,11 @@ class Run:
     def rehearsed(self) -> bool:
         return self.machine.get("gpu") == REHEARSAL
 
+    @property
+    def card(self) -> str:
+        """The GPU's model as the driver names it, without its vendor: "H200", "H100 80GB HBM3"."""
+        return self.machine.get("gpu", "").split(",")[0].removeprefix("NVIDIA ")
+
 
 @dataclass(slots=True)
 class Records:
@@ -127,10 +132,11 @@ def unused(name: str, taken: Collection[str]) -> str:
     return next(found for number in count(1) if (found := name if number == 1 else f"{name} #{number}") not in taken)
 
 
-def counting(records: Records, since: str = "") -> Records:
-    """Without the runs before ``since`` (as a run is called, or the beginning of that), and without rehearsals beside
-    runs on a GPU. Failures stay: they do not say of which run they are."""
-    runs = [run for run in records.runs if run.run >= since]
+def counting(records: Records, since: str = "", card: str = "") -> Records:
+    """Without the runs before ``since`` (as a run is called, or the beginning of that) and those on a GPU without
+    ``card`` in its name, and without rehearsals beside runs on a GPU. Failures stay: they do not say of which run they
+    are."""
+    runs = [run for run in records.runs if run.run >= since and card in run.machine.get("gpu", "")]
     if not all(run.rehearsed for run in runs):
         runs = [run for run in runs if not run.rehearsed]
     kept = {run.run for run in runs}

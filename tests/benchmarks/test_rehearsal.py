@@ -164,7 +164,7 @@ def test_an_estimate_measures_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("words", [("--missing", "5"), ("--since", "2026-11-24")])
+@pytest.mark.parametrize("words", [("--missing", "5"), ("--since", "2026-11-24"), ("--card", "H200")])
 def test_what_is_about_runs_wants_runs(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(words)

@@ -134,3 +134,12 @@ def test_rehearsals_do_not_mix_with_runs_on_a_gpu_nor_early_ones_with_those_sinc
     assert [m.run for m in counting(records, "2026-11-24").measurements] == ["2026-11-24T10"]
     rehearsed = Records(runs[1:2], records.measurements[1:2])
     assert counting(rehearsed) == rehearsed
+
+
+def test_runs_of_one_card_alone() -> None:
+    names = {"a": "NVIDIA H200, 580.159.04, 700.00 W", "b": "NVIDIA H100 80GB HBM3, 580.159.04, 700.00 W"}
+    runs = [Run(run, {"gpu": gpu}, "") for run, gpu in names.items()]
+    records = Records(runs, [measurement(run=run.run) for run in runs])
+    assert [run.card for run in runs] == ["H200", "H100 80GB HBM3"]
+    assert counting(records) == records
+    assert [m.run for m in counting(records, card="H100").measurements] == ["b"]
