@@ -76,7 +76,7 @@ cdef extern from "vgpu_native.h" nogil:
 
 cdef enum:
     LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
-    LOOK_WANTED_NS = 50_000_000      # plan and figures are looked at so often while the vGPU wants
+    LOOK_WANTED_NS = 100_000_000     # plan and figures are looked at so often while the vGPU wants
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
