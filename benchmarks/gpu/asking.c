@@ -53,9 +53,14 @@ static void *found(const char *name) {
     return address;
 }
 
+static unsigned long long host_word; /* as the GPU sees it */
+static unsigned written;
+static void *interprocess[EVENTS], *first_timed, *last_timed, *ended_interprocess;
+
 /* The driver's entry points, each with the arguments that are used here. */
 static int (*event_query)(void *), (*stream_query)(void *), (*event_record)(void *, void *), (*exchange_mode)(int *);
 static int (*current)(void **), (*is_capturing)(void *, int *), (*context_of)(void *, void **), (*synchronize)(void *);
+static int (*elapsed)(float *, void *, void *), (*write_value)(void *, unsigned long long, unsigned, unsigned);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 static void nothing(void) {}
@@ -64,6 +69,13 @@ static void ask_pending(void) { event_query(pending); }
 static void ask_stream(void) { stream_query(stream); }
 static void record_plain(void) { check(event_record(plain[next_event++ % EVENTS], stream), "cuEventRecord"); }
 static void record_timed(void) { check(event_record(timed[next_event++ % EVENTS], stream), "cuEventRecord"); }
+static void record_interprocess(void) { check(event_record(interprocess[next_event++ % EVENTS], stream), "cuEventRecord"); }
+static void ask_interprocess(void) { event_query(ended_interprocess); }
+static void ask_elapsed(void) {
+    float ms;
+    check(elapsed(&ms, first_timed, last_timed), "cuEventElapsedTime");
+}
+static void write_word(void) { check(write_value(stream, host_word, ++written, 0), "cuStreamWriteValue32"); }
 static void relax(void) {
     int mode = 2; /* relaxed */
     exchange_mode(&mode);
@@ -99,6 +111,10 @@ static const struct {
     {"cuStreamQuery", ask_stream},
     {"cuEventRecord", record_plain},
     {"cuEventRecord, timed", record_timed},
+    {"cuEventRecord, interprocess", record_interprocess},
+    {"cuEventQuery, complete, interprocess", ask_interprocess},
+    {"cuEventElapsedTime, complete", ask_elapsed},
+    {"cuStreamWriteValue32", write_word},
     {"cuThreadExchangeStreamCaptureMode, twice", relax},
     {"cuCtxGetCurrent", ask_current},
     {"cuStreamIsCapturing", ask_capturing},
@@ -221,7 +237,19 @@ int main(int argc, char **argv) {
     for (int i = 0; i < EVENTS; i++) {
         check(create(&plain[i], 2), "cuEventCreate"); /* no timing */
         check(create(&timed[i], 0), "cuEventCreate");
+        check(create(&interprocess[i], 4 | 2), "cuEventCreate");
     }
+    elapsed = found("cuEventElapsedTime");
+    write_value = found("cuStreamWriteValue32_v2");
+    void *host;
+    check(((int (*)(void **, size_t, unsigned))found("cuMemHostAlloc"))(&host, 4096, 1 | 2), "cuMemHostAlloc");
+    check(((int (*)(unsigned long long *, void *, unsigned))found("cuMemHostGetDevicePointer_v2"))(&host_word, host, 0), "cuMemHostGetDevicePointer");
+    check(create(&ended_interprocess, 4 | 2), "cuEventCreate");
+    check(create(&first_timed, 0), "cuEventCreate");
+    check(create(&last_timed, 0), "cuEventCreate");
+    check(event_record(first_timed, stream), "cuEventRecord");
+    check(event_record(last_timed, stream), "cuEventRecord");
+    check(event_record(ended_interprocess, stream), "cuEventRecord");
     check(create(&ended, 2), "cuEventCreate");
     check(create(&pending, 2), "cuEventCreate");
     check(event_record(ended, stream), "cuEventRecord");
