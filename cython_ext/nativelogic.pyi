@@ -17,6 +17,9 @@ UNUSED_NS: int
 PATIENCE_NS: int
 UNDATED: int
 NOBODY: int
+BELIEVED_AFTER: int
+BELIEVED_LAUNCHES: int
+BELIEVED_NS: int
 MARKERS: int
 WINDOW_LEAST_NS: int
 GRANTS_BYTES: int
@@ -84,6 +87,10 @@ class Durations:
     def estimate_ns(self, key: LaunchKey) -> int | None: ...
     def learn(self, key: LaunchKey, generation: int, sample_ns: int) -> None: ...
     def forget(self, handle: int = 0) -> None: ...
+
+class Belief:
+    def answered(self, right: bool, now_ns: int) -> None: ...
+    def suffices(self, now_ns: int) -> bool: ...
 
 class Graphs:
     def updated(self, handle: int) -> None: ...

@@ -15,8 +15,8 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, handover, plan as planning, trace, transfers,
-    window,
+    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, durations, gate, graphs, handover,
+    plan as planning, trace, transfers, window,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
@@ -31,6 +31,8 @@ GATE_LOOK_NS = gate.GATE_LOOK_NS
 EARLY_NS = handover.EARLY_NS
 TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, baton_logic.PATIENCE_NS
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
+BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
+BELIEVED_NS = belief_logic.BELIEVED_NS
 MARKERS = window.MARKERS
 WINDOW_LEAST_NS = window.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
@@ -321,6 +323,18 @@ cdef class Backlog:
     @property
     def busy(self):
         return bool(self.backlog.busy)
+
+
+cdef class Belief:
+    """A Belief."""
+
+    cdef belief_logic.Belief belief
+
+    def answered(self, bint right, int64_t now_ns):
+        belief_logic.belief_answered(&self.belief, right, now_ns)
+
+    def suffices(self, int64_t now_ns):
+        return bool(belief_logic.belief_suffices(&self.belief, now_ns))
 
 
 cdef class Graphs:

@@ -11,10 +11,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
     vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
-    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_end, vgpu_gate_here, vgpu_go_follows,
-    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe, vgpu_publish_submission,
-    vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run,
-    vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted, vgpu_end, vgpu_gate_here,
+    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe,
+    vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void,
+    vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched,
+    vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -26,6 +27,7 @@ from cython_ext.layout cimport (
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
+from cython_ext.logic.belief cimport belief_answered, belief_suffices
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
 )
@@ -171,6 +173,11 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     return 1
 
 
+cdef bint timed_anew(const Gate* gate, int64_t learned_ns) noexcept nogil:
+    """Whether a launch of that length is timed, for the predictions are far off."""
+    return backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
+
+
 cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
     int64_t assumed_ns, bint programmatic, bint takes, bint first, int64_t now,
@@ -181,9 +188,7 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = learned_ns < 0
-    cdef bint disproved = (
-        backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
-    )
+    cdef bint anew = timed_anew(gate, learned_ns)
     cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
@@ -210,7 +215,7 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if (sample or disproved) and (unknown or disproved or not least_ns) and not gate.backlog.discard and (unknown or (
+    if (sample or anew) and (unknown or anew or not least_ns) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
@@ -246,6 +251,27 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
     if counted:
         known = durations_find(&gate.durations, key)
     return durations_launch(&gate.durations, key) if known == NULL else known
+
+
+cdef bint ask(Gate* gate, bint timed, int64_t now) noexcept nogil:
+    """Whether the driver was asked what of the queue has run, for the books. Where its word can be spared, the
+    prediction stands for it (logic/belief.pxd). ``timed``: the next launch may be; then it matters what is before it.
+    """
+    cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
+    if not gate.backlog.busy:
+        return 0
+    if empty and not timed and gate.asked_ns and belief_suffices(&gate.belief, now):
+        if vgpu_drained_as_predicted(gate, now):
+            return 0
+    if now < gate.asked_ns + (ASK_EMPTY_NS if empty else ASK_NS):
+        return 0
+    gate.asked_ns = now
+    vgpu_collect(gate, now)
+    if not gate.untracked and backlog_ns(&gate.backlog, now) < DOUBTED_NS:
+        vgpu_drained(gate, now, 0)
+    if empty:
+        belief_answered(&gate.belief, not gate.backlog.busy, now)
+    return 1
 
 
 cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
@@ -295,7 +321,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     cdef Plan plan, bounded  # by the baton, too
     cdef uint32_t change, open_epoch
     cdef int64_t now, learned_ns, assumed_ns
-    cdef bint counted = 0, empty, doubted
+    cdef bint counted = 0, doubted, timed
     cdef int index, error = CUDA_SUCCESS
     gate = vgpu_gate_here()
     if gate == NULL:
@@ -333,18 +359,17 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
             continue
-        empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
-        if gate.backlog.busy and now >= gate.asked_ns + (ASK_EMPTY_NS if empty else ASK_NS):
-            gate.asked_ns = now
-            vgpu_collect(gate, now)
-            if not gate.untracked and backlog_ns(&gate.backlog, now) < DOUBTED_NS:
-                vgpu_drained(gate, now, 0)
         index = vgpu_stream_index(gate, launch.handle)
         known = entry_of(gate, key, gate.streams[index].after, counted)
         counted = 1
         learned_ns = durations_predict(&gate.durations, known)
-        assumed_ns = min(gate.window_ns, UNKNOWN_MOST_NS)
         doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
+        timed = doubted or learned_ns < 0 or should_sample(known) or timed_anew(gate, learned_ns)
+        if ask(gate, timed, now):        # samples may have come in
+            known = entry_of(gate, key, gate.streams[index].after, counted)
+            learned_ns = durations_predict(&gate.durations, known)
+            doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
+        assumed_ns = min(gate.window_ns, UNKNOWN_MOST_NS)
         if doubted and learned_ns >= 0:
             assumed_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
             learned_ns = UNKNOWN_NS

@@ -21,6 +21,7 @@ from cython_ext.layout cimport GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot,
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
+from cython_ext.logic.belief cimport Belief
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.graphs cimport GraphTable
 from cython_ext.logic.pieces cimport Pieces
@@ -222,6 +223,7 @@ cdef struct Gate:
     int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
     int64_t over_end_ns
     int64_t asked_ns         # when a launching thread last asked the driver
+    Belief belief
     int64_t look_ns          # when the hook thread looks at the driver again
     int64_t idle_since_ns    # drained since; 0: busy
     int64_t gap_ns           # expected idle gap: moving average over drains

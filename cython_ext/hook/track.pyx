@@ -28,6 +28,7 @@ from cython_ext.hook.state cimport (
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
 from cython_ext.logic.ahead cimport ahead_mark
+from cython_ext.logic.belief cimport belief_answered
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,
 )
@@ -443,6 +444,9 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         busy = gate.backlog.count > 0
     lock_release(&all.captures_lock)
     if busy:
+        if gate.belief.right and not gate.backlog.busy:      # it was believed to have run, and has not
+            belief_answered(&gate.belief, 0, now)
+            backlog_resume(&gate.backlog)
         if gate.outrun:
             backlog_resume(&gate.backlog)
         backlog_seen_busy(&gate.backlog, now)
@@ -460,6 +464,21 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     gate.untracked = gate.own_unmarked = gate.outrun = 0
     gate.unseen_ns = gate.unseen_until_ns = 0
     gate.idle_since_ns = gate.backlog.drained_ns
+    return 1
+
+
+cdef public bint vgpu_drained_as_predicted(Gate* gate, int64_t now) noexcept nogil:
+    """The books say that everything has run, when it was predicted to, and the driver is not asked. 0, and they stay as
+    they are, where only the driver knows. It is asked all the same before anybody else hears of a drain: streams stay
+    dirty, and ``Slot.undrained`` set."""
+    cdef int64_t since_ns = gate.backlog.since_ns
+    if (
+        gate.untracked or gate.own_unmarked or gate.outrun or gate.backlog.count or gate.backlog.unknown
+        or gate.ahead.launches or gate.left_count or load32(&gate.submitting) or load32(&state().captures)
+    ):
+        return 0
+    backlog_drained(&gate.backlog, now)
+    vgpu_trace_idle(gate, since_ns)
     return 1
 
 

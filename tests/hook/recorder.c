@@ -65,7 +65,8 @@ int cuEventRecord(void *event, void *stream) {
 }
 static int waits_for_long(void *event) { return !finished && waits[(unsigned short)((long)event >> 4)] == event; }
 int cuEventQuery(void *event) { int result = waits_for_long(event) ? 600 : busy(); asked += result != 0; note('Q', (void *)(long)result); return result; }
-int cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 0.02f; return start == end; }
+/* Everything takes 20 us, or LASTS ns. */
+int cuEventElapsedTime(float *ms, void *start, void *end) { *ms = getenv("LASTS") ? atoi(getenv("LASTS")) * 1e-6f : 0.02f; return start == end; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **params, void **extra) {

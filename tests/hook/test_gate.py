@@ -258,6 +258,47 @@ def test_launches_that_overlap_in_a_threads_own_stream_are_seen_to_drain(stage: 
         assert vgpu.slot().busy_ns > 140 * MS
 
 
+TRUSTED = """
+import time
+from tests.hook.app import NS_PER_ITERATION
+first, second = (app.kernel(0.005, app.new_stream(1)) for _ in range(2))
+for kernel in (first, second):  # both fit on the GPU at once
+    kernel.arguments = (kernel.arguments[0], app.blocks // 4, *kernel.arguments[2:])
+def launch(kernel, ms):
+    kernel.parameters[1].value = int(ms * 1e6 / NS_PER_ITERATION)
+    kernel.launch()
+    began = time.monotonic_ns()
+    while time.monotonic_ns() < began + 20_000:
+        pass
+for turn in range(4):
+    for _ in range(100):
+        launch(second, 0.005)
+    for _ in range(300):  # the GPU is idle at each, so that the driver is not asked at each any more
+        launch(first, 0.005)
+    before = time.monotonic_ns()
+    launch(first, 60.0)
+    launch(second, 0.005)
+    print(before, flush=True)
+    input()
+"""
+
+
+def test_a_belief_that_was_wrong_is_in_the_books_and_nobody_hears_of_a_drain_before_it(stage: Stage) -> None:
+    vgpu = stage.vgpu()
+    program = stage.start(PROLOGUE + TRUSTED, stage.environment(vgpu))
+    before_ns = 0
+    with vgpu.granting(60_000 * MS):
+        for _ in range(4):
+            launched_ns = int(stage.heard(program))
+            eventually(lambda: vgpu.slot().undrained, "it runs")  # who was kept from launching has to wait for a lease
+            eventually(lambda: not vgpu.slot().undrained, "its drain was seen")
+            assert time.monotonic_ns() >= launched_ns + 59 * MS
+            busy_ns = vgpu.slot().busy_ns
+            assert busy_ns - before_ns > 59 * MS
+            before_ns = busy_ns
+            stage.tell(program)
+
+
 def test_a_removed_vgpu_fails_its_launches(stage: Stage) -> None:
     vgpu = stage.vgpu()
     program = Endless(stage, vgpu)
