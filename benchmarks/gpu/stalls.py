@@ -6,7 +6,11 @@
 virtual machine, the core itself being taken away. *Sleeping*: 1 ms at a time; how long after its time it runs again.
 *Woken*: another process writes the time into a pipe that it reads from, every other millisecond; how long after that it
 runs. Whatever passes from thread to thread on such a host is as late as that now and then: a hand-over from vGPU to
-vGPU passes through four, which are awake for it, but have been asleep shortly before.
+vGPU passes through five, which are awake for it, but have been asleep shortly before.
+
+Of those that slept and were late by more than a millisecond: which part of that the kernel had them wait for a core
+(sched_info, proc(5)), behind threads of this machine. For the rest the core itself was not there, or its timer was late,
+as on a virtual machine whose host has others to run.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 from benchmarks.gpu.stats import percentile
@@ -68,13 +73,30 @@ def lateness(name: str, late_ns: Sequence[int], seconds: float) -> dict[str, flo
     }
 
 
+def waited_ns(schedstat: str) -> int:
+    """What a thread has waited for a core until now, by its ``/proc/PID/schedstat``."""
+    return int(schedstat.split()[1])
+
+
+def queued(late_ns: Sequence[int], waits_ns: Sequence[int]) -> dict[str, float]:
+    """``sleep_late_queued_ratio``: of the lateness above LATE_NS, what was spent waiting for a core."""
+    late = [(late, min(wait, late)) for late, wait in zip(late_ns, waits_ns, strict=True) if late > LATE_NS]
+    return {"sleep_late_queued_ratio": sum(wait for _, wait in late) / sum(ns for ns, _ in late)} if late else {}
+
+
 def sleeping(seconds: float) -> dict[str, float]:
     end = clock() + int(seconds * 1e9)
     late_ns: list[int] = []
-    while (now := clock()) < end:
-        time.sleep(SLEEP_S)
-        late_ns.append(clock() - now - int(SLEEP_S * 1e9))
-    return lateness("sleep", late_ns, seconds)
+    waits_ns: list[int] = []
+    with Path("/proc/self/schedstat").open("rb", buffering=0) as schedstat:
+        before = waited_ns(os.pread(schedstat.fileno(), 100, 0).decode())
+        while (now := clock()) < end:
+            time.sleep(SLEEP_S)
+            late_ns.append(clock() - now - int(SLEEP_S * 1e9))
+            after = waited_ns(os.pread(schedstat.fileno(), 100, 0).decode())
+            waits_ns.append(after - before)
+            before = after
+    return lateness("sleep", late_ns, seconds) | queued(late_ns, waits_ns)
 
 
 def woken(seconds: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.stalls import lateness, woken
+from benchmarks.gpu.stalls import lateness, queued, sleeping, waited_ns, woken
 
 MS = 1_000_000
 
@@ -27,3 +27,13 @@ def test_another_process_wakes_it_until_the_time_is_over() -> None:
     figures = woken(0.05)
     assert figures.keys() == {"wake_late_per_second", "wake_late_p99_us", "wake_late_worst_us"}
     assert figures["wake_late_worst_us"] >= figures["wake_late_p99_us"] > 0
+
+
+def test_what_a_late_thread_waited_for_a_core_is_told_apart() -> None:
+    assert queued([MS, 3 * MS, 5 * MS], [MS, 2 * MS, 6 * MS]) == {"sleep_late_queued_ratio": 7 / 8}
+    assert queued([MS], [MS]) == {}
+    assert waited_ns("105 7 3\n") == 7
+
+
+def test_a_sleeper_is_looked_at() -> None:
+    assert sleeping(0.02).keys() >= {"sleep_late_per_second", "sleep_late_p99_us", "sleep_late_worst_us"}

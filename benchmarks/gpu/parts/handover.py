@@ -150,6 +150,7 @@ PART = Part(
         Column("sleep_late_per_second", "asleep, late a second, > 1 ms", digits=2),
         Column("sleep_late_p99_us", "p99, µs", digits=0),
         Column("sleep_late_worst_us", "worst, µs", digits=0),
+        Column("sleep_late_queued_ratio", "of it behind other threads", digits=2),
         Column("wake_late_per_second", "woken, late a second, > 1 ms", digits=2),
         Column("wake_late_p99_us", "p99, µs", digits=0),
         Column("wake_late_worst_us", "worst, µs", digits=0),
