@@ -9,8 +9,8 @@ runs. Whatever passes from thread to thread on such a host is as late as that no
 vGPU passes through five, which are awake for it, but have been asleep shortly before.
 
 Of those that slept and were late by more than a millisecond: which part of that the kernel had them wait for a core
-(sched_info, proc(5)), behind threads of this machine. For the rest the core itself was not there, or its timer was late,
-as on a virtual machine whose host has others to run.
+(sched_info, proc(5)), behind threads of this machine. For the rest the core itself was not there, or its timer was
+late, as on a virtual machine whose host has others to run.
 """
 
 from __future__ import annotations
