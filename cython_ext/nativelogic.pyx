@@ -16,7 +16,7 @@ from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
     ahead as ahead_logic, baton as baton_logic, durations, gate, graphs, handover, plan as planning, trace, transfers,
-    window,
+    window, windowlength,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
@@ -32,7 +32,7 @@ EARLY_NS = handover.EARLY_NS
 TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, baton_logic.PATIENCE_NS
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 MARKERS = window.MARKERS
-WINDOW_LEAST_NS = window.WINDOW_LEAST_NS
+WINDOW_LEAST_NS = windowlength.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
 
 
@@ -464,8 +464,8 @@ cdef class Baton:
 
 
 def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):
-    return window.overrun_tolerated_ns(most_ns, longest_ns)
+    return windowlength.overrun_tolerated_ns(most_ns, longest_ns)
 
 
 def window_adapt(int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted=False):
-    return window.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)
+    return windowlength.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)
