@@ -27,8 +27,10 @@ from cython_ext.layout cimport (
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
 from cython_ext.logic.durations cimport (
-    Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
+    Duration, LaunchKey, durations_find, durations_launch, durations_longest, durations_predict, is_graph, launch_hash,
+    should_sample,
 )
+from cython_ext.logic.excess cimport backlog_excess_ns, launch_excess_ns
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
     lease_usable, plan_due_ns, take_ns,
@@ -60,7 +62,8 @@ cdef enum:
     # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
     # the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
-    ANEW_NS = 1_000_000      # of launches as long as this each is timed while predictions are far off
+    # Of launches as long as this each is timed while predictions are far off, or may be by as much.
+    ANEW_NS = 1_000_000
 
 
 # --- waiting
@@ -153,7 +156,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         vgpu_outdate_probe(gate)
     gate.untracked = 1
     gate.idle_since_ns = 0
-    backlog_submit(&gate.backlog, now, 0, 0)
+    backlog_submit(&gate.backlog, now, 0, 0, 0)
     vgpu_count_launch(gate, thread)
     vgpu_know_stream(gate, thread, launch.handle)
     gate.baton_open = gate.baton
@@ -173,15 +176,15 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
 
 cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
-    int64_t assumed_ns, bint programmatic, bint takes, bint first, int64_t now,
+    int64_t excess_ns, int64_t assumed_ns, bint programmatic, bint takes, bint first, int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due.
-    ``assumed_ns``: what it counts for if its length is not known."""
+    ``assumed_ns``: what it counts for if its length is not known; ``excess_ns``: by how much it may be longer."""
     cdef int64_t window = gate.window_ns
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = learned_ns < 0
-    cdef bint disproved = (
+    cdef bint disproved = excess_ns >= <int64_t>ANEW_NS or (
         backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
     )
     cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
@@ -214,7 +217,7 @@ cdef void tracked(
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
-    backlog_submit(&gate.backlog, now, learned_ns, assumed_ns)
+    backlog_submit(&gate.backlog, now, learned_ns, assumed_ns, excess_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
@@ -294,7 +297,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     cdef Verdict verdict
     cdef Plan plan, bounded  # by the baton, too
     cdef uint32_t change, open_epoch
-    cdef int64_t now, learned_ns, assumed_ns
+    cdef int64_t now, learned_ns, excess_ns, assumed_ns
     cdef bint counted = 0, empty, doubted
     cdef int index, error = CUDA_SUCCESS
     gate = vgpu_gate_here()
@@ -348,10 +351,13 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         if doubted and learned_ns >= 0:
             assumed_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
             learned_ns = UNKNOWN_NS
+        excess_ns = launch_excess_ns(&gate.backlog, learned_ns, durations_longest(&gate.durations, known))
         vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
         view.backlog_ns = backlog_ns(&gate.backlog, now)
         view.predicted_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
+        view.excess_ns = excess_ns
+        view.queued_excess_ns = backlog_excess_ns(&gate.backlog, now)
         view.unknown_in_flight = gate.backlog.unknown
         # The first launch of a turn passes as the first of a lease does.
         view.last_epoch = 0
@@ -377,8 +383,8 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
                 tracked(
-                    gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, assumed_ns,
-                    manner & LAUNCH_OVERLAPS != 0, verdict.takes, view.last_epoch != verdict.epoch, now,
+                    gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, excess_ns,
+                    assumed_ns, manner & LAUNCH_OVERLAPS != 0, verdict.takes, view.last_epoch != verdict.epoch, now,
                 )
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
@@ -398,7 +404,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             if (
                 manner & LAUNCH_WAITS == 0 and not vgpu_go_follows(gate, &plan, &view)
                 and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))
-                and vgpu_queue_ahead(gate, index, learned_ns, manner & LAUNCH_OVERLAPS != 0)
+                and vgpu_queue_ahead(gate, index, learned_ns, excess_ns, manner & LAUNCH_OVERLAPS != 0)
             ):
                 queued(gate, launch, thread, index, key, learned_ns, now)
                 break

@@ -90,7 +90,9 @@ cdef extern:
     bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil
     bint vgpu_siblings_run(const Gate* gate) noexcept nogil
     # ahead.pyx; the caller holds gate.lock
-    bint vgpu_queue_ahead(Gate* gate, int stream, int64_t learned_ns, bint programmatic) noexcept nogil
+    bint vgpu_queue_ahead(
+        Gate* gate, int stream, int64_t learned_ns, int64_t excess_ns, bint programmatic
+    ) noexcept nogil
     void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
     void vgpu_let_go(Gate* gate) noexcept nogil
     void vgpu_admit_release(Gate* gate) noexcept nogil
