@@ -15,8 +15,8 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, durations, gate, graphs, handover,
-    plan as planning, trace, transfers, window,
+    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, durations, excess, gate, graphs, handover,
+    plan as planning, trace, transfers, window, windowlength,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
@@ -34,7 +34,7 @@ UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
 BELIEVED_NS = belief_logic.BELIEVED_NS
 MARKERS = window.MARKERS
-WINDOW_LEAST_NS = window.WINDOW_LEAST_NS
+WINDOW_LEAST_NS = windowlength.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
 
 
@@ -144,7 +144,8 @@ def gate_decide(
     record, *, int64_t now_ns, int64_t window_ns, int64_t backlog_ns=0, int64_t predicted_ns=gate.UNKNOWN_NS,
     uint32_t unknown_in_flight=0, uint32_t go_epoch=0, uint32_t returned_epoch=0, uint32_t drained_epoch=0,
     uint32_t last_epoch=0, bint contended=False, uint32_t free_epoch=0,
-    int64_t take_most_ns=gate.TAKE_MOST_NS, int64_t taken_ns=0, int64_t doubted_ns=0,
+    int64_t take_most_ns=gate.TAKE_MOST_NS, int64_t taken_ns=0, int64_t doubted_ns=0, int64_t excess_ns=0,
+    int64_t queued_excess_ns=0,
 ):
     cdef Plan plan = plan_of(record)
     cdef gate.GateState state
@@ -154,6 +155,7 @@ def gate_decide(
     state.drained_epoch, state.last_epoch, state.contended = drained_epoch, last_epoch, contended
     state.free_epoch, state.taken_ns = free_epoch, taken_ns
     state.take_most_ns, state.doubted_ns = take_most_ns, doubted_ns
+    state.excess_ns, state.queued_excess_ns = excess_ns, queued_excess_ns
     gate.gate_decide(&plan, &state, &verdict)
     return GateVerdict(verdict.action, verdict.epoch, verdict.until_ns, verdict.closed, bool(verdict.takes))
 
@@ -218,6 +220,12 @@ cdef class Durations:
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return None if entry == NULL else entry.estimate_ns
 
+    def longest_ns(self, key):
+        """Likewise."""
+        cdef durations.LaunchKey wanted = key_of(key)
+        cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
+        return None if entry == NULL else durations.durations_longest(&self.table, entry)
+
     @staticmethod
     def hash(key):
         """What a launch of ``key`` is to the next one in its stream."""
@@ -244,8 +252,8 @@ cdef class Backlog:
     def finish(self, int64_t returned_ns):
         window.backlog_finish(&self.backlog, returned_ns)
 
-    def submit(self, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns=0):
-        window.backlog_submit(&self.backlog, now_ns, predicted_ns, assumed_ns)
+    def submit(self, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns=0, int64_t excess_ns=0):
+        window.backlog_submit(&self.backlog, now_ns, predicted_ns, assumed_ns, excess_ns)
 
     def mark(self, uint64_t tag):
         return bool(window.backlog_mark(&self.backlog, tag))
@@ -287,6 +295,12 @@ cdef class Backlog:
 
     def backlog_ns(self, int64_t now_ns):
         return window.backlog_ns(&self.backlog, now_ns)
+
+    def excess_ns(self, int64_t now_ns):
+        return excess.backlog_excess_ns(&self.backlog, now_ns)
+
+    def launch_excess_ns(self, int64_t predicted_ns, int64_t longest_ns):
+        return excess.launch_excess_ns(&self.backlog, predicted_ns, longest_ns)
 
     @property
     def end_ns(self):
@@ -381,11 +395,11 @@ cdef class Ahead:
     def begins(Backlog backlog):
         return bool(ahead_logic.ahead_begins(&backlog.backlog))
 
-    def takes(self, Backlog backlog, int64_t learned_ns, int64_t most_ns):
-        return bool(ahead_logic.ahead_takes(&self.ahead, &backlog.backlog, learned_ns, most_ns))
+    def takes(self, Backlog backlog, int64_t learned_ns, int64_t most_ns, int64_t excess_ns=0):
+        return bool(ahead_logic.ahead_takes(&self.ahead, &backlog.backlog, learned_ns, excess_ns, most_ns))
 
-    def submit(self, Backlog backlog, int64_t learned_ns):
-        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns)
+    def submit(self, Backlog backlog, int64_t learned_ns, int64_t excess_ns=0):
+        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns, excess_ns)
 
     def mark(self, uint64_t tag):
         return bool(ahead_logic.ahead_mark(&self.ahead, tag))
@@ -397,7 +411,7 @@ cdef class Ahead:
         return bool(ahead_logic.ahead_takes_graph(&self.ahead, learned_ns))
 
     def submit_graph(self, Backlog backlog, int64_t learned_ns):
-        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns)
+        ahead_logic.ahead_submit(&self.ahead, &backlog.backlog, learned_ns, 0)
         ahead_logic.ahead_submit_graph(&self.ahead, learned_ns)
 
     @property
@@ -478,8 +492,8 @@ cdef class Baton:
 
 
 def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):
-    return window.overrun_tolerated_ns(most_ns, longest_ns)
+    return windowlength.overrun_tolerated_ns(most_ns, longest_ns)
 
 
 def window_adapt(int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted=False):
-    return window.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)
+    return windowlength.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)

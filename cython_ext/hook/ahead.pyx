@@ -146,7 +146,9 @@ cdef bint held_back(Gate* gate, Stream* stream) noexcept nogil:
     return done
 
 
-cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bint programmatic) noexcept nogil:
+cdef public bint vgpu_queue_ahead(
+    Gate* gate, int index, int64_t learned_ns, int64_t excess_ns, bint programmatic
+) noexcept nogil:
     """A launch that has no lease, into the stream at ``index``: 1 if it may be submitted all the same, and is counted;
     0 if it must wait."""
     cdef Stream* stream = &gate.streams[index]
@@ -155,7 +157,7 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
     vgpu_admit_release(gate)
     if load32(&gate.grants.flags) & GRANTS_STILL or not possible(gate, stream):
         return 0
-    if not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, most):
+    if not ahead_takes(&gate.ahead, &gate.backlog, learned_ns, excess_ns, most):
         return 0
     if not (word_ready(gate, stream) if gate.ahead.launches else arm(gate, stream)):
         return 0
@@ -169,7 +171,7 @@ cdef public bint vgpu_queue_ahead(Gate* gate, int index, int64_t learned_ns, bin
         vgpu_log(b"queues ahead of epoch, behind ns", gate.turn, backlog_ns(&gate.backlog, now_ns()))
     gate.ahead_stream = index
     stream.dirty = 1
-    ahead_submit(&gate.ahead, &gate.backlog, learned_ns)
+    ahead_submit(&gate.ahead, &gate.backlog, learned_ns, excess_ns)
     return 1
 
 

@@ -11,15 +11,15 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
     vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
-    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted, vgpu_end, vgpu_gate_here,
-    vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe,
+    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted, vgpu_end, vgpu_foresee,
+    vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe,
     vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void,
     vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched,
     vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
-    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Gate, Pass, Stream, Thread, is_swappable, state,
+    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Foreseen, Gate, Pass, Stream, Thread, is_swappable, state,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, epoch_past,
@@ -28,19 +28,17 @@ from cython_ext.layout cimport (
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
 from cython_ext.logic.belief cimport belief_answered, belief_suffices
-from cython_ext.logic.durations cimport (
-    Duration, LaunchKey, durations_find, durations_launch, durations_predict, is_graph, launch_hash, should_sample,
-)
+from cython_ext.logic.durations cimport LaunchKey, is_graph
+from cython_ext.logic.excess cimport backlog_excess_ns
 from cython_ext.logic.gate cimport (
-    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, UNKNOWN_MOST_NS, UNKNOWN_NS, GateState, Verdict, gate_decide,
-    lease_usable, plan_due_ns, take_ns,
+    GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
+    plan_due_ns, take_ns,
 )
-from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_disproved, backlog_end_ns, backlog_ns, backlog_scaled_ns,
+    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
@@ -62,7 +60,6 @@ cdef enum:
     # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
     # the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
-    ANEW_NS = 1_000_000      # of launches as long as this each is timed while predictions are far off
 
 
 # --- waiting
@@ -155,7 +152,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         vgpu_outdate_probe(gate)
     gate.untracked = 1
     gate.idle_since_ns = 0
-    backlog_submit(&gate.backlog, now, 0, 0)
+    backlog_submit(&gate.backlog, now, 0, 0, 0)
     vgpu_count_launch(gate, thread)
     vgpu_know_stream(gate, thread, launch.handle)
     gate.baton_open = gate.baton
@@ -173,23 +170,17 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     return 1
 
 
-cdef bint timed_anew(const Gate* gate, int64_t learned_ns) noexcept nogil:
-    """Whether a launch of that length is timed, for the predictions are far off."""
-    return backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
-
-
 cdef void tracked(
-    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, bint sample, int64_t learned_ns,
-    int64_t assumed_ns, bint programmatic, bint takes, bint first, int64_t now,
+    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, const Foreseen* foreseen,
+    bint programmatic, bint takes, bint first, int64_t now,
 ) noexcept nogil:
-    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due.
-    ``assumed_ns``: what it counts for if its length is not known."""
+    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
     cdef int64_t window = gate.window_ns
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
-    cdef bint unknown = learned_ns < 0
-    cdef bint anew = timed_anew(gate, learned_ns)
-    cdef int64_t least_ns = LONG_NS if first and not takes and learned_ns < LONG_NS else 0
+    cdef bint unknown = foreseen.learned_ns < 0
+    cdef bint anew = foreseen.anew
+    cdef int64_t least_ns = LONG_NS if first and not takes and foreseen.learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
     if first and gate.backlog.unmarked.launches == 0:
@@ -215,11 +206,11 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if (sample or anew) and (unknown or anew or not least_ns) and not gate.backlog.discard and (unknown or (
+    if (foreseen.sample or anew) and (unknown or anew or not least_ns) and not gate.backlog.discard and (unknown or (
         stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
     )):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
-    backlog_submit(&gate.backlog, now, learned_ns, assumed_ns)
+    backlog_submit(&gate.backlog, now, foreseen.learned_ns, foreseen.assumed_ns, foreseen.excess_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
@@ -237,20 +228,6 @@ cdef void queued(
     launch.kind = PASS_TRACKED
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
-
-
-cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted) noexcept nogil:
-    """The learned lengths of the launch ``key`` behind the one with that hash, where it is counted once; completes the
-    key."""
-    cdef Duration* known = NULL
-    key.after = after
-    if is_graph(key):
-        key.grid_y = graph_version(&gate.graphs, key.handle)
-    if not counted or is_graph(key):
-        key.hash = launch_hash(key)
-    if counted:
-        known = durations_find(&gate.durations, key)
-    return durations_launch(&gate.durations, key) if known == NULL else known
 
 
 cdef bint ask(Gate* gate, bint timed, int64_t now) noexcept nogil:
@@ -315,13 +292,13 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     """
     cdef Gate* gate
     cdef Thread* thread
-    cdef Duration* known
     cdef GateState view
     cdef Verdict verdict
     cdef Plan plan, bounded  # by the baton, too
     cdef uint32_t change, open_epoch
-    cdef int64_t now, learned_ns, assumed_ns
-    cdef bint counted = 0, doubted, timed
+    cdef Foreseen foreseen
+    cdef int64_t now
+    cdef bint counted = 0
     cdef int index, error = CUDA_SUCCESS
     gate = vgpu_gate_here()
     if gate == NULL:
@@ -360,29 +337,22 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
             continue
         index = vgpu_stream_index(gate, launch.handle)
-        known = entry_of(gate, key, gate.streams[index].after, counted)
+        vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         counted = 1
-        learned_ns = durations_predict(&gate.durations, known)
-        doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
-        timed = doubted or learned_ns < 0 or should_sample(known) or timed_anew(gate, learned_ns)
-        if ask(gate, timed, now):        # samples may have come in
-            known = entry_of(gate, key, gate.streams[index].after, counted)
-            learned_ns = durations_predict(&gate.durations, known)
-            doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
-        assumed_ns = min(gate.window_ns, UNKNOWN_MOST_NS)
-        if doubted and learned_ns >= 0:
-            assumed_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
-            learned_ns = UNKNOWN_NS
+        if ask(gate, foreseen.learned_ns < 0 or foreseen.sample or foreseen.anew, now):      # samples may have come in
+            vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
         view.backlog_ns = backlog_ns(&gate.backlog, now)
-        view.predicted_ns = backlog_scaled_ns(&gate.backlog, learned_ns)
+        view.predicted_ns = backlog_scaled_ns(&gate.backlog, foreseen.learned_ns)
+        view.excess_ns = foreseen.excess_ns
+        view.queued_excess_ns = backlog_excess_ns(&gate.backlog, now)
         view.unknown_in_flight = gate.backlog.unknown
         # The first launch of a turn passes as the first of a lease does.
         view.last_epoch = 0
         if gate.baton_used == gate.baton and not gate.lease_unused:
             view.last_epoch = load32(&gate.slot.last_epoch)
-        view.doubted_ns = assumed_ns if doubted and learned_ns < 0 else 0
+        view.doubted_ns = foreseen.doubted_ns
         view.contended = load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
         bounded = plan
         baton_bound(&bounded, gate.baton_until_ns)
@@ -402,8 +372,8 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
                 tracked(
-                    gate, launch, thread, index, key, doubted or should_sample(known), learned_ns, assumed_ns,
-                    manner & LAUNCH_OVERLAPS != 0, verdict.takes, view.last_epoch != verdict.epoch, now,
+                    gate, launch, thread, index, key, &foreseen, manner & LAUNCH_OVERLAPS != 0, verdict.takes,
+                    view.last_epoch != verdict.epoch, now,
                 )
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
@@ -422,10 +392,12 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 futex_wake(&gate.grants.change, INT_MAX)     # our hook thread, if it sleeps until the lease would end
             if (
                 manner & LAUNCH_WAITS == 0 and not vgpu_go_follows(gate, &plan, &view)
-                and (not is_graph(key) or ahead_takes_graph(&gate.ahead, learned_ns))
-                and vgpu_queue_ahead(gate, index, learned_ns, manner & LAUNCH_OVERLAPS != 0)
+                and (not is_graph(key) or ahead_takes_graph(&gate.ahead, foreseen.learned_ns))
+                and vgpu_queue_ahead(
+                    gate, index, foreseen.learned_ns, foreseen.excess_ns, manner & LAUNCH_OVERLAPS != 0
+                )
             ):
-                queued(gate, launch, thread, index, key, learned_ns, now)
+                queued(gate, launch, thread, index, key, foreseen.learned_ns, now)
                 break
             wait_for_lease(gate, change, &plan, verdict.until_ns, now)
     lock_release(&gate.lock)

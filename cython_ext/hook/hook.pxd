@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.state cimport Gate, Pass, Pooled, State, Stream, Thread, state
+from cython_ext.hook.state cimport Foreseen, Gate, Pass, Pooled, State, Stream, Thread, state
 from cython_ext.layout cimport ActivityPage, Plan, Slot
 from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.durations cimport LaunchKey
@@ -44,6 +44,10 @@ cdef extern:
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
     void vgpu_leave(Pass* launch, int result) noexcept nogil
+    # foresight.pyx; the caller holds gate.lock
+    void vgpu_foresee(
+        Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
+    ) noexcept nogil
     # doorbell.pyx
     void vgpu_ring(Gate* gate) noexcept nogil
     # ... the caller holds gate.lock
@@ -90,7 +94,9 @@ cdef extern:
     bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil
     bint vgpu_siblings_run(const Gate* gate) noexcept nogil
     # ahead.pyx; the caller holds gate.lock
-    bint vgpu_queue_ahead(Gate* gate, int stream, int64_t learned_ns, bint programmatic) noexcept nogil
+    bint vgpu_queue_ahead(
+        Gate* gate, int stream, int64_t learned_ns, int64_t excess_ns, bint programmatic
+    ) noexcept nogil
     void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil
     void vgpu_let_go(Gate* gate) noexcept nogil
     void vgpu_admit_release(Gate* gate) noexcept nogil

@@ -313,6 +313,16 @@ cdef struct Pooled:
     uint64_t used            # of the pool, as the driver said before
 
 
+cdef struct Foreseen:
+    # what is known of a launch before it is made (foresight.pyx)
+    int64_t learned_ns       # UNKNOWN_NS: nobody has timed it, or it was changed since
+    int64_t assumed_ns       # what it counts for then
+    int64_t doubted_ns       # as in GateState ...
+    int64_t excess_ns
+    bint sample              # it is worth timing ...
+    bint anew                # ... at any rate: what was learned may be far off
+
+
 cdef struct Pass:
     # one launch on its way through the gate, on the launching thread's stack
     int kind                 # PASS_*

@@ -24,8 +24,8 @@ from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
     backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_longest_ns, backlog_seen_busy,
-    overrun_tolerated_ns, window_adapt,
 )
+from cython_ext.logic.windowlength cimport overrun_tolerated_ns, window_adapt
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64,
     storei64,

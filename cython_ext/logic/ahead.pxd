@@ -32,6 +32,7 @@ cdef struct Ahead:
     uint32_t launches        # in all; 0: nothing is queued ahead
     uint32_t nodes           # more than those, of graphs, at most
     int64_t work_ns          # predicted, in all
+    int64_t excess_ns        # how much longer it may take
     uint32_t count           # of ``marked``
     Stretch[24] marked
     Stretch unmarked
@@ -43,14 +44,16 @@ cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:
 
 
 cdef inline bint ahead_takes(
-    const Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t most_ns
+    const Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t excess_ns, int64_t most_ns
 ) noexcept nogil:
-    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all."""
+    """Whether a launch of that learned length may be queued ahead, with ``most_ns`` of work in all, and it may take no
+    more than that longer (``excess_ns``: this one)."""
     return (
         learned_ns >= 0
         and ahead.launches + ahead.nodes < AHEAD_LAUNCHES
         and ahead.count < AHEAD_MARKERS
         and backlog_scaled_ns(backlog, learned_ns) <= most_ns - ahead.work_ns
+        and excess_ns <= most_ns - ahead.excess_ns
     )
 
 
@@ -68,14 +71,18 @@ cdef inline void ahead_submit_graph(Ahead* ahead, int64_t learned_ns) noexcept n
     ahead.nodes += <uint32_t>graph_nodes(learned_ns)
 
 
-cdef inline void ahead_submit(Ahead* ahead, const Backlog* backlog, int64_t learned_ns) noexcept nogil:
+cdef inline void ahead_submit(
+    Ahead* ahead, const Backlog* backlog, int64_t learned_ns, int64_t excess_ns
+) noexcept nogil:
     cdef int64_t work_ns = clip_ns(backlog_scaled_ns(backlog, learned_ns), 0, PREDICTION_MAX_NS)
     if ahead.unmarked.launches == 0:
         memset(&ahead.unmarked, 0, sizeof(Stretch))
     ahead.unmarked.launches += 1
     ahead.unmarked.work_ns = min(ahead.unmarked.work_ns + work_ns, PREDICTION_MAX_NS)
     ahead.unmarked.learned_ns = min(ahead.unmarked.learned_ns + learned_ns, PREDICTION_MAX_NS)
+    ahead.unmarked.excess_ns = min(ahead.unmarked.excess_ns + excess_ns, PREDICTION_MAX_NS)
     ahead.launches += 1
+    ahead.excess_ns = min(ahead.excess_ns + excess_ns, PREDICTION_MAX_NS)
     ahead.work_ns = min(ahead.work_ns + work_ns, PREDICTION_MAX_NS)
 
 
@@ -97,6 +104,7 @@ cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept n
         stretch.unknown += other.unknown
         stretch.work_ns = min(stretch.work_ns + other.work_ns, PREDICTION_MAX_NS)
         stretch.learned_ns = min(stretch.learned_ns + other.learned_ns, PREDICTION_MAX_NS)
+        stretch.excess_ns = min(stretch.excess_ns + other.excess_ns, PREDICTION_MAX_NS)
         stretch.tail_ns = max(stretch.tail_ns, other.tail_ns)
         stretch.unsure_ns = PREDICTION_MAX_NS
 
@@ -117,8 +125,9 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, b
         stretch.first_ns = stretch.last_ns = now_ns
         stretch.tail_ns = min(now_ns, PREDICTION_MAX_NS) + stretch.work_ns
         stretch.unsure_ns = unsure_ns
-        note_longest(backlog, now_ns, stretch.work_ns / stretch.launches)
+        note_longest(backlog, now_ns, (stretch.work_ns + stretch.excess_ns) / stretch.launches)
         backlog.work_ns = min(backlog.work_ns + stretch.work_ns, PREDICTION_MAX_NS)
+        backlog.excess_ns = min(backlog.excess_ns + stretch.excess_ns, PREDICTION_MAX_NS)
         backlog.end_ns = stretch_end_ns(stretch, max(backlog.end_ns, now_ns))
         if i < ahead.count:
             backlog.marked[(backlog.head + backlog.count) % MARKERS] = stretch[0]
@@ -131,4 +140,4 @@ cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, b
     ahead.count = 0
     ahead.launches = 0
     ahead.nodes = 0
-    ahead.work_ns = 0
+    ahead.work_ns = ahead.excess_ns = 0

@@ -6,6 +6,9 @@ them without the largest, which an outlier (a host that was preempted between tw
 predictions are summed: one key may stand for layers of different lengths, and a high quantile of each makes a queue
 look full that is not, and a gap look busy.
 
+An entry also keeps the highest that its estimate was of late, which fades by a 256th with each sample: the length of a
+kernel may go with its arguments, for fifty launches at a time, and what it was before it may be again at any launch.
+
 The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph
 destroyed, and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample
 under way then is dropped.
@@ -26,6 +29,7 @@ cdef enum:
     SAMPLE_ALWAYS = 3        # the first launches of a key are all timed
     SAMPLE_EVERY = 64        # later ones now and then
     DURATION_MAX_SECONDS = 86_400        # a longer sample is a broken clock
+    LONGEST_SAMPLES = 256    # over which the highest estimate fades
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x
@@ -48,6 +52,7 @@ cdef struct Duration:
     LaunchKey key
     float[8] samples_ns      # the newest at [(learned - 1) % 8]
     int64_t estimate_ns      # UNKNOWN_NS before the first sample
+    int64_t longest_ns       # the highest estimate of late
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
     uint32_t learned         # samples ever kept
@@ -140,15 +145,25 @@ cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* ke
     return entry
 
 
+cdef inline const Duration* known_by(DurationTable* table, const Duration* entry) noexcept nogil:
+    """The entry whose samples tell of a launch of this one's key, or NULL."""
+    cdef LaunchKey anywhere = entry.key
+    if entry.learned or entry.key.after == 0:
+        return entry
+    anywhere.after = 0
+    return durations_find(table, &anywhere)
+
+
 cdef inline int64_t durations_predict(DurationTable* table, const Duration* entry) noexcept nogil:
     """What a launch of the entry's key should take; UNKNOWN_NS if nobody has timed its kernel at this width."""
-    cdef LaunchKey anywhere = entry.key
-    cdef const Duration* general
-    if entry.learned or entry.key.after == 0:
-        return entry.estimate_ns
-    anywhere.after = 0
-    general = durations_find(table, &anywhere)
-    return UNKNOWN_NS if general == NULL else general.estimate_ns
+    cdef const Duration* known = known_by(table, entry)
+    return UNKNOWN_NS if known == NULL else known.estimate_ns
+
+
+cdef inline int64_t durations_longest(DurationTable* table, const Duration* entry) noexcept nogil:
+    """What it may take if it is again as long as it was of late; 0 if nobody has timed it."""
+    cdef const Duration* known = known_by(table, entry)
+    return 0 if known == NULL else known.longest_ns
 
 
 cdef inline bint should_sample(const Duration* entry) noexcept nogil:
@@ -188,6 +203,7 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
         total += sample
         largest = max(largest, sample)
     entry.estimate_ns = <int64_t>(largest if kept < 3 else (total - largest) / (kept - 1))
+    entry.longest_ns = max(entry.estimate_ns, entry.longest_ns - entry.longest_ns / LONGEST_SAMPLES)
 
 
 cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:

@@ -10,8 +10,10 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
-  alone of its kind. Nobody who waits sleeps by a guess, nor for long by what was learned: the same kernel may take a
-  tenth of the time with other arguments, and the GPU would be idle meanwhile.
+  alone of its kind. What may take far longer than predicted (logic/excess.pxd) queues behind others of that kind only
+  while these are no more than a window longer at worst; two may always. Nobody who waits sleeps by a guess, nor for
+  long by what was learned: the same kernel may take a tenth of the time with other arguments, and the GPU would be idle
+  meanwhile.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
@@ -46,6 +48,8 @@ cdef struct GateState:
     int64_t window_ns
     int64_t backlog_ns       # predicted GPU time queued, not below 0
     int64_t predicted_ns     # of this launch (window.backlog_scaled_ns), or UNKNOWN_NS
+    int64_t excess_ns        # how much longer than that it may take (logic/excess.pxd) ...
+    int64_t queued_excess_ns     # ... and what is queued
     uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
     uint32_t go_epoch        # GrantsPage
     uint32_t returned_epoch  # ActivityPage
@@ -137,6 +141,13 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
     return max(state.window_ns - state.predicted_ns, small_ns)
 
 
+cdef inline bint bounded_at_worst(const Lease* lease, const GateState* state) noexcept nogil:
+    """Whether the launch may queue behind what may be longer than predicted, as it may itself."""
+    if lease.flags & LEASE_OPEN and not state.contended:
+        return 1
+    return state.excess_ns == 0 or state.queued_excess_ns <= max(state.window_ns, state.excess_ns)
+
+
 cdef inline int64_t take_ns(const GateState* state) noexcept nogil:
     """What the launch counts for if it takes a lease."""
     return max(state.take_most_ns / 4, state.doubted_ns) if state.predicted_ns < 0 else state.predicted_ns
@@ -184,9 +195,12 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
         else:
             room_ns = window_room_ns(lease, state)
             verdict.epoch = lease.epoch
-            if state.backlog_ns <= room_ns:
+            if state.backlog_ns <= room_ns and bounded_at_worst(lease, state):
                 verdict.action = GATE_SUBMIT
                 verdict.until_ns = 0
+            elif state.backlog_ns <= room_ns:
+                verdict.action = GATE_WAIT_BACKLOG
+                verdict.until_ns = look_ns(lease, state, state.backlog_ns / 2)      # it is as likely to be as short
             else:
                 verdict.action = GATE_WAIT_BACKLOG
                 verdict.until_ns = look_ns(lease, state, state.backlog_ns - max(room_ns, <int64_t>0))

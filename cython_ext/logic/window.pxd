@@ -47,9 +47,6 @@ cdef enum:
     FIRST_UNSURE_NS = 1_000_000          # of a lease's first: a switch, and what the GPU goes back to a tail for
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
-    OVERRUN_LEAST_NS = 1_000_000         # tolerated whatever the window
-    WINDOW_CREEP = 64                    # good leases from nothing to the widest window
-    WINDOW_LEAST_NS = 50_000             # a smaller window cannot hide the latency of a launch
 
 cdef extern from *:
     """
@@ -70,6 +67,7 @@ cdef struct Stretch:
     uint32_t launches
     uint32_t unknown         # of these of unknown length
     int64_t unsure_ns        # so much of its time may be another's, no error of ours; PREDICTION_MAX_NS: all of it
+    int64_t excess_ns        # how much longer it may take (excess.pxd)
     uint64_t tag             # of the marker at its end: the caller's event
 
 
@@ -83,6 +81,7 @@ cdef struct Backlog:
     int64_t frontier_ns      # completion of what was last retired, or the submission that ended idleness
     int64_t end_ns           # predicted completion of everything
     int64_t work_ns          # predicted length of everything not retired
+    int64_t excess_ns        # how much longer that may take
     int64_t seen_busy_ns     # the newest look that found the queue's head unfinished
     int64_t forgiven_ns      # when the queue last counted as empty though it was not
     uint32_t unknown         # launches of unknown length not retired
@@ -225,16 +224,17 @@ cdef inline int64_t unsure_now_ns(const Backlog* backlog) noexcept nogil:
 
 
 cdef inline void backlog_submit(
-    Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns
+    Backlog* backlog, int64_t now_ns, int64_t predicted_ns, int64_t assumed_ns, int64_t excess_ns
 ) noexcept nogil:
-    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``."""
+    """A launch went to the GPU; ``predicted_ns`` as learned; below 0 (unknown) it counts as ``assumed_ns``. It may take
+    ``excess_ns`` longer."""
     cdef bint unknown = predicted_ns < 0
     cdef int64_t work_ns = assumed_ns if unknown else backlog_scaled_ns(backlog, predicted_ns)
     cdef int64_t unsure_ns = unsure_now_ns(backlog)
     cdef Stretch* stretch = &backlog.unmarked
     work_ns = clip_ns(work_ns, 0, PREDICTION_MAX_NS)
     if not unknown:
-        note_longest(backlog, now_ns, work_ns)
+        note_longest(backlog, now_ns, work_ns + excess_ns)
     backlog_wake(backlog, now_ns)
     if backlog.end_ns - now_ns < <int64_t>THIN_NS:
         backlog.thin = 1
@@ -248,7 +248,9 @@ cdef inline void backlog_submit(
     stretch.learned_ns = min(stretch.learned_ns + clip_ns(predicted_ns, 0, PREDICTION_MAX_NS), PREDICTION_MAX_NS)
     stretch.tail_ns = min(max(stretch.tail_ns, now_ns), PREDICTION_MAX_NS) + work_ns
     stretch.unknown += unknown
+    stretch.excess_ns = min(stretch.excess_ns + excess_ns, PREDICTION_MAX_NS)
     backlog.unknown += unknown
+    backlog.excess_ns = min(backlog.excess_ns + excess_ns, PREDICTION_MAX_NS)
     backlog.work_ns = min(backlog.work_ns + work_ns, PREDICTION_MAX_NS)
     backlog.end_ns = min(max(backlog.end_ns, now_ns), PREDICTION_MAX_NS) + work_ns
 
@@ -262,7 +264,8 @@ cdef inline bint marker_due(
     if unmarked.launches == 0:
         return 0
     return turned or (not programmatic and (
-        first or unmarked.launches >= MARK_LAUNCHES or unmarked.work_ns * MARK_PARTS >= window_ns
+        first or unmarked.launches >= MARK_LAUNCHES
+        or (unmarked.work_ns + unmarked.excess_ns) * MARK_PARTS >= window_ns
     ))
 
 
@@ -421,12 +424,13 @@ cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns
     if backlog.part != PART_NONE:
         learn_refill(backlog, stretch)
     backlog.unknown -= stretch.unknown
-    backlog.work_ns = 0
+    backlog.work_ns = backlog.excess_ns = 0
     backlog.end_ns = backlog.frontier_ns
     for i in range(backlog.count + 1):
         rest = stretch_at(backlog, i)
         if rest.launches:
             backlog.work_ns = min(backlog.work_ns + rest.work_ns, PREDICTION_MAX_NS)
+            backlog.excess_ns = min(backlog.excess_ns + rest.excess_ns, PREDICTION_MAX_NS)
             backlog.end_ns = stretch_end_ns(rest, backlog.end_ns)
     if backlog.count == 0 and backlog.unmarked.launches == 0:
         backlog.busy_ns += <uint64_t>max(backlog.frontier_ns - backlog.since_ns, <int64_t>0)
@@ -470,30 +474,3 @@ cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogi
     backlog.count = 0
     memset(&backlog.unmarked, 0, sizeof(Stretch))
     retire(backlog, &whole, now_ns)
-
-
-# --- the window itself
-
-cdef inline int64_t overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns) noexcept nogil:
-    """How far a lease may drain after its end before the window is to blame. ``most_ns``: the widest window;
-    ``longest_ns``: of the kernels launched lately, of which half may hang over by the rule of the gate.
-
-    Others wait for an overrun and it is paid for, so nobody loses by one now and then; a queue too short to hide the
-    host loses all the time. 1 ms of 12 is an error of 8 % in the predictions.
-    """
-    return max(<int64_t>OVERRUN_LEAST_NS, most_ns / 2) + longest_ns / 2
-
-
-cdef inline int64_t window_adapt(
-    int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted
-) noexcept nogil:
-    """The window after a lease drained ``overrun_ns`` after its end (below 0: before): additive increase, halving.
-
-    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated; ``mispredicted``: the drain came
-    more than half of the backlog away from its prediction, so the durations behind the window are not to be believed.
-    Chiu and Jain 1989.
-    """
-    cdef int64_t least_ns = min(<int64_t>WINDOW_LEAST_NS, most_ns)
-    if overrun_ns > target_ns or mispredicted:
-        return clip_ns(window_ns / 2, least_ns, most_ns)
-    return clip_ns(window_ns + most_ns / WINDOW_CREEP + 1, least_ns, most_ns)

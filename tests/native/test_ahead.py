@@ -80,6 +80,20 @@ def test_it_takes_no_more_work_than_may_be_queued(work: list[int], most_ns: int)
         assert not ahead.takes(backlog, most_ns - ahead.work_ns + 1, most_ns)
 
 
+@given(st.lists(st.tuples(lengths, lengths), max_size=50), st.integers(0, 20 * MS))
+def test_nor_may_it_be_longer_than_predicted_by_more_than_that(work: list[tuple[int, int]], most_ns: int) -> None:
+    ahead, backlog, excess_ns = Ahead(), Backlog(), 0
+    for length, excess in work:
+        taken = ahead.takes(backlog, length, most_ns, excess)
+        assert taken == (ahead.takes(backlog, length, most_ns) and excess_ns + excess <= most_ns)
+        if taken:
+            ahead.submit(backlog, length, excess)
+            excess_ns += excess
+    ahead.release(backlog, MS)
+    assert backlog.excess_ns(MS) == excess_ns
+    assert ahead.takes(backlog, 0, most_ns, most_ns)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_shorter_than_predicted_teaches_unless_nobody_knows_when_it_began(late: bool) -> None:
     ahead, backlog = Ahead(), Backlog()

@@ -46,6 +46,15 @@ class DurationsTwin(RuleBasedStateMachine):
             return UNKNOWN_NS
         return max(newest) if len(newest) < 3 else int((sum(newest) - max(newest)) / (len(newest) - 1))
 
+    def longest(self, key: Key) -> int:
+        """The highest estimate so far; one that is not reached again fades, by a 256th with each sample."""
+        samples, longest = self.samples[key], 0
+        for count in range(1, len(samples) + 1):
+            newest = samples[max(0, count - 8) : count]
+            estimate = max(newest) if len(newest) < 3 else int((sum(newest) - max(newest)) / (len(newest) - 1))
+            longest = max(estimate, longest - longest // 256)
+        return longest
+
     @rule(key=keys)
     def launch(self, key: Key) -> None:
         self.samples.setdefault(key, [])
@@ -81,6 +90,8 @@ class DurationsTwin(RuleBasedStateMachine):
     def estimates_agree(self) -> None:
         for key in self.samples:
             assert self.table.estimate_ns(key) == self.estimate(key)
+            known = key if self.samples[key] else anywhere(key)
+            assert self.table.longest_ns(key) == (self.longest(known) if known in self.samples else 0)
 
 
 TestDurationsTwin = DurationsTwin.TestCase
@@ -141,6 +152,24 @@ def test_one_outlier_does_not_move_the_estimate_and_a_change_does() -> None:
     assert learn(*[3000] * 8) == 3000
     assert learn(100) == 3000 - (3000 - 100) // 7 - 1
     assert learn(*[100] * 7) == 100
+
+
+def test_what_a_kernel_took_of_late_is_remembered_while_it_takes_less() -> None:
+    """Ten times as long for eight launches, then short for fifty, and for good; one that was late is none of these."""
+    table = native.Durations(ROOMY)
+    key = (1, 1, 1, 1, 1, 1, 1, 0)
+    table.launch(key)
+
+    def learn(*samples: int) -> int:
+        for sample in samples:
+            table.learn(key, table.generation, sample)
+        return table.longest_ns(key) or 0
+
+    assert learn(*[1000] * 8, 100_000, *[1000] * 8) == 1000
+    assert learn(*[10_000] * 8) == 10_000
+    assert 8_000 < learn(*[1000] * 50) < 9_000
+    assert table.estimate_ns(key) == 1000
+    assert learn(*[1000] * 1000) == 1000
 
 
 def test_one_kernel_in_two_places_has_two_lengths() -> None:

@@ -33,6 +33,8 @@ class Situation:
     take_most_ns: int = MS
     taken_ns: int = 0
     doubted_ns: int = 0
+    excess_ns: int = 0
+    queued_excess_ns: int = 0
 
     def decide(self) -> GateVerdict:
         return native.gate_decide(
@@ -51,6 +53,8 @@ class Situation:
             take_most_ns=self.take_most_ns,
             taken_ns=self.taken_ns,
             doubted_ns=self.doubted_ns,
+            excess_ns=self.excess_ns,
+            queued_excess_ns=self.queued_excess_ns,
         )
 
     def usable(self, lease: LeaseRecord) -> bool:
@@ -107,6 +111,8 @@ def situations(draw: st.DrawFn) -> Situation:
         take_most_ns=draw(st.sampled_from([MS, MS, MS // 4])),
         taken_ns=draw(st.sampled_from([0, 0, MS // 2, MS - 1, MS])),
         doubted_ns=draw(st.sampled_from([0, 0, MS // 2, 2 * MS])),
+        excess_ns=draw(st.sampled_from([0, 0, MS, 9 * MS])),
+        queued_excess_ns=draw(st.sampled_from([0, 0, MS, 9 * MS, 18 * MS])),
     )
 
 
@@ -146,6 +152,15 @@ def test_a_lease_is_not_used_by_who_has_drained_it_or_one_of_its_next(newer: int
         (replace(MIDDLE, backlog_ns=MS // 4 + 1), WAIT_BACKLOG),
         (replace(MIDDLE, backlog_ns=0, unknown_in_flight=1), WAIT_BACKLOG),
         (replace(MIDDLE, backlog_ns=0, unknown_in_flight=1, predicted_ns=MS), SUBMIT),
+        # what may be longer than predicted: a window more in all, or two of a kind
+        (replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=MS // 4, queued_excess_ns=MS, excess_ns=1), SUBMIT),
+        (replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=MS // 4, queued_excess_ns=MS + 1, excess_ns=1), WAIT_BACKLOG),
+        (replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=MS // 4, queued_excess_ns=9 * MS, excess_ns=9 * MS), SUBMIT),
+        (
+            replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=MS // 4, queued_excess_ns=18 * MS, excess_ns=9 * MS),
+            WAIT_BACKLOG,
+        ),
+        (replace(MIDDLE, backlog_ns=MS // 4, predicted_ns=MS // 4, queued_excess_ns=18 * MS), SUBMIT),
         # the end is 2 ms away
         (replace(NEAR_END, predicted_ns=4 * MS), SUBMIT),
         (replace(NEAR_END, predicted_ns=4 * MS + 2), WAIT_LEASE),
@@ -159,6 +174,7 @@ def test_a_lease_is_not_used_by_who_has_drained_it_or_one_of_its_next(newer: int
         (replace(NEAR_END, now_ns=20 * MS - MS // 2 + 1), WAIT_LEASE),
         # open-ended
         (Situation(OPEN, backlog_ns=10**12, unknown_in_flight=9, last_epoch=5), SUBMIT),
+        (Situation(OPEN, predicted_ns=MS, excess_ns=MS, queued_excess_ns=10**12, last_epoch=5), SUBMIT),
         (Situation(OPEN, backlog_ns=10**12, unknown_in_flight=9, last_epoch=5, contended=True), WAIT_BACKLOG),
         (Situation(OPEN, predicted_ns=60 * MS, last_epoch=5, contended=True), SUBMIT),
     ],
@@ -252,6 +268,16 @@ def test_the_queue_stays_within_the_window_unless_it_was_small(situation: Situat
 
 
 @given(situations())
+def test_at_worst_the_queue_is_a_window_longer_than_predicted_or_two_such_launches(situation: Situation) -> None:
+    verdict = situation.decide()
+    assume(verdict.action == SUBMIT and not verdict.takes and situation.excess_ns > 0)
+    if lease_of(situation, verdict).flags & LEASE_OPEN and not situation.contended:
+        return
+    queued = situation.queued_excess_ns + situation.excess_ns
+    assert queued <= max(situation.window_ns + situation.excess_ns, 2 * situation.excess_ns)
+
+
+@given(situations())
 def test_at_least_half_of_a_kernel_fits_before_the_end_unless_it_is_the_first(situation: Situation) -> None:
     verdict = situation.decide()
     assume(verdict.action == SUBMIT and not verdict.takes)
@@ -278,7 +304,7 @@ def test_a_shorter_kernel_is_never_held_back_where_a_longer_one_goes(situation: 
 @given(situations())
 def test_an_idle_process_with_a_usable_lease_always_gets_its_first_kernel_in(situation: Situation) -> None:
     """Otherwise a kernel longer than every quantum would never run."""
-    idle = replace(situation, backlog_ns=0, unknown_in_flight=0, last_epoch=99)
+    idle = replace(situation, backlog_ns=0, unknown_in_flight=0, queued_excess_ns=0, last_epoch=99)
     assume(any(map(idle.usable, idle.plan)))
     assert idle.decide().action == SUBMIT
 
@@ -295,6 +321,7 @@ def test_every_wait_is_for_something_that_comes(situation: Situation) -> None:
         situation,
         now_ns=verdict.until_ns,
         backlog_ns=max(situation.backlog_ns - waited, 0),
+        queued_excess_ns=0 if waited >= situation.backlog_ns // 2 else situation.queued_excess_ns,
     )
     if verdict.action == WAIT_BACKLOG:
         lease = lease_of(situation, verdict)
