@@ -73,5 +73,9 @@ part verify 240 python3 -m vgpu.ctl verify --gpu "${GPU:-0}" --report "$out/veri
 part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
 part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
+part where 120 python3 -m benchmarks.gpu.where --gpu "${GPU:-0}"
+part varying 180 python3 -m benchmarks.varying --gpu
+part gaps 120 python3 -m benchmarks.gpu.gaps --gpu "${GPU:-0}" --seconds 40
+part asking 90 bash -c 'cc -O2 -pthread -o "$1" benchmarks/gpu/asking.c -ldl && "$1"' asking "$(mktemp)"
 part blocked 60 python3 -m benchmarks.gpu.blocked
 part taken 60 python3 -m benchmarks.gpu.taken
