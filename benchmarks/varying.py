@@ -89,8 +89,10 @@ class Program:
             launched.append(ms)
             if every and len(launched) % every == 0:
                 self._gpu.synchronize()
+        if len(launched) > STAMPS:
+            raise SystemExit(f"{len(launched)} launches, of which {STAMPS} can be noted: choose fewer --seconds")
         total = 0.0
-        for ms, (begin, end) in zip(launched, self.stamps(len(launched)), strict=False):
+        for ms, (begin, end) in zip(launched, self.stamps(len(launched)), strict=True):
             inside = min(end, begin_ns + int(1e9 * seconds)) - max(begin, begin_ns)
             total += alone[ms] * max(inside, 0) / (end - begin)
         return total / (1e9 * seconds) * 100

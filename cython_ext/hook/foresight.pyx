@@ -49,6 +49,7 @@ cdef public void vgpu_foresee(
     foreseen.doubted_ns = foreseen.assumed_ns if doubted else 0
     foreseen.excess_ns = launch_excess_ns(&gate.backlog, learned_ns, durations_longest(&gate.durations, known))
     foreseen.sample = doubted or should_sample(known)
-    foreseen.anew = foreseen.excess_ns >= <int64_t>ANEW_NS or (
+    foreseen.disproved = (
         backlog_disproved(&gate.backlog) and backlog_scaled_ns(&gate.backlog, learned_ns) >= <int64_t>ANEW_NS
     )
+    foreseen.anew = foreseen.disproved or foreseen.excess_ns >= <int64_t>ANEW_NS

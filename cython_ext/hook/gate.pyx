@@ -12,10 +12,10 @@ from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCt
 from cython_ext.hook.hook cimport (
     vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
     vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted, vgpu_end, vgpu_foresee,
-    vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_outdate_probe,
-    vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_void,
-    vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched,
-    vgpu_wait_for_baton, vgpu_want,
+    vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared,
+    vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end,
+    vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch,
+    vgpu_touched, vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -54,6 +54,8 @@ cdef enum:
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
     QUEUED_NS = 20_000       # behind so much work the time of the host is not in a launch's sample
+    ASKED = 1
+    SPARED = 2
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
@@ -179,7 +181,6 @@ cdef void tracked(
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
     cdef bint unknown = foreseen.learned_ns < 0
-    cdef bint anew = foreseen.anew
     cdef int64_t least_ns = LONG_NS if first and not takes and foreseen.learned_ns < LONG_NS else 0
     if marker_due(&gate.backlog.unmarked, gate.marked_stream != index, first, programmatic, window):
         vgpu_mark(gate)      # behind the previous launch, never between it and one that overlaps with its tail
@@ -206,9 +207,12 @@ cdef void tracked(
         launch.mark = 1
     # The event at a sample's end, too, would keep the next launch from overlapping with this one. And it must be clear
     # whether the host's time until the launch is inside the sample: behind a queue it is not, into an empty one it is.
-    if (foreseen.sample or anew) and (unknown or anew or not least_ns) and not gate.backlog.discard and (unknown or (
-        stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
-    )):
+    if (
+        (foreseen.sample or foreseen.anew) and (unknown or foreseen.disproved or not least_ns)
+        and not gate.backlog.discard and (unknown or (
+            stream.overlapping == 0 and (not gate.backlog.busy or backlog_ns(&gate.backlog, now) >= QUEUED_NS)
+        ))
+    ):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
     backlog_submit(&gate.backlog, now, foreseen.learned_ns, foreseen.assumed_ns, foreseen.excess_ns)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
@@ -230,16 +234,15 @@ cdef void queued(
     vgpu_count_launch(gate, thread)
 
 
-cdef bint ask(Gate* gate, bint timed, int64_t now) noexcept nogil:
-    """Whether the driver was asked what of the queue has run, for the books. Where its word can be spared, the
-    prediction stands for it (logic/belief.pxd). ``timed``: the next launch may be; then it matters what is before it.
-    """
+cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
+    """Before a launch into the stream at ``index``: ASKED, the driver was, and what has run is in the books; SPARED, it
+    need not be, for the queue has run as predicted (logic/belief.pxd); 0: neither. ``timed``: the launch may be; then
+    it matters what is before it."""
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:
         return 0
-    if empty and not timed and gate.asked_ns and belief_suffices(&gate.belief, now):
-        if vgpu_drained_as_predicted(gate, now):
-            return 0
+    if empty and not timed and gate.asked_ns and vgpu_may_be_spared(gate, index) and belief_suffices(&gate.belief, now):
+        return SPARED
     if now < gate.asked_ns + (ASK_EMPTY_NS if empty else ASK_NS):
         return 0
     gate.asked_ns = now
@@ -248,7 +251,7 @@ cdef bint ask(Gate* gate, bint timed, int64_t now) noexcept nogil:
         vgpu_drained(gate, now, 0)
     if empty:
         belief_answered(&gate.belief, not gate.backlog.busy, now)
-    return 1
+    return ASKED
 
 
 cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
@@ -299,7 +302,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     cdef Foreseen foreseen
     cdef int64_t now
     cdef bint counted = 0
-    cdef int index, error = CUDA_SUCCESS
+    cdef int index, asked, error = CUDA_SUCCESS
     gate = vgpu_gate_here()
     if gate == NULL:
         return CUDA_SUCCESS
@@ -339,7 +342,8 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         index = vgpu_stream_index(gate, launch.handle)
         vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         counted = 1
-        if ask(gate, foreseen.learned_ns < 0 or foreseen.sample or foreseen.anew, now):      # samples may have come in
+        asked = ask(gate, index, foreseen.learned_ns < 0 or foreseen.sample or foreseen.anew, now)
+        if asked == ASKED:               # samples may have come in
             vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
@@ -371,6 +375,8 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             if vgpu_publish_submission(gate, verdict.epoch, verdict.takes, now):
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
+                if asked == SPARED:
+                    vgpu_drained_as_predicted(gate, now)
                 tracked(
                     gate, launch, thread, index, key, &foreseen, manner & LAUNCH_OVERLAPS != 0, verdict.takes,
                     view.last_epoch != verdict.epoch, now,

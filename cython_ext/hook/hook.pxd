@@ -115,7 +115,8 @@ cdef extern:
     void vgpu_mark_launch(Gate* gate, int index, void* handle) noexcept nogil
     void vgpu_collect(Gate* gate, int64_t now_ns) noexcept nogil
     bint vgpu_drained(Gate* gate, int64_t now_ns, bint anywhere) noexcept nogil
-    bint vgpu_drained_as_predicted(Gate* gate, int64_t now_ns) noexcept nogil
+    bint vgpu_may_be_spared(const Gate* gate, int stream) noexcept nogil
+    void vgpu_drained_as_predicted(Gate* gate, int64_t now_ns) noexcept nogil
     int vgpu_sample_begin(
         Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
     ) noexcept nogil

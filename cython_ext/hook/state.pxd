@@ -320,7 +320,8 @@ cdef struct Foreseen:
     int64_t doubted_ns       # as in GateState ...
     int64_t excess_ns
     bint sample              # it is worth timing ...
-    bint anew                # ... at any rate: what was learned may be far off
+    bint anew                # ... at any rate: what was learned may be far off ...
+    bint disproved           # ... or is
 
 
 cdef struct Pass:

@@ -1,4 +1,5 @@
-"""What the hook notes while somebody records (vgpuctl trace): where it looks at the driver anyway, never per launch.
+"""What the hook notes while somebody records (vgpuctl trace): where it looks at the driver anyway, or spares
+itself that (logic/belief.pxd), never for a launch into a busy queue.
 
 Off, each of these is one load of a word that is in the cache. The caller holds ``gate.lock``: so the process is its
 ring's only writer.
@@ -18,7 +19,7 @@ cdef inline bint traced(const Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_trace_idle(Gate* gate, int64_t since_ns) noexcept nogil:
-    """The queue was busy from ``since_ns`` on and has just been seen to be empty."""
+    """The queue was busy from ``since_ns`` on and has just been seen, or taken, to be empty."""
     cdef int64_t begin_ns = 0, end_ns = 0
     if traced(gate) and trace_closed(&gate.backlog, since_ns, &gate.told_ns, &begin_ns, &end_ns):
         trace_put(gate.ring, &gate.slot.traced, TRACE_BUSY, begin_ns, end_ns, 0)

@@ -28,7 +28,6 @@ from cython_ext.hook.state cimport (
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
 from cython_ext.logic.ahead cimport ahead_mark
-from cython_ext.logic.belief cimport belief_answered
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,
 )
@@ -444,9 +443,6 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         busy = gate.backlog.count > 0
     lock_release(&all.captures_lock)
     if busy:
-        if gate.belief.right and not gate.backlog.busy:      # it was believed to have run, and has not
-            belief_answered(&gate.belief, 0, now)
-            backlog_resume(&gate.backlog)
         if gate.outrun:
             backlog_resume(&gate.backlog)
         backlog_seen_busy(&gate.backlog, now)
@@ -467,19 +463,22 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
     return 1
 
 
-cdef public bint vgpu_drained_as_predicted(Gate* gate, int64_t now) noexcept nogil:
-    """The books say that everything has run, when it was predicted to, and the driver is not asked. 0, and they stay as
-    they are, where only the driver knows. It is asked all the same before anybody else hears of a drain: streams stay
-    dirty, and ``Slot.undrained`` set."""
+cdef public bint vgpu_may_be_spared(const Gate* gate, int index) noexcept nogil:
+    """Whether a launch into the stream at ``index`` may go without the driver's word that the queue has run: all that
+    has not, by its word, is in that stream, so that the launch comes after it, and under the same lease. Then nobody
+    hears of a drain before it, however wrong the prediction was."""
+    return not (
+        gate.marked_stream != index or gate.backlog.count or gate.backlog.unknown or gate.untracked
+        or gate.own_unmarked or gate.outrun or gate.left_count or gate.ahead.launches or gate.over_epoch
+        or load32(&gate.slot.last_epoch) != gate.began_epoch or load32(&gate.submitting) or load32(&state().captures)
+    )
+
+
+cdef public void vgpu_drained_as_predicted(Gate* gate, int64_t now) noexcept nogil:
+    """For such a launch, as it is submitted: what was before it has run when it was predicted to, the books say."""
     cdef int64_t since_ns = gate.backlog.since_ns
-    if (
-        gate.untracked or gate.own_unmarked or gate.outrun or gate.backlog.count or gate.backlog.unknown
-        or gate.ahead.launches or gate.left_count or load32(&gate.submitting) or load32(&state().captures)
-    ):
-        return 0
     backlog_drained(&gate.backlog, now)
     vgpu_trace_idle(gate, since_ns)
-    return 1
 
 
 cdef void forget_markers(Gate* gate) noexcept nogil:

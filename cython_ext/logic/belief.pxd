@@ -6,8 +6,9 @@ would pay that at every launch. And the books come out the same, asked or not, a
 taken to have ended when it was predicted to (window.pxd).
 
 So who has got BELIEVED_AFTER such answers in a row goes without for the next few launches, and is asked again before
-long; the first no starts it all over. A wrong belief leaves work out of the books until the next answer: BELIEVED_NS at
-most, once in more than BELIEVED_AFTER launches.
+long; the first no to a launching thread starts it all over. Only for a launch behind all that may still run, in the
+same stream and under the same lease (vgpu_may_be_spared): its end is the end of that, too, so that a drain is never
+told before it. A wrong belief leaves work out of the books until the next launch: BELIEVED_NS at most in a row.
 """
 
 from libc.stdint cimport int64_t, uint32_t

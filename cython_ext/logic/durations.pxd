@@ -203,7 +203,8 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
         total += sample
         largest = max(largest, sample)
     entry.estimate_ns = <int64_t>(largest if kept < 3 else (total - largest) / (kept - 1))
-    entry.longest_ns = max(entry.estimate_ns, entry.longest_ns - entry.longest_ns / LONGEST_SAMPLES)
+    if kept >= 3:                        # fewer may be one outlier
+        entry.longest_ns = max(entry.estimate_ns, entry.longest_ns - entry.longest_ns / LONGEST_SAMPLES)
 
 
 cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:

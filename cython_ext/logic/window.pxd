@@ -23,8 +23,8 @@ A marker long overdue may stand behind a kernel that waits for another launch (o
 window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
 
 Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
-again; **idle** inside a lease otherwise. What was not observed counts as busy. The union over the streams, never
-their sum.
+again; **idle** inside a lease otherwise. What was not observed counts as busy (but for belief.pxd). The union over the
+streams, never their sum.
 
 All times are CLOCK_MONOTONIC ns. The caller serialises.
 """

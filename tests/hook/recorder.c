@@ -38,7 +38,7 @@ int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 /* With HOLD=n and ASKED=m the GPU has finished nothing from launch n on, before it was asked about m events. */
 static int launches, asked;
 static int busy(void) { return getenv("HOLD") && launches >= atoi(getenv("HOLD")) && asked < atoi(getenv("ASKED")) ? 600 : 0; }
-/* With BUSY there is always more in every stream, though all that is asked about has passed. */
+/* With BUSY there is always more in every stream, though all that is asked about has passed; with BUSY=n from launch n on. */
 /* From `hold` on kernel 99 is long: its launch returns after `let_go`, and it ends with `finish`; what is recorded behind
  * it waits. */
 static volatile int held, launching, gone, finished;
@@ -55,7 +55,8 @@ static void launch_long(void *stream) {
     if (stream == (void *)2) runs_in_own = 1;
     else runs_in = stream;
 }
-int cuStreamQuery(void *stream) { note('S', stream); return getenv("BUSY") || runs(stream) ? 600 : busy(); }
+static int more(void) { return getenv("BUSY") && launches >= atoi(getenv("BUSY")); }
+int cuStreamQuery(void *stream) { note('S', stream); return more() || runs(stream) ? 600 : busy(); }
 int cuEventCreate(void **event, unsigned flags) { static long next = 4096; *event = (void *)((next += 16) + (flags > 9)); return 0; }
 int cuEventDestroy_v2(void *event) { return event == NULL; }
 int cuEventRecord(void *event, void *stream) {

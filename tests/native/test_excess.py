@@ -47,7 +47,15 @@ def test_what_waits_for_another_launch_is_forgiven_what_it_may_take_too() -> Non
 
 @pytest.mark.parametrize(
     ("predicted", "longest", "excess"),
-    [(MS, 0, 0), (MS, MS, 0), (MS, 3 * MS // 2, 0), (MS, 3 * MS // 2 + 1, MS // 2 + 1), (UNKNOWN_NS, 9 * MS, 0)],
+    [
+        (MS, 0, 0),
+        (MS, MS, 0),
+        (MS, 3 * MS // 2, 0),
+        (MS, 3 * MS // 2 + 1, MS // 2 + 1),
+        (UNKNOWN_NS, 9 * MS, 0),
+        (MS // 10, MS - 1, 0),
+        (MS // 10, MS, 9 * MS // 10),
+    ],
 )
 def test_a_launch_may_take_longer_where_that_would_disprove_its_prediction(
     predicted: int, longest: int, excess: int
