@@ -54,7 +54,7 @@ cdef enum:
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
     QUEUED_NS = 20_000       # behind so much work the time of the host is not in a launch's sample
-    ASKED = 1
+    LEARNED = 1
     SPARED = 2
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
@@ -235,14 +235,16 @@ cdef void queued(
 
 
 cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
-    """Before a launch into the stream at ``index``: ASKED, the driver was, and what has run is in the books; SPARED, it
-    need not be, for the queue has run as predicted (logic/belief.pxd); 0: neither. ``timed``: the launch may be; then
-    it matters what is before it."""
+    """Before a launch into the stream at ``index`` the driver is asked now and then what has run, for the books; SPARED:
+    it need not be, for the queue has run as predicted (logic/belief.pxd). LEARNED: samples came in. ``timed``: the
+    launch may be; then it matters what is before it."""
+    cdef uint32_t sampling = gate.sampling
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:
         return 0
-    if empty and not timed and gate.asked_ns and vgpu_may_be_spared(gate, index) and belief_suffices(&gate.belief, now):
-        return SPARED
+    if empty and not timed and gate.asked_ns and vgpu_may_be_spared(gate, index):
+        if belief_suffices(&gate.belief, now):
+            return SPARED
     if now < gate.asked_ns + (ASK_EMPTY_NS if empty else ASK_NS):
         return 0
     gate.asked_ns = now
@@ -251,7 +253,7 @@ cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
         vgpu_drained(gate, now, 0)
     if empty:
         belief_answered(&gate.belief, not gate.backlog.busy, now)
-    return ASKED
+    return LEARNED if gate.sampling != sampling else 0
 
 
 cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
@@ -343,7 +345,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         counted = 1
         asked = ask(gate, index, foreseen.learned_ns < 0 or foreseen.sample or foreseen.anew, now)
-        if asked == ASKED:               # samples may have come in
+        if asked == LEARNED:
             vgpu_foresee(gate, key, gate.streams[index].after, counted, &foreseen)
         vgpu_look(gate, now, &view)
         view.window_ns = gate.window_ns
