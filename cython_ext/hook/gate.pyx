@@ -235,9 +235,9 @@ cdef void queued(
 
 
 cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
-    """Before a launch into the stream at ``index`` the driver is asked now and then what has run, for the books; SPARED:
-    it need not be, for the queue has run as predicted (logic/belief.pxd). LEARNED: samples came in. ``timed``: the
-    launch may be; then it matters what is before it."""
+    """Before a launch into the stream at ``index`` the driver is asked now and then what has run, for the books.
+    SPARED: it need not be, for the queue has run as predicted (logic/belief.pxd). LEARNED: samples came in. ``timed``:
+    the launch may be; then it matters what is before it."""
     cdef uint32_t sampling = gate.sampling
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:
