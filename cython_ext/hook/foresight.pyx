@@ -36,8 +36,7 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
 cdef public void vgpu_foresee(
     Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
 ) noexcept nogil:
-    """Of the launch ``key`` behind the one with that hash, which completes the key; ``counted``: it was asked before.
-    """
+    """Of the launch ``key`` behind the one with that hash; completes the key. ``counted``: it was asked for before."""
     cdef Duration* known = entry_of(gate, key, after, counted)
     cdef bint doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
     cdef int64_t learned_ns = durations_predict(&gate.durations, known)

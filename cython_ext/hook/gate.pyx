@@ -54,7 +54,7 @@ cdef enum:
     ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
     QUEUED_NS = 20_000       # behind so much work the time of the host is not in a launch's sample
-    LEARNED = 1
+    LEARNED = 1              # ask()
     SPARED = 2
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
