@@ -495,5 +495,5 @@ def overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns):
     return windowlength.overrun_tolerated_ns(most_ns, longest_ns)
 
 
-def window_adapt(int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted=False):
-    return windowlength.window_adapt(window_ns, most_ns, overrun_ns, target_ns, mispredicted)
+def window_adapt(int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns):
+    return windowlength.window_adapt(window_ns, most_ns, overrun_ns, target_ns)

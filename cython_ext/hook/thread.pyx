@@ -94,7 +94,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         if overrun > 0:
             store64(&slot.overrun_ns, slot.overrun_ns + <uint64_t>overrun)
         tolerated = overrun_tolerated_ns(gate.grants.window_ns, backlog_longest_ns(&gate.backlog))
-        gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated, 0)
+        gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
     if load32(&gate.activity.processes) == 1:
         store32(&slot.tail_epoch, epoch)     # its end may be moved away only now: then it is spent all the same

@@ -21,15 +21,13 @@ cdef inline int64_t overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns) no
 
 
 cdef inline int64_t window_adapt(
-    int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns, bint mispredicted
+    int64_t window_ns, int64_t most_ns, int64_t overrun_ns, int64_t target_ns
 ) noexcept nogil:
     """The window after a lease drained ``overrun_ns`` after its end (below 0: before): additive increase, halving.
 
-    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated; ``mispredicted``: the drain came
-    more than half of the backlog away from its prediction, so the durations behind the window are not to be believed.
-    Chiu and Jain 1989.
+    ``most_ns`` is GrantsPage.window_ns, ``target_ns`` the overrun to be tolerated. Chiu and Jain 1989.
     """
     cdef int64_t least_ns = min(<int64_t>WINDOW_LEAST_NS, most_ns)
-    if overrun_ns > target_ns or mispredicted:
+    if overrun_ns > target_ns:
         return clip_ns(window_ns / 2, least_ns, most_ns)
     return clip_ns(window_ns + most_ns / WINDOW_CREEP + 1, least_ns, most_ns)

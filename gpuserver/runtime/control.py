@@ -18,6 +18,7 @@ from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import advise
 from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
+from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.readings import (
     Rates,
     no_statement,
@@ -195,7 +196,9 @@ class Control:
             )
         await server.swapping.make_room()
         await server.suspension.probe(vgpu)
-        await server.remember()
+        if not await server.remember():
+            await server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} could not be written into the journal")
+            raise unwritten(server)
         server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))
         return self._reading(vgpu)
 
@@ -210,9 +213,11 @@ class Control:
         if change.changes.idle_suspend_ns and not vgpu.dozing:
             await server.suspension.probe(vgpu)
         await server.brokers.changed(vgpu)
-        await server.remember()
+        written = await server.remember()
         text = f"{record.vgpu_id} changed by uid {uid}"
         server.happened(Happening.CHANGED, vgpu, text, by_uid=uid, **_summary(record.spec))
+        if not written:
+            raise unwritten(server, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
 
     async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuReading:
@@ -230,7 +235,8 @@ class Control:
         except VgpuError:
             if not force:
                 raise
-        await self._server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid)
+        if not await self._server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid):
+            raise unwritten(self._server, f"{vgpu_id} is removed")
         return last
 
     async def _set_gpu(self, change: SetGpu, uid: int) -> GpuReading:
@@ -248,7 +254,8 @@ class Control:
         if change.window_ns is not None:
             server.set_window(change.window_ns)
         server.tokens.set_policy(server.policy)
-        await server.remember()
+        if not await server.remember():
+            raise unwritten(server, f"GPU {server.facts.index} is changed")
         return self._gpu(self._readings())
 
     async def _set_mode(self, choice: ModeChoice, uid: int) -> None:

@@ -270,5 +270,9 @@ class Migration:
         )
 
 
-def unwritten(server: GpuServer) -> VgpuError:
-    return VgpuError(ErrorCode.INTERNAL, f"the journal of GPU {server.facts.index} cannot be written", "see: df")
+def unwritten(server: GpuServer, done: str = "") -> VgpuError:
+    """``done``: what is in effect all the same; nothing is, if it is empty."""
+    text = f"the journal of GPU {server.facts.index} cannot be written"
+    if done:
+        text = f"{done}, but {text}: until it can, a GPU Server that starts anew does not know"
+    return VgpuError(ErrorCode.INTERNAL, text, "see: df")

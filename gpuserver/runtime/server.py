@@ -280,8 +280,9 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: Happening, text: str, **fields: int | float | str) -> None:
-        """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it."""
+    async def strike(self, vgpu: Vgpu, kind: Happening, text: str, **fields: int | float | str) -> bool:
+        """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it.
+        False: it is gone, but the journal still has it."""
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
         if vgpu.removed.is_set():
@@ -302,8 +303,9 @@ class GpuServer:
         await vgpu.left.wait()
         self._strike_off(vgpu)
         self._close_door(vgpu)
-        await self.remember()
+        written = await self.remember()
         self.happened(kind, vgpu, text, **fields)
+        return written
 
     def _strike_off(self, vgpu: Vgpu) -> None:
         self.registry.remove(vgpu.record.vgpu_id)

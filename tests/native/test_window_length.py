@@ -18,14 +18,11 @@ US, MS = 1_000, 1_000_000
     most=st.integers(0, 5 * MS),
     overrun=st.integers(-10 * MS, 10 * MS),
     target=st.integers(0, MS),
-    mispredicted=st.booleans(),
 )
-def test_the_window_halves_on_overrun_and_creeps_up_otherwise(
-    window: int, most: int, overrun: int, target: int, mispredicted: bool
-) -> None:
-    adapted = native.window_adapt(window, most, overrun, target, mispredicted)
+def test_the_window_halves_on_overrun_else_creeps_up(window: int, most: int, overrun: int, target: int) -> None:
+    adapted = native.window_adapt(window, most, overrun, target)
     assert min(native.WINDOW_LEAST_NS, most) <= adapted <= most
-    if overrun > target or mispredicted:
+    if overrun > target:
         assert adapted <= max(window // 2, native.WINDOW_LEAST_NS)
     else:
         assert adapted >= min(window, most)

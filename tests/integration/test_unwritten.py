@@ -1,0 +1,61 @@
+"""A journal that cannot be written: who asks for something is told, and nothing is made that a restart would forget."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.integration.node import SimulatedNode, eventually
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.spec import VgpuChanges
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    with SimulatedNode() as running:
+        yield running
+
+
+@contextmanager
+def full(node: SimulatedNode) -> Iterator[None]:
+    """Every write of GPU 0's journal fails meanwhile."""
+    with node.link() as link, closing(sqlite3.connect(node.paths.journal(link.gpus()[0].uuid))) as journal:
+        journal.execute("CREATE TRIGGER full BEFORE INSERT ON server BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+        yield
+        journal.execute("DROP TRIGGER full")
+
+
+def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> None:
+    with full(node), pytest.raises(VgpuError, match=r"^the journal of GPU 0 cannot be written") as refused:
+        node.create(sm_percent=30, memory_bytes="4G", name="mine")
+    assert (refused.value.code, refused.value.hint) == (ErrorCode.INTERNAL, "see: df")
+    with node.link() as link:
+        assert link.list() == ()
+        (gpu,) = link.gpus()
+    assert gpu.guaranteed_memory_bytes == 0
+    assert node.create(sm_percent=100, memory_bytes="4G", name="mine").name == "mine"
+
+
+def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: SimulatedNode) -> None:
+    changed, removed = (node.create(sm_percent=30, memory_bytes="1G") for _ in range(2))
+    with full(node), node.link() as link:
+        with pytest.raises(VgpuError, match=f"{changed.vgpu_id} is changed, but the journal of GPU 0 cannot"):
+            link.set(changed.vgpu_id, VgpuChanges(sm_percent=40))
+        with pytest.raises(VgpuError, match=f"{removed.vgpu_id} is removed, but the journal"):
+            link.remove(removed.vgpu_id)
+        with pytest.raises(VgpuError, match="GPU 0 is changed, but the journal"):
+            link.set_gpu("0", period_ns=50_000_000)
+        (left,) = link.list()
+        assert (left.vgpu_id, left.spec.sm_percent) == (changed.vgpu_id, 40)
+
+    def written() -> bool:
+        with node.link() as link:
+            uuid = link.gpus()[0].uuid
+        with closing(sqlite3.connect(f"file:{node.paths.journal(uuid)}?mode=ro", uri=True)) as journal:
+            rows = journal.execute("SELECT vgpu_id, json_extract(spec, '$.sm_percent') FROM vgpu").fetchall()
+        return rows == [(changed.vgpu_id, 40.0)]
+
+    eventually(written, "both in the journal once it takes them")
