@@ -32,6 +32,8 @@ from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
 
 WORKS: Final = ("graph", "resnet50-infer8")
 SIZES: Final = ((4, 24.0), (8, 12.0))
+MEMORY: Final = "6G"
+"""Of each: eight of them, and as many beside them, fit on a card of 80 GB."""
 AGAINST: Final = {BURST: MPS, SPATIAL: CAPPED}
 """What each of ours is compared with, in a block of their own."""
 
@@ -55,7 +57,8 @@ def _measure(bench: Bench, stage: Stage, block: str, work: str, size: int, sm_pe
     if HARDWARE in beside:
         groups[HARDWARE] = [*groups[EXCLUSIVE], *(stage.plain(work) for _ in range(size - 1))]
     theirs = [stage.mps(work, None if burst else sm_percent) for _ in range(size)]
-    groups |= {AGAINST[way]: theirs, way: [stage.vgpu(SPATIAL, work, sm_percent, *burst) for _ in range(size)]}
+    ours = [stage.vgpu(SPATIAL, work, sm_percent, *burst, memory=MEMORY) for _ in range(size)]
+    groups |= {AGAINST[way]: theirs, way: ours}
     stage.ready()
     for repeat in range(options.repeat):
         for name, sharers in (*groups.items(), (AGAINST[way], theirs)):  # before and after
