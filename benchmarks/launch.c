@@ -9,7 +9,7 @@
  * launch that waits for the GPU says nothing.)
  * stores: before each launch some stores go to memory that no cache has, and are still under way then.
  * paced: the host does something else before each launch, which finds the GPU idle.
- * queued: each round's launches go behind milliseconds of other work, and there is a pause between rounds.
+ * queued: each round's launches go behind milliseconds of other work, whose lease has begun, and there is a pause between rounds.
  * cold: as allocate, but the caches forget us inside each call, as a real driver's tens of microseconds in the kernel make
  * them. The simulated one calls mmap and munmap there, which are ours. What forgetting takes is not counted.
  * Prints a JSON object: nanoseconds a launch (or pair of calls) of both, as medians over the rounds, and of the paired differences, these
@@ -34,6 +34,7 @@ typedef int (*free_t)(unsigned long long);
 #define QUEUED 3
 #define QUEUED_NS 1e6 /* each */
 #define TRIED_BLOCKS (1 << 16)
+#define SETTLE_US 500 /* until the lease has begun: what is launched before is queued ahead of it, and costs more */
 #define REST_US 12000 /* of a share of 50 % no more is used than a third */
 #define EVICTED_BYTES (2 << 20) /* twice a second-level cache, or one; of code half as much */
 
@@ -173,9 +174,12 @@ int main(int argc, char **argv) {
     CALL(cuModuleLoadData, &module, PTX);
     CALL(cuModuleGetFunction, &function, module, "empty");
     if (!in_default_stream) CALL(cuStreamCreate, &stream, 1);
-    launch_t launches[] = {(launch_t)direct("cuLaunchKernel"), (launch_t)hooked("cuLaunchKernel")};
-    allocate_t allocations[] = {(allocate_t)direct("cuMemAlloc_v2"), (allocate_t)hooked("cuMemAlloc_v2")};
-    free_t frees[] = {(free_t)direct("cuMemFree_v2"), (free_t)hooked("cuMemFree_v2")};
+    static launch_t launches[2]; /* not on the stack, where they would look like places that have called */
+    launches[0] = (launch_t)direct("cuLaunchKernel"), launches[1] = (launch_t)hooked("cuLaunchKernel");
+    static allocate_t allocations[2];
+    static free_t frees[2];
+    allocations[0] = (allocate_t)direct("cuMemAlloc_v2"), allocations[1] = (allocate_t)hooked("cuMemAlloc_v2");
+    frees[0] = (free_t)direct("cuMemFree_v2"), frees[1] = (free_t)hooked("cuMemFree_v2");
     unsigned blocks = queued ? blocks_of(launches[0], function, stream) : 0;
     double *with = malloc(rounds * sizeof *with), *without = malloc(rounds * sizeof *without), *difference = malloc(rounds * sizeof *difference);
     for (int round = -5; round < rounds; round++) {
@@ -185,6 +189,7 @@ int main(int argc, char **argv) {
             unsigned long long address;
             for (int i = 0; queued && i < QUEUED; i++)
                 check(launches[through](function, blocks, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+            if (queued) usleep(SETTLE_US);
             double start = now_ns(), elsewhere = 0;
             evicting_ns = 0;
             evicts = cold;

@@ -1,10 +1,9 @@
 /* Where a thread is, every 50 us: for where.py, which preloads it beside the hook.
  *
  * The program has an int ``sampled_turn``, and it counts while that is not 0. Of each moment is kept the instruction, and the
- * first addresses on the stack that are in the hook's code: the place in it from which the thread went elsewhere, and those from
- * which it had come there. (What frames long gone left lies among them now and then.) No unwinding: the driver has no tables
- * for it, and it takes long. At the end SAMPLES_OUT gets a line for each: the instruction's object and its offset there, the
- * offsets of those places in the hook. */
+ * outermost addresses on the stack that are in the hook's code: the places from which the thread came to where it is, and what
+ * frames long gone left among them. No unwinding: the driver has no tables for it, and it takes long. At the end SAMPLES_OUT
+ * gets a line for each: the instruction's object and its offset there, the offsets of those places in the hook, innermost first. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -22,7 +21,7 @@
 #define MOST 400000
 #define EVERY_NS 50000
 #define DEEPEST 1024 /* words of the stack */
-#define PLACES 4
+#define PLACES 8
 #if defined(__x86_64__)
 #define INSTRUCTION(c) (uint64_t)(c)->uc_mcontext.gregs[REG_RIP]
 #define STACK(c) (uint64_t *)(c)->uc_mcontext.gregs[REG_RSP]
@@ -32,7 +31,8 @@
 #endif
 
 static struct {
-    uint64_t instruction, places[PLACES];
+    uint64_t instruction, places[PLACES]; /* a ring */
+    unsigned found;
 } *samples;
 static volatile unsigned count;
 static uint64_t hook_base, hook_from, hook_to;
@@ -45,8 +45,10 @@ static void sample(int signal, siginfo_t *info, void *context) {
     unsigned at = count;
     if (!*turn || at == MOST) return;
     samples[at].instruction = INSTRUCTION((ucontext_t *)context);
-    for (int i = 0, found = 0; i < DEEPEST && stack + i < stack_end && found < PLACES; i++)
-        if (stack[i] >= hook_from && stack[i] < hook_to) samples[at].places[found++] = stack[i];
+    unsigned found = 0;
+    for (int i = 0; i < DEEPEST && stack + i < stack_end; i++)
+        if (stack[i] >= hook_from && stack[i] < hook_to) samples[at].places[found++ % PLACES] = stack[i];
+    samples[at].found = found;
     count = at + 1;
 }
 
@@ -71,7 +73,8 @@ static void tell(void) {
         dladdr((void *)samples[i].instruction, &found);
         const char *name = found.dli_fname ? found.dli_fname : "?";
         fprintf(out, "%s %lx", strrchr(name, '/') ? strrchr(name, '/') + 1 : name, samples[i].instruction - (uint64_t)found.dli_fbase);
-        for (int k = 0; k < PLACES; k++) fprintf(out, " %lx", samples[i].places[k] ? samples[i].places[k] - hook_base : 0);
+        for (unsigned k = samples[i].found > PLACES ? samples[i].found - PLACES : 0; k < samples[i].found; k++)
+            fprintf(out, " %lx", samples[i].places[k % PLACES] - 1 - hook_base); /* in the call */
         fprintf(out, "\n");
     }
     fclose(out);

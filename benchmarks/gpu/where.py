@@ -32,12 +32,13 @@ WHATS: Final[dict[str, tuple[Turns, int]]] = {
     "paced": (Turns(4 * LIMITED.rounds, LIMITED.batch, LIMITED.what), LIMIT_PERCENT),
     "plain": (LAUNCHES, 100),
 }
+WRAPPERS: Final = ("wrappers_", "cuLaunchKernel")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """``offset`` into ``object`` (a file's name); ``places``: in the hook, from where the thread went there, the last
-    one first."""
+    """``offset`` into ``object`` (a file's name); ``places``: addresses in the hook on its stack, the last one first.
+    Some are of calls that have long returned."""
 
     object: str
     offset: int
@@ -48,7 +49,7 @@ def parse(lines: Iterable[str]) -> list[Sample]:
     samples = []
     for line in lines:
         name, offset, *places = line.split(" ")
-        samples.append(Sample(name, int(offset, 16), tuple(place for word in places if (place := int(word, 16)))))
+        samples.append(Sample(name, int(offset, 16), tuple(int(place, 16) for place in places)))
     return samples
 
 
@@ -78,6 +79,15 @@ def plain(name: str) -> str:
     return "_".join(words[:1] + [word.lstrip("0123456789") for word in words[1:]])
 
 
+def live(chains: Sequence[list[str]]) -> Sequence[list[str]]:
+    """Of the places on a stack, each with its functions, those that say how the thread came to where it is: where a
+    wrapper has called the driver it is in the launch itself, whatever lies further in."""
+    wrappers = [at for at, chain in enumerate(chains) if plain(chain[-1]).startswith(WRAPPERS)]
+    if wrappers and plain(chains[wrappers[0]][0]).startswith("real_"):
+        return chains[wrappers[0] :]
+    return chains
+
+
 def kinds(samples: Iterable[Sample], names: Mapping[int, list[str]], lines: bool = False) -> Counter[str]:
     """Where they were: ``own: FUNCTION``, or in which object, by the hook's functions from which they went there. With
     ``lines`` their lines, too."""
@@ -90,7 +100,7 @@ def kinds(samples: Iterable[Sample], names: Mapping[int, list[str]], lines: bool
         if sample.object == HOOK_NAME:
             found["own: " + named(names[sample.offset])[0 if lines else -1]] += 1
         elif sample.places:
-            chain = [name for place in sample.places for name in named(names[place])]
+            chain = [name for part in live([names[place] for place in sample.places]) for name in named(part)]
             found[f"in {sample.object} from {' < '.join(dict.fromkeys(chain))}"] += 1
         else:
             found[f"the program itself, in {sample.object}"] += 1

@@ -19,7 +19,7 @@ NAMES = {
 
 
 def test_lines_become_samples() -> None:
-    assert parse(["libvgpu_hook.so 1a 0 0", "libc.so.6 ff 2 3"]) == [
+    assert parse(["libvgpu_hook.so 1a", "libc.so.6 ff 2 3"]) == [
         Sample("libvgpu_hook.so", 0x1A, ()),
         Sample("libc.so.6", 0xFF, (2, 3)),
     ]
@@ -40,6 +40,25 @@ def test_a_call_is_told_by_who_made_it_and_our_own_code_by_its_function() -> Non
         }
     )
     assert kinds(samples[:1], NAMES, lines=True) == Counter({"own: __pyx_f_4gate_enter at gate.c:7": 1})
+
+
+def test_what_lies_below_the_launch_itself_is_of_calls_that_have_returned() -> None:
+    names = {
+        1: ["real_cuEventQuery at driver.h:3", "vgpu_collect at track.c:5"],
+        2: ["__pyx_f_4gate_enter at gate.c:8"],
+        3: ["vgpu_enter at gate.c:9"],
+        4: ["__pyx_f_8wrappers_kernel at wrappers.c:7"],
+        5: ["real_cuLaunchKernel at driver.h:4", "__pyx_f_8wrappers_kernel at wrappers.c:8"],
+        6: ["cuLaunchKernel at wrappers.c:99"],
+    }
+    samples = [Sample("libcuda.so.1", 9, (1, 2, 3, 4, 6)), Sample("libcuda.so.1", 9, (1, 2, 3, 5, 6))]
+    assert kinds(samples, names) == Counter(
+        {
+            "in libcuda.so.1 from real_cuEventQuery < vgpu_collect < gate_enter < vgpu_enter < wrappers_kernel < "
+            "cuLaunchKernel": 1,
+            "in libcuda.so.1 from real_cuLaunchKernel < wrappers_kernel < cuLaunchKernel": 1,
+        }
+    )
 
 
 @pytest.mark.parametrize(
