@@ -8,7 +8,9 @@ from cython_ext.layout cimport (
     ActivityPage as Activity, GrantsPage as Grants, Lease, Plan, RelayEntry, RelayPage as Relays, Slot,
     epoch_past, epoch_reached, pthread_mutex_t,
 )
-from cython_ext.logic.baton cimport NOBODY, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over
+from cython_ext.logic.baton cimport (
+    NOBODY, PATIENCE_NS, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over,
+)
 from cython_ext.logic.handover cimport CLOSE_NS
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.native cimport (
@@ -126,14 +128,29 @@ cdef inline void tell_processes(Wire* wire) noexcept nogil:
     store32(&wire.relays.entries[wire.key].processes, count)
 
 
-cdef inline bint any_want(Wire* wire) noexcept nogil:
+cdef inline bint stopped(const Wire* wire, int index, int64_t at_ns) noexcept nogil:
+    """Whether the process has work of which nobody has heard for as long as the baton waits, and which should have run by
+    its own prediction: then it stands still, what it submitted has run, and neither its siblings nor others wait for it.
+    One whose kernel takes so long says every few milliseconds that the GPU is busy."""
+    cdef const Slot* slot = &wire.activity.slots[index]
+    return (
+        wire.baton.late >> index & 1 != 0 and at_ns - loadi64(&slot.counted_ns) > PATIENCE_NS
+        and loadi64(&slot.predicted_end_ns) < at_ns
+    )
+
+
+cdef inline bint any_want(Wire* wire, int64_t at_ns) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef Slot* slot
+    cdef int index
     while left:
-        slot = &wire.activity.slots[index_of(lowest(left))]
-        if load32(&slot.state) == SLOT_ACTIVE and (load32(&slot.want) or load32(&slot.undrained)):
-            return 1
+        index = index_of(lowest(left))
         left &= left - 1
+        slot = &wire.activity.slots[index]
+        if load32(&slot.state) != SLOT_ACTIVE or stopped(wire, index, at_ns):
+            continue
+        if load32(&slot.want) or load32(&slot.undrained):
+            return 1
     return 0
 
 
@@ -198,6 +215,11 @@ cdef inline void merge_submission(const Slot* slot, Merged* merged) noexcept nog
         merged.submitted_ns = first_ns
 
 
+cdef inline void add_up(Wire* wire, const Slot* slot, int index) noexcept nogil:
+    wire.busy_ns = grown(wire.busy_ns, &wire.watches[index].busy_ns, load64(&slot.busy_ns))
+    wire.launches = grown(wire.launches, &wire.watches[index].launches, load64(&slot.launches))
+
+
 cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Merged* merged) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef uint32_t drained, undrained
@@ -215,6 +237,9 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         if load32(&slot.state) != SLOT_ACTIVE:
             continue
         merged.processes += 1
+        if stopped(wire, index, at_ns):
+            add_up(wire, slot, index)
+            continue
         undrained = load32(&slot.undrained)
         drained = load32(&slot.drained_epoch)
         if load32(&slot.want) or undrained:
@@ -241,8 +266,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
             merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
         merge_submission(slot, merged)
-        wire.busy_ns = grown(wire.busy_ns, &wire.watches[index].busy_ns, load64(&slot.busy_ns))
-        wire.launches = grown(wire.launches, &wire.watches[index].launches, load64(&slot.launches))
+        add_up(wire, slot, index)
     if merged.want_since_ns == INT64_MAX:
         merged.want_since_ns = 0
 
@@ -284,7 +308,7 @@ cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
     """Return the lease in force, unless somebody wakes meanwhile. Whether it is returned."""
     cdef uint32_t before = exchange32(&wire.activity.returned_epoch, wire.held.epoch)
     fence()
-    if any_want(wire):
+    if any_want(wire, at_ns):
         cas32(&wire.activity.returned_epoch, wire.held.epoch, before)
         futex_wake(&wire.grants.change, INT_MAX)
         wire.undone += 1
@@ -354,7 +378,9 @@ cdef inline bint goes_round(const Wire* wire) noexcept nogil:
         slot = &wire.activity.slots[index_of(lowest(left))]
         left &= left - 1
         taking += load32(&slot.state) == SLOT_ACTIVE and load32(&slot.baton) != 0
-    return taking >= 2 and (wire.held.end_ns < FOREVER_NS if in_force(wire) else load32(&wire.activity.baton) != 0)
+    if wire.held.epoch != 0 and wire.held.end_ns < FOREVER_NS:       # or it had one: somebody may not have drained it
+        return taking >= 2
+    return taking >= 2 and not in_force(wire) and load32(&wire.activity.baton) != 0
 
 
 cdef inline void publish_baton(Wire* wire) noexcept nogil:

@@ -148,6 +148,12 @@ cdef class Process:
         """Work waits on the GPU for the lease after ``turn``."""
         store32(&self.slot.turn, turn)
 
+    def see_busy(self, int64_t for_ns=0):
+        """The hook's thread has looked: the GPU is busy, for so much longer by prediction."""
+        storei64(&self.slot.counted_ns, now_ns())
+        storei64(&self.slot.predicted_end_ns, now_ns() + for_ns)
+        self.ring()
+
     def look(self):
         """The gate waits, and has just looked whether it must go on waiting."""
         store64(&self.slot.gate_waits, self.slot.gate_waits + 1)

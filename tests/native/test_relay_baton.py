@@ -212,3 +212,49 @@ def test_a_baton_that_goes_round_no_more_is_not_left_in_a_dead_ones_hands(stage:
     with Relay(stage.activity, stage.grants, stage.relays, KEY, [living]):
         eventually(other.has_baton)
         assert stage.activity.baton == 0
+
+
+def stuck(stage: Stage) -> tuple[Process, Process]:
+    """Two processes in turns, under a lease that has ended; the first has work that does not end."""
+    first, second = joined(stage), joined(stage)
+    first.want()
+    second.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1, 60_000 * MS)
+    assert first.wait_lease()[0] == 1
+    eventually(lambda: stage.activity.baton & 0xFF != 0)
+    if not first.has_baton():
+        first, second = second, first
+    assert submits(first)
+    stage.dispatcher.withdraw(KEY, 1)
+    return first, second
+
+
+def test_a_process_that_is_stopped_with_work_keeps_its_siblings_waiting_for_the_patience_alone(stage: Stage) -> None:
+    first, second = stuck(stage)
+    first.see_busy()
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants  # of the second
+    stage.lease(2, 60_000 * MS)
+    assert second.wait_lease()[0] == 2
+    eventually(lambda: gets_it(second))
+    assert second.submit_with_baton(2)
+    second.idle()
+    assert not stage.listener.wait(EventKind.DRAINED, KEY, 2).wants  # nobody is waited for who stands still
+    first.see_busy()
+    stage.listener.wait(EventKind.WANTS, KEY)
+
+
+def test_a_process_whose_kernel_takes_long_is_waited_for(stage: Stage) -> None:
+    first, second = stuck(stage)
+    first.see_busy(for_ns=60_000 * MS)
+    eventually(lambda: gets_it(second))
+    time.sleep(0.15)
+    assert stage.relays.entry(KEY).drained_epoch == 0  # by its prediction it takes a minute
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        first.see_busy()
+        time.sleep(0.01)
+    assert stage.relays.entry(KEY).drained_epoch == 0  # its thread says that it goes on
+    first.finish()
+    first.drain(1)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
