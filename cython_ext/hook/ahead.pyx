@@ -230,7 +230,7 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_give_turn(Gate* gate) noexcept nogil:
-    """Only the word, lease or not: the process ends."""
+    """Only the word, lease or not: the process ends, or no lease will come. The books follow with the lock."""
     if gate.ahead.launches:
         advance(&gate.slot.turn, gate.turn)
 

@@ -11,7 +11,7 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
+    vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
     vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
@@ -25,9 +25,9 @@ from cython_ext.layout cimport (
     FOREVER_NS, MODE_SPATIAL, SLOT_RESERVED, ActivityPage, GrantsPage, Slot, TracedActivity,
 )
 from cython_ext.logic.durations cimport durations_init
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.window cimport backlog_init
-from cython_ext.native cimport cas64, fence_all, load32, store32, store64
+from cython_ext.native cimport cas64, fence_all, futex_wait, load32, now_ns, store32, store64
 
 cdef extern from *:
     """
@@ -53,6 +53,7 @@ cdef extern from "hook/connect.h" nogil:
 
 cdef enum:
     DURATION_BYTES = 1 << 20     # about 8,000 keys
+    LOCKED_NS = 50_000       # another thread has the lock: usually for a microsecond
     CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
     OBSERVES = 1             # State.observer
     OBSERVES_NOT = 2
@@ -312,7 +313,9 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
     done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)
     if done:
-        lock_acquire(&gate.lock)
+        while not lock_soon(&gate.lock):     # whoever has it may be in the driver, behind what is queued ahead
+            vgpu_give_turn(gate)
+            futex_wait(&gate.grants.change, load32(&gate.grants.change), now_ns() + LOCKED_NS)
         vgpu_let_go(gate)
         if elsewhere:
             done = move(gate, activity, &reply)

@@ -153,6 +153,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
     gate.untracked = 1
+    gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
     gate.idle_since_ns = 0
     backlog_submit(&gate.backlog, now, 0, 0, 0)
     vgpu_count_launch(gate, thread)
@@ -377,7 +378,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             if vgpu_publish_submission(gate, verdict.epoch, verdict.takes, now):
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
-                if asked == SPARED:
+                if asked == SPARED and not verdict.takes:    # else another lease is over now, and asks for its drain
                     vgpu_drained_as_predicted(gate, now)
                 tracked(
                     gate, launch, thread, index, key, &foreseen, manner & LAUNCH_OVERLAPS != 0, verdict.takes,

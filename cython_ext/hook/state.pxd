@@ -7,7 +7,8 @@ unattached process. Nothing of the hook's state lives elsewhere, apart from the 
 
 ``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below
 ``lock`` is touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No
-application code and no blocking driver call runs under it.
+application code runs under it, and no driver call that waits for work; but any may wait there for another thread that
+does (thread.pyx, ``run``).
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
@@ -43,13 +44,9 @@ cdef enum:
 
     # CUresult
     CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_NOT_INITIALIZED = 3
-    CUDA_ERROR_DEINITIALIZED = 4
     CUDA_ERROR_DEVICE_UNAVAILABLE = 46
     CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_OPERATING_SYSTEM = 304
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600

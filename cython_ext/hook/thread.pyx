@@ -49,6 +49,7 @@ cdef enum:
     LOOK_IDLE_NS = 500_000
     LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
     RETRY_NS = 20_000_000            # a server that restarts
+    END_NS = 1_000_000_000           # for so long a process that ends waits for who has the lock
     KNOCK_NS = 1_000_000_000         # without a heartbeat for so long, the broker is asked, and that often
 
     # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
@@ -260,6 +261,14 @@ cdef void look_for_calls(Gate* gate) noexcept nogil:
         vgpu_want(gate, now_ns())
 
 
+cdef inline bint no_lease_comes(const Gate* gate) noexcept nogil:
+    """For what is queued ahead, from the server that we know."""
+    return (
+        superseded(gate) or silent_ns(gate) > gate.grants.grace_ns
+        or load32(&gate.grants.flags) & (GRANTS_REMOVED | GRANTS_STILL) != 0
+    )
+
+
 cdef void* run(void* argument) noexcept nogil:
     cdef Gate* gate = <Gate*>argument
     cdef State* all = state()
@@ -284,7 +293,12 @@ cdef void* run(void* argument) noexcept nogil:
         change = load32(&gate.grants.change)
         while not lock_soon(&gate.lock):
             # Whoever has it may be in the driver, behind a thread that waits there for what was queued ahead.
-            vgpu_open_turn(gate)
+            if no_lease_comes(gate):
+                vgpu_give_turn(gate)
+            else:
+                vgpu_open_turn(gate)
+            if gate.ahead.launches:      # asleep through a lease we would not be asked again
+                vgpu_want(gate, now_ns())
             look_for_calls(gate)
             rest(gate, change, due_ns(gate), now_ns() + LOOK_LOCKED_NS)
             change = load32(&gate.grants.change)
@@ -300,6 +314,8 @@ cdef void* run(void* argument) noexcept nogil:
 cdef void stop() noexcept nogil:
     """At exit, before libcuda takes itself down: no driver call of ours is under way afterwards, and none begins."""
     cdef State* all = state()
+    cdef int64_t until = now_ns() + <int64_t>END_NS
+    cdef bint locked
     cdef uint32_t i
     if all == NULL or not all.attached:
         return
@@ -307,18 +323,22 @@ cdef void stop() noexcept nogil:
         store32(&all.gates[i].slot.ends, 1)
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
-        while not lock_soon(&all.gates[i].lock):
+        locked = lock_soon(&all.gates[i].lock)
+        while not locked and now_ns() < until:
             vgpu_give_turn(&all.gates[i])    # whoever has it may be in the driver, behind what is queued ahead
             futex_wait(&all.stopping, 1, now_ns() + LOOK_LOCKED_NS)
-        backlog_seen_busy(&all.gates[i].backlog, now_ns())       # what is still running is the last we know
-        count(&all.gates[i])
-        vgpu_let_go(&all.gates[i])
+            locked = lock_soon(&all.gates[i].lock)
+        if locked:                           # else a signal's handler has called exit, and it is this thread's for ever
+            backlog_seen_busy(&all.gates[i].backlog, now_ns())   # what is still running is the last we know
+            count(&all.gates[i])
+            vgpu_let_go(&all.gates[i])
         all.gates[i].open = 1
         store32(&all.gates[i].generation, 0)
-        lock_release(&all.gates[i].lock)
+        if locked:
+            lock_release(&all.gates[i].lock)
         futex_wake(&all.gates[i].away, INT_MAX)
-        while load32(&all.gates[i].moving):
-            futex_wait(&all.gates[i].moving, 1, INT64_MAX)
+        while load32(&all.gates[i].moving) and (locked or now_ns() < until):
+            futex_wait(&all.gates[i].moving, 1, INT64_MAX if locked else until)
 
 
 cdef public bint vgpu_take_slot(Slot* slot) noexcept nogil:

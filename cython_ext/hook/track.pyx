@@ -331,15 +331,15 @@ cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
 
 # --- drains
 
-cdef bint all_outside(const Gate* gate) noexcept nogil:
+cdef bint all_outside(Gate* gate) noexcept nogil:
     """Whether nobody is between check and submission. After a new round, this says as well that whoever comes next
     sees it."""
     cdef Thread* thread = state().threads
-    if gate.untracked and not gate.fences:
-        if not fence_all():
-            return 0
-    else:
+    if gate.fences or not gate.untracked:
         fence()
+    elif not fence_all():
+        gate.fences = 1                  # refused since (seccomp): from here on each launch has one of its own
+        return 0
     while thread != NULL:
         if load32(&thread.inside):
             return 0

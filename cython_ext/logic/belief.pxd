@@ -2,8 +2,8 @@
 
 To hear that everything has run costs a launching thread 1.4-1.7 us, half of what the launch itself takes (H100,
 benchmarks/gpu/asking.c; that something still runs, 0.2 us). A program whose host is slower than the GPU, under a limit,
-would pay that at every launch. And the books come out the same, asked or not, as long as the answer is yes: the work is
-taken to have ended when it was predicted to (window.pxd).
+would pay that at every launch. And the books come out the same, asked at each launch or not, as long as the answer is
+yes: the work is taken to have ended when it was predicted to (window.pxd).
 
 So who has got BELIEVED_AFTER such answers in a row goes without for the next few launches, and is asked again before
 long; the first no to a launching thread starts it all over. Only for a launch behind all that may still run, in the

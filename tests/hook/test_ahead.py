@@ -6,6 +6,7 @@ import mmap
 import signal
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,60 @@ def test_a_restarted_server_does_not_leave_it_hanging(stage: Stage, vgpu: Staged
     program.ask("beside launch 6")
     with vgpu.granting(20 * MS):
         eventually(lambda: program.ask("seen") == "[0]", "it goes on")
+
+
+def removed(stage: Stage, vgpu: StagedVgpu, program: Program) -> None:
+    vgpu.grants.flags = GrantsFlag.REMOVED
+    vgpu.grants.wake()
+
+
+def lost(stage: Stage, vgpu: StagedVgpu, program: Program) -> None:
+    vgpu.grants.grace_ns = 200 * MS
+    stage.fall_silent()
+
+
+def restarted(stage: Stage, vgpu: StagedVgpu, program: Program) -> None:
+    vgpu.restart_server()
+
+
+def slept(stage: Stage, vgpu: StagedVgpu, program: Program) -> None:
+    """Through a lease, after which the relay takes its wish back."""
+    stop(program.process.pid)
+    epoch = program.lease(30 * MS)
+    drained(stage, vgpu, epoch)
+    program.process.send_signal(signal.SIGCONT)
+    program.lease(60_000 * MS)
+
+
+@pytest.mark.parametrize("what", [removed, lost, restarted, slept])
+def test_who_has_the_gates_lock_in_the_driver_behind_it_is_not_left_hanging(
+    stage: Stage, vgpu: StagedVgpu, what: Callable[[Stage, StagedVgpu, Program], None]
+) -> None:
+    """The driver's queue is full, and a thread is in one of the hook's own calls, which waits there for a place: so the
+    hook thread cannot have the lock, and has no more than the word to let it run."""
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    program.ask("beside records 2000")
+    time.sleep(0.05)
+    for _ in range(20):
+        program.ask("beside launch 1")
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]"
+    what(stage, vgpu, program)
+    eventually(lambda: program.ask("seen") != "[]", "it runs")
+
+
+def test_a_signal_handler_may_end_the_process_inside_a_launch(stage: Stage, vgpu: StagedVgpu) -> None:
+    """The thread that exits has the gate's lock itself, and gives it up to nobody."""
+    program = Program(stage, vgpu)
+    program.ask("launch 6")
+    program.stays_queued()
+    program.ask("beside records 2000")
+    time.sleep(0.05)
+    program.ask("exit_on_alarm")
+    stage.tell(program.process, "launch 1")
+    assert program.process.wait(PATIENCE_S) == signal.SIGALRM
 
 
 def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> None:
