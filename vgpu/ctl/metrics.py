@@ -55,7 +55,7 @@ def _once(out: Path | None) -> int:
     """Of a node that is down it is told that it is, too: what was written before must not look current."""
     import trio
 
-    from vgpu.ctl.trace import replaced
+    from vgpu.files import replaced
     from vgpu.metrics.exposition import exposition
     from vgpu.metrics.source import Source
     from vgpu.paths import NodePaths
