@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
@@ -36,6 +37,14 @@ def create(
     with ControlLink() as node, progress.waiting("making a vGPU"):
         vgpu = node.create(wanted.spec, wanted.gpu)
     warn(vgpu)
+    try:
+        _print_made(vgpu, form)
+    except Exception:  # whatever it is, nobody else tells the id
+        say(f"{vgpu.vgpu_id} is made", f"vgpuctl rm {vgpu.vgpu_id}")
+        raise
+
+
+def _print_made(vgpu: VgpuReading, form: Created) -> None:
     if form is Created.JSON:
         output.print_json(vgpu)
     elif form is Created.ENV:
@@ -45,6 +54,7 @@ def create(
         print(shell_lines(attachment([vgpu]).changes(os.environ)))
     else:
         print(vgpu.vgpu_id)
+    sys.stdout.flush()
 
 
 def warn(vgpu: VgpuReading) -> None:
