@@ -118,12 +118,15 @@ def serve(
         os.execv(command[0], command)
     import subprocess
 
-    from vgpu.paths import NodePaths
+    from vgpu.paths import NodePaths, unusable
 
-    paths = NodePaths.from_environment()
-    paths.logs.mkdir(parents=True, exist_ok=True)
-    log = paths.node_log
-    with log.open("ab") as output:
+    log = NodePaths.from_environment().node_log
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("ab")
+    except OSError as error:
+        raise unusable(log, error, "VGPU_STATE_DIR") from error
+    with file as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
