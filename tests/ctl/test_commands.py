@@ -336,6 +336,7 @@ def test_serve_beside_a_node_exits_alike_detached_or_not(tmp_path: Path) -> None
 )
 def test_what_is_used_of_a_limit(used_bytes: int, shown: str) -> None:
     assert used_of(used_bytes, 8 * GIB) == shown
+    assert used_of(1480 * MIB, 512 * MIB) == "1480 / 512 MiB"
 
 
 def test_the_help_of_set_names_no_default_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:

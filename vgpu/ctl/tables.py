@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.output import Cell, Column, Row
-from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuReading, OutsideProcess, ProcessReading, VgpuReading
@@ -198,7 +198,7 @@ def used_of(used_bytes: int, limit_bytes: int) -> str:
     size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(unit, 1)
     if 0 < used_bytes < size / 100:
         return f"{format_bytes(used_bytes)} / {limit}"
-    return f"{used_bytes / size:.3g} / {limit}"
+    return f"{three_digits(used_bytes / size)} / {limit}"
 
 
 def whole_seconds_ns(seconds: float) -> int:

@@ -12,7 +12,7 @@ from vgpu.protocol.messages import GpuReading
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
 from vgpu.top.model import SPAN_S, Choice, History, Model, Remark
-from vgpu.units import counted, format_bytes, format_duration
+from vgpu.units import counted, format_bytes, format_duration, three_digits
 
 TALL: Final = 3
 """Lines of a GPU where there is room."""
@@ -78,7 +78,7 @@ def _tall(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs:
         (6, (Span(name),)),
         (5, (_mode(gpu),)),
         (8, _state(gpu)),
-        (4, (Span(f"{gpu.guaranteed_ratio * 100:.3g} % promised", "dim"),)),
+        (4, (Span(f"{three_digits(gpu.guaranteed_ratio * 100)} % promised", "dim"),)),
     ]
     if gpu.outside:
         used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
