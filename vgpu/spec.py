@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.units import (
     MIB,
     check_percent,
@@ -283,6 +283,6 @@ def in_one_line(problems: Iterable[Mapping[str, Any]]) -> str:
     complaints = []
     for problem in problems:
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
-        reason = problem["msg"].removeprefix("Value error, ")
+        reason = in_plain_words(problem["msg"])
         complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)
     return "; ".join(dict.fromkeys(complaints))

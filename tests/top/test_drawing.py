@@ -139,7 +139,7 @@ def test_a_row_says_what_is_held_of_what_share() -> None:
 @given(st.integers(30, 200))
 def test_programs_fit_too(width: int) -> None:
     process = ProcessReading.model_validate(process_reading(command="python \x1b[31m train.py " + "x" * 300))
-    line = process_line(process, width, UNICODE)
+    line = process_line(process, "running", width, UNICODE)
     assert width_of(line) <= width
     assert "12345" in text(line)
 

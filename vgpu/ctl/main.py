@@ -36,7 +36,7 @@ from vgpu.ctl import (
 )
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.ctl.overview import Overview
-from vgpu.errors import VgpuError
+from vgpu.errors import VgpuError, in_plain_words
 
 BEGIN = """To begin:
 
@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except _UsageError as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "vgpuctl")
-        message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+        message = in_plain_words(error.format_message())  # type: ignore[attr-defined]
         say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help", command)
         return Exit.LAUNCH if launches else Exit.USAGE
     except typer.Abort:

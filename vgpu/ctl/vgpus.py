@@ -148,7 +148,8 @@ def _print_detail(detail: VgpuDetail) -> None:
                 print(f"{word:<10}{line}")
     if detail.processes:
         print()
-        output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
+        rows = [tables.process_row(process, detail.vgpu.state) for process in detail.processes]
+        output.print_table(tables.PROCESSES, rows)
 
 
 def _moving(vgpu: VgpuReading) -> dict[str, str]:
@@ -183,12 +184,13 @@ def ps(
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
         found = node.processes(vgpu)
+        states = {one.vgpu_id: one.state for one in node.list()} if form is Output.TABLE else {}
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
         output.print_json([*found.processes, *outside])
     else:
-        rows = [*map(tables.process_row, found.processes), *map(tables.outside_row, outside)]
-        output.print_table(tables.PROCESSES, rows)
+        rows = [tables.process_row(process, states.get(process.vgpu_id, "")) for process in found.processes]
+        output.print_table(tables.PROCESSES, [*rows, *map(tables.outside_row, outside)])
     for index in found.silent_gpus:
         say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vgpu.ctl.tables import rounded_ns, token_rate
+from vgpu.ctl.tables import doing, rounded_ns, token_rate
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
 from vgpu.top.model import Choice, Row
@@ -282,14 +282,14 @@ def row_line(row: Row, made: Layout, now_unix_s: float, glyphs: Glyphs, *, selec
     return tuple(spans)
 
 
-def process_line(process: ProcessReading, width: int, glyphs: Glyphs) -> Line:
-    """A program of an expanded vGPU."""
-    doing = "died" if not process.alive else "running" if process.has_work else "waiting" if process.wants else "idle"
+def process_line(process: ProcessReading, vgpu_state: str, width: int, glyphs: Glyphs) -> Line:
+    """A program of an expanded vGPU in ``vgpu_state``."""
+    word = doing(process, vgpu_state)
     memory = format_bytes(process.memory_bytes + process.memory_implicit_bytes)
     facts = [
         Span(f"   {glyphs.branch} ", "dim"),
         Span(f"{process.pid:>7}  "),
-        Span(f"{doing:<8}", state_style(doing)),
+        Span(f"{word:<9}", state_style(word)),
         Span(f"{memory:>9}  "),
         Span(f"{short_duration(process.busy_ns):>5} on the GPU  ", "dim"),
     ]
