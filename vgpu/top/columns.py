@@ -122,11 +122,11 @@ def state_style(word: str) -> str:
     return _STATE_STYLES.get(word, "warn")
 
 
-COLUMN_WIDTHS: Final = {"held": 12, "memory": 12}
+COLUMN_WIDTHS: Final = {"held": 12, "memory": 13}
 SPARK_TITLE: Final = f"LAST {SPARK_SPAN_S // 60} MIN"
 COLUMNS: Final = (
     Column("VGPU", "vgpu", 13, 13, 99, plain(lambda vgpu: vgpu.vgpu_id, lambda vgpu: "id")),
-    Column("NAME", "name", 4, 24, 70, plain(lambda vgpu: vgpu.name or "")),
+    Column("NAME", "name", 4, 24, 85, plain(lambda vgpu: vgpu.name or "")),
     Column("GPU", "gpu", 4, 4, 60, plain(lambda vgpu: str(vgpu.gpu_index)), right=True),
     Column("STATE", "state", 8, 10, 95, plain(state_word, lambda vgpu: state_style(state_word(vgpu)))),
     Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),

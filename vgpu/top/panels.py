@@ -128,7 +128,7 @@ def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
     told = (
         ("held", gpu.held_ratio, "held", f"{gpu.held_ratio * 100:5.1f} %"),
         ("busy", gpu.busy_ratio, "busy", f"{gpu.busy_ratio * 100:5.1f} %"),
-        ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>12}"),
+        ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>13}"),
     )
     texts = sum(len(name) + 2 + len(text) for name, _, _, text in told) + 2 * (len(told) - 1)
     length = max(0, (width - texts) // len(told))
