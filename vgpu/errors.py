@@ -60,7 +60,7 @@ _PLAIN: Final = (
     (r"a valid boolean(, unable to [\w ]+)?", "true or false"),
     ("a valid (tuple|list)", "a list"),
     ("a valid string", "a text"),
-    ("a valid dictionary( or [^;.]+)?", "a table"),
+    ("a valid dictionary( or [^;.]+)?", "keys and values"),
     ("greater than or equal to ", "at least "),
     ("less than or equal to ", "at most "),
 )
