@@ -130,7 +130,7 @@ COLUMNS: Final = (
     Column("GPU", "gpu", 4, 4, 60, plain(lambda vgpu: str(vgpu.gpu_index)), right=True),
     Column("STATE", "state", 8, 10, 95, plain(state_word, lambda vgpu: state_style(state_word(vgpu)))),
     Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),
-    Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=80),
+    Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=74),
     Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
     Column("TOKENS/S", "tokens", 8, 9, 96, plain(token_rate), right=True),
     Column(SPARK_TITLE, "", 10, 40, 75, _history),
