@@ -13,6 +13,8 @@ import os
 import platform
 import resource
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -35,6 +37,7 @@ OLDEST_GLIBC: Final = (2, 28)
 LONGEST_SOCKET_PATH: Final = 107  # sun_path without its closing zero
 _SOCKET_BELOW_RUNTIME: Final = "/vgpus/vgpu-01234567/broker.sock"
 _SMALLEST_MEMLOCK_BYTES: Final = 64 << 10  # one activity page registered with the driver
+_ANSWER_S: Final = 3.0
 _F_SEAL_FUTURE_WRITE: Final = 0x10  # fcntl.h; the fcntl module does not name it
 
 
@@ -97,6 +100,8 @@ class Facts:
     foreign_mps: str
     """Pipe directory of an MPS daemon that is not ours, "" if there is none."""
     driver: DriverFacts = field(default_factory=DriverFacts)
+    node_uid: int | None = None
+    """Whose node listens in the runtime directory."""
 
 
 def diagnose(facts: Facts) -> Iterator[Finding]:
@@ -189,6 +194,11 @@ def _hook(facts: Facts) -> Iterator[Finding]:
 
 
 def _directories(facts: Facts) -> Iterator[Finding]:
+    if facts.node_uid not in {None, facts.uid}:  # whoever uses another's node makes nothing there
+        yield Finding(
+            "runtime directory", Verdict.OK, f"{facts.runtime_dir}, where a node of uid {facts.node_uid} runs"
+        )
+        return
     longest = len(os.fsencode(facts.runtime_dir)) + len(_SOCKET_BELOW_RUNTIME)
     error = facts.runtime_error
     if not error and longest > LONGEST_SOCKET_PATH:
@@ -226,6 +236,7 @@ def probe(runtime_dir: Path, state_dir: Path, user: UserInstallation) -> Facts:
         mps_control=shutil.which("nvidia-cuda-mps-control") or "",
         foreign_mps=_foreign_mps(runtime_dir),
         driver=probe_driver(),
+        node_uid=_node_uid(runtime_dir / "control.sock"),
     )
 
 
@@ -338,6 +349,17 @@ def _unwritable(directory: Path) -> str:
     if not nearest.is_dir():
         return f"{nearest} is not a directory"
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is not writable for uid {os.getuid()}"
+
+
+def _node_uid(control_socket: Path) -> int | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(_ANSWER_S)
+        try:
+            link.connect(str(control_socket))
+        except OSError:
+            return None
+        _, uid, _ = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def _hook_state() -> tuple[str, str]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.listening import split_address
 from vgpu.spec import PeriodNs, WindowNs
-from vgpu.units import parse_bytes
+from vgpu.units import parse_bytes, parse_duration_ns
 
 ModeName = Literal["auto", "spatial", "temporal"]
 MOST_GPUS: Final = 256
@@ -28,11 +28,17 @@ MOST_SIMULATED: Final = 16
 
 _HEADER: Final = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]")
 _PART: Final = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+_IN_FILE: Final = "in a file"
 _KEY: Final = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def _size(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _duration(value: Any, info: ValidationInfo) -> Any:
+    """In a file, a number without a unit is refused as it is on the command line."""
+    return parse_duration_ns(str(value)) if info.context == _IN_FILE else value
 
 
 def _address(text: str) -> str:
@@ -48,8 +54,8 @@ class GpuConfig(_Section):
     """``[gpu.INDEX]``: how this GPU is shared, where it differs from ``[serve]``."""
 
     mode: ModeName | None = None
-    quantum_ns: PeriodNs | None = Field(None, alias="quantum")
-    window_ns: WindowNs | None = Field(None, alias="window")
+    quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
+    window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
 
 
 class ServeConfig(_Section):
@@ -59,8 +65,8 @@ class ServeConfig(_Section):
     gpus: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_GPUS)], ...], Field(min_length=1)] | None = None
     simulate: int = Field(0, ge=0, le=MOST_SIMULATED)
     mode: ModeName = "temporal"
-    quantum_ns: PeriodNs | None = Field(None, alias="quantum")
-    window_ns: WindowNs | None = Field(None, alias="window")
+    quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
+    window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
     host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
 
 
@@ -92,7 +98,7 @@ class Config(_Section):
         except ValidationError as error:
             problem = error.errors()[0]
             option = str(problem["loc"][0]).replace("_", "-").replace("gpus", "gpu")
-            raise VgpuError(ErrorCode.INVALID, f"--{option}: {problem['msg'].removeprefix('Value error, ')}") from None
+            raise VgpuError(ErrorCode.INVALID, f"--{option}: {in_plain_words(problem['msg'])}") from None
         everywhere = said.keys() & known_keys("gpu")
         gpus = {
             index: GpuConfig.model_validate(
@@ -166,7 +172,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
 def parse(text: str) -> Config | list[Problem]:
     """The configuration in ``text``, or everything that is wrong with it, in the order of the file."""
     try:
-        return Config.model_validate(tomllib.loads(text))
+        return Config.model_validate(tomllib.loads(text), context=_IN_FILE)
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where[1]) if where else text.count("\n") + 1  # "at end of document"
@@ -189,7 +195,7 @@ def known_keys(*sections: str) -> list[str]:
 
 def _complaint(keys: tuple[str, ...], kind: str, message: str) -> str:
     if kind != "extra_forbidden":
-        return f"{'.'.join(keys)}: {message.removeprefix('Value error, ')}"
+        return f"{'.'.join(keys)}: {in_plain_words(message)}"
     *sections, key = keys
     here = known_keys(*sections)
     near = difflib.get_close_matches(key, here, n=1, cutoff=0.5)

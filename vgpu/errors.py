@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from typing import Final
 
 
 class ErrorCode(StrEnum):
@@ -41,6 +43,27 @@ class VgpuError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+def in_plain_words(complaint: str) -> str:
+    """A complaint of pydantic, or of typer on its behalf, as we say it."""
+    for theirs, ours in _PLAIN:
+        complaint = re.sub(theirs, ours, complaint)
+    return complaint
+
+
+_PLAIN: Final = (
+    ("Value error, ", ""),
+    ("Input should be ", "should be "),
+    (r"a valid integer(, (unable to|got a) [\w ]+)?", "a whole number"),
+    (r"a valid number(, unable to [\w ]+)?", "a number"),
+    (r"a valid boolean(, unable to [\w ]+)?", "true or false"),
+    ("a valid (tuple|list)", "a list"),
+    ("a valid string", "a text"),
+    ("a valid dictionary( or [^;.]+)?", "keys and values"),
+    ("greater than or equal to ", "at least "),
+    ("less than or equal to ", "at most "),
+)
 
 
 def not_yours(vgpu_id: str, owner_uid: int, uid: int) -> VgpuError:

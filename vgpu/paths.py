@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from vgpu.errors import ErrorCode, VgpuError
+
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
 
 
@@ -70,6 +72,14 @@ class NodePaths:
     @property
     def events(self) -> Path:
         return self.state / "events.jsonl"
+
+
+def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
+    """The error of a node that cannot have ``path``, which ``variable`` places."""
+    reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+    return VgpuError(
+        ErrorCode.UNAVAILABLE, f"{path} cannot be used: {reason}", f"set {variable} to a directory of your own"
+    )
 
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:

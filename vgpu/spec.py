@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.units import (
     MIB,
     check_percent,
@@ -273,6 +273,24 @@ _OPTION: Final = {
 }
 
 
+def as_options(fields: Mapping[str, int | float | str]) -> str:
+    """Those of ``fields`` that describe a vGPU, but for its name, as they are typed: ``--sm 30 --mem 8GiB``."""
+    said = []
+    for field, value in fields.items():
+        if field not in VgpuSpec.model_fields or field == "name":
+            continue
+        option = _OPTION.get(field, f"--{field.replace('_', '-')}")
+        if field.endswith("_bytes"):
+            said.append(f"{option} {format_bytes(int(value)).replace(' ', '')}")
+        elif field.endswith("_ns"):
+            said.append(f"{option} {format_duration(int(value))}")
+        elif VgpuSpec.model_fields[field].annotation is bool:
+            said.append(option)
+        else:
+            said.append(f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}")
+    return " ".join(said)
+
+
 def explain(error: ValidationError) -> str:
     """Every complaint of pydantic on one line, each under the option or field a person knows."""
     return in_one_line(error.errors())
@@ -283,6 +301,6 @@ def in_one_line(problems: Iterable[Mapping[str, Any]]) -> str:
     complaints = []
     for problem in problems:
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
-        reason = problem["msg"].removeprefix("Value error, ")
+        reason = in_plain_words(problem["msg"])
         complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)
     return "; ".join(dict.fromkeys(complaints))

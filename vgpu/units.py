@@ -45,8 +45,13 @@ def format_bytes(size: int) -> str:
     """Three significant digits in binary units: ``8 GiB``, ``1.5 GiB``, ``512 MiB``, ``0 B``."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(size) >= factor:
-            return f"{size / factor:.3g} {unit}" if abs(size) < 1000 * factor else f"{size / factor:.0f} {unit}"
+            return f"{three_digits(size / factor)} {unit}"
     return f"{size} B"
+
+
+def three_digits(value: float) -> str:
+    """``1.5``, ``512``; whole from a thousand on: ``1480``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def parse_percent(text: str) -> float:

@@ -126,10 +126,15 @@ def test_what_is_promised_and_what_a_process_does(node: FakeNode, capsys: pytest
     assert run(["ps"]) == 0
     rows = capsys.readouterr().out.splitlines()[1:]
     assert [row.split()[3] for row in rows] == ["running", "waiting", "idle", "died"]
+    node.answers["list"] = lambda _: {"vgpus": [spatial | {"state": "suspended"}]}
+    assert run(["ps"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[3] for row in rows] == ["suspended"] * 3 + ["died"]
 
 
 def test_whose_processes_are_not_known_is_said(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["processes"] = lambda _: {"processes": [process_reading()], "silent_gpus": [3]}
+    node.answers["list"] = lambda _: {"vgpus": []}
     for form in ("table", "json"):
         assert run(["ps", "-o", form]) == 0
         said = capsys.readouterr()
@@ -302,6 +307,17 @@ def test_bad_choices_are_refused_in_plain_words(capsys: pytest.CaptureFixture[st
     assert "Value error" not in said
 
 
+@pytest.mark.parametrize(
+    "line", ["serve --simulate x", "serve --simulate 99", "serve --gpu 1.5", "events -n x", "trace --seconds x"]
+)
+def test_a_number_that_is_none_is_refused_in_plain_words(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "invalid value for" in said
+    assert "Input" not in said
+    assert "parse" not in said
+
+
 def test_version_is_an_option_too(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("vgpuctl ")
@@ -336,6 +352,7 @@ def test_serve_beside_a_node_exits_alike_detached_or_not(tmp_path: Path) -> None
 )
 def test_what_is_used_of_a_limit(used_bytes: int, shown: str) -> None:
     assert used_of(used_bytes, 8 * GIB) == shown
+    assert used_of(1480 * MIB, 512 * MIB) == "1480 / 512 MiB"
 
 
 def test_the_help_of_set_names_no_default_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +82,13 @@ def test_the_hook_of_the_whole_system_counts_as_installed() -> None:
     assert unhealthy(replace(HEALTHY, user_hook="", system_hook=True)) == []
 
 
+def test_whoever_uses_the_node_of_another_needs_no_directories() -> None:
+    stranger = replace(HEALTHY, runtime_error="/run/vgpu is not writable", state_error="/nonexistent is not writable")
+    assert unhealthy(replace(stranger, node_uid=0)) == []
+    for uid in (None, stranger.uid):
+        assert len(unhealthy(replace(stranger, node_uid=uid))) == 2
+
+
 def test_a_machine_without_gpu_and_without_the_simulated_one_has_nothing_to_share() -> None:
     lacking = unhealthy(replace(HEALTHY, driver=DriverFacts(), simulation_built=False))
     assert [finding.check for finding in lacking] == ["NVIDIA driver", "simulated GPU"]
@@ -90,6 +99,12 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
     assert facts.runtime_error == facts.state_error == ""
     assert facts.user_hook == ""
     assert facts.kernel
+    assert facts.node_uid is None
+    (tmp_path / "run" / "vgpu").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as node:
+        node.bind(str(tmp_path / "run" / "vgpu" / "control.sock"))
+        node.listen()
+        assert probe(tmp_path / "run" / "vgpu", tmp_path, UserInstallation(tmp_path, tmp_path)).node_uid == os.getuid()
     unusable = probe(Path("/proc/vgpu"), tmp_path / "file" / "below", UserInstallation(tmp_path, tmp_path))
     assert "/proc" in unusable.runtime_error or unusable.runtime_error == ""  # root may write anywhere, by access(2)
     (tmp_path / "file").write_text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,8 +234,41 @@ def test_a_node_that_cannot_start_says_why(node: Node) -> None:
     place = node.directory / ("long" * 30)
     done = node.shell(f"VGPU_RUNTIME_DIR={place} VGPU_STATE_DIR={place} vgpuctl serve --detach --simulate 1")
     assert done.returncode == Exit.NODE_DOWN
-    assert "did not start" in done.stderr
-    assert "too long" in done.stderr
+    assert f"vgpuctl: the node did not start: the path {place}/control.sock is too long" in done.stderr
+
+
+@pytest.mark.parametrize("detach", ["", "--detach"])
+@pytest.mark.parametrize("variable", ["VGPU_STATE_DIR", "VGPU_RUNTIME_DIR"])
+@pytest.mark.parametrize("place", ["bin/vgpuctl", "bin/vgpuctl/state", "/proc/state"])
+def test_directories_that_cannot_be_used(node: Node, variable: str, place: str, detach: str) -> None:
+    other = f"VGPU_RUNTIME_DIR={node.directory}/other VGPU_STATE_DIR={node.directory}/other"
+    done = node.shell(f"{other} {variable}={node.directory / place} vgpuctl serve --simulate 1 {detach}")
+    assert done.returncode == Exit.NODE_DOWN
+    assert "cannot be used: No" in done.stderr  # such file; a directory
+    assert done.stderr.endswith(f"\n  → set {variable} to a directory of your own\n")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_node_that_serves_no_gpu_says_why(node: Node) -> None:
+    other = Node(node.directory / "unserved")
+    script = """
+        vgpuctl serve --detach --simulate 1 && vgpuctl stop
+        for journal in state/GPU-*.sqlite; do seq 9999 > $journal; done
+        rm -f state/*-wal state/*-shm
+        vgpuctl serve --detach --simulate 1; code=$?
+        vgpuctl gpu ls; vgpuctl status
+        vgpuctl stop
+        exit $code"""
+    other.directory.mkdir()
+    done = other.shell(f"PATH={node.directory}/bin:$PATH; {script}")
+    assert done.returncode == Exit.NODE_DOWN
+    assert " serves 1 simulated GPU" in done.stdout.splitlines()[0]
+    assert len(re.findall(r"node \d+ serves", done.stdout)) == 1
+    started, _, listed = done.stderr.partition("\n")
+    assert re.match(
+        r"vgpuctl: node \d+ runs, and serves no GPU: GPU 0: its server ended: .+; see .+gpu-0.log$", started
+    )
+    assert listed.count("vgpuctl: GPU 0 is not served: its server ended: ") == 2
 
 
 def test_doctor_sees_the_node(node: Node) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, vgpu_reading
 from vgpu.ctl.events import unseen
@@ -46,14 +47,40 @@ def notices(events: list[EventReading]) -> Iterator[dict[str, Any]]:
 
 def test_the_options_are_what_is_asked(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["events"] = lambda _: dumped([event(1), event(2, "broker-restarted")])
+    node.answers["list"] = lambda _: {"vgpus": []}
     kinds = ["--kind", "mode", "--kind", "drift"]
     assert run(["events", "mine", "-n", "7", "--since", "2023-11-14T00:00:00+00:00", *kinds]) == 0
-    [asked] = node.asked
+    asked, _ = node.asked
     assert asked == Events(id=asked.id, vgpu="mine", most=7, since_unix_s=1699920000.0, kinds=("mode", "drift"))
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split() == ["TIME", "GPU", "VGPU", "KIND", "WHAT"]
     assert first.split()[2:] == ["0", ID, "created", "it", "is", "1"]
     assert second.index("it is") == first.index("it is") == head.index("WHAT")
+
+
+def test_what_says_who_it_is_and_how_it_is_now(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"by_uid": 0, "sm_percent": 40.0, "memory_bytes": 8 << 30, "ttl_ns": 90 * 10**9, "burst": True}
+    told = [
+        event(1).model_copy(update={"text": f"{ID} created by uid 0", "fields": {"by_uid": 0, "sm_percent": 30.0}}),
+        event(2, "changed").model_copy(update={"text": f"{ID} changed by uid 0", "fields": spec}),
+        event(3, "suspended").model_copy(update={"text": f"{ID} gave it back", "fields": {"memory_bytes": 1}}),
+        event(4, "removed", "vgpu-ffffffff").model_copy(update={"text": "vgpu-ffffffff removed by uid 0"}),
+    ]
+    node.answers["events"] = lambda _: dumped(told)
+    node.answers["list"] = lambda _: {"vgpus": [vgpu_reading(name="trainer").model_dump(mode="json")]}
+    assert run(["events"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert [line[head.index("WHAT") :] for line in lines] == [
+        "trainer: by uid 0, --sm 30",
+        "trainer: by uid 0, --sm 40 --mem 8GiB --ttl 1m30s --burst",
+        "trainer: gave it back",
+        "by uid 0",
+    ]
+    monkeypatch.setattr("vgpu.ctl.output.sys.stdout.isatty", lambda: True)
+    assert run(["events"]) == 0
+    assert len(Text.from_ansi(capsys.readouterr().out).plain.splitlines()[1].rstrip()) == 80
 
 
 def test_a_kind_that_there_is_not_is_refused(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:

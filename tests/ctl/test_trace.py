@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.ctl.fake_node import FakeNode, gpu_reading
 from tests.trace.recordings import BEGIN, gpu, lease, turns
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import run
-from vgpu.ctl.trace import replaced
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Trace
 from vgpu.protocol.trace import TraceChunk
@@ -177,32 +175,3 @@ def test_without_matplotlib_it_says_what_to_install(
     assert run(["trace", "--png", "p.png"]) == Exit.FAILURE
     assert "pip install matplotlib" in capsys.readouterr().err
     assert run(["trace"]) == Exit.OK
-
-
-def test_a_file_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    target.write_text("before")
-
-    def fail() -> None:
-        with replaced(target) as file:
-            file.write(b"half")
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        fail()
-    assert target.read_text() == "before"
-    with replaced(target):
-        pass
-    assert target.read_text() == "before"
-    with replaced(target) as file:
-        file.write(b"after")
-    assert target.read_text() == "after"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    target.touch(mode=0o400)
-    with pytest.raises(VgpuError, match="Permission denied"), replaced(target):
-        pass

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vgpu.errors import VgpuError
 from vgpu.logs import Form, chosen_form, chosen_level, is_journal, rendered
 from vgpu.node.logfiles import trim
-from vgpu.node.loglines import Line, Tail, Wanted, merged, parsed, parsed_all
+from vgpu.node.loglines import Line, Tail, Wanted, last_words, merged, parsed, parsed_all
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 5, 1, 10, 20, 30, 400, tzinfo=UTC)
@@ -201,3 +201,19 @@ def test_what_is_wanted() -> None:
     assert list(filter(Wanted(level="warning"), lines)) == [trouble, trace]
     assert list(filter(Wanted(vgpu="vgpu-0"), lines)) == [trouble]
     assert list(filter(Wanted(since_unix_s=6), lines)) == []
+
+
+@pytest.mark.parametrize(
+    ("process", "level", "after", "said"),
+    [
+        ("server", "info", [], ""),
+        ("server", "error", [], "it is broken"),
+        ("server", "info", ["Traceback:", '  File "x"', "sqlite3.DatabaseError: no"], "sqlite3.DatabaseError: no"),
+        ("server", "info", ["  | ValueError: boom", "  +------------"], "ValueError: boom"),
+        ("broker", "error", [], ""),
+    ],
+)
+def test_why_a_server_has_ended(process: str, level: str, after: list[str], said: str) -> None:
+    line = {"time": NOW.isoformat(), "level": "info", "process": "server", "event": "serving"}
+    last = line | {"level": level, "process": process, "event": "cannot serve", "reason": "it is broken"}
+    assert last_words([json.dumps(line), json.dumps(last), *after]) == said

@@ -123,6 +123,16 @@ def test_what_is_there_at_which_width() -> None:
     assert usual.at(500) is None
 
 
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_name_and_a_limit_of_memory_are_seen_whole(width: int) -> None:
+    vgpu = vgpu_reading(name="trainer", memory_used_bytes=480 << 20, memory_limit_bytes=57_549 << 20)
+    made = layout(width, [vgpu])
+    assert "NAME" in [column.title for column, _ in made.columns]
+    line = text(row_line(Row(vgpu, History(), None), made, 0.0, UNICODE, selected=False))
+    assert " trainer " in line
+    assert "0.47/56.2 GiB" in line
+
+
 def test_a_row_says_what_is_held_of_what_share() -> None:
     vgpu = vgpu_reading(held_ratio=0.298, guarantee_ratio=0.12, limit_ratio=0.4)
     assert share_text(vgpu, 1) == "29.8/12–40 %"
@@ -139,7 +149,7 @@ def test_a_row_says_what_is_held_of_what_share() -> None:
 @given(st.integers(30, 200))
 def test_programs_fit_too(width: int) -> None:
     process = ProcessReading.model_validate(process_reading(command="python \x1b[31m train.py " + "x" * 300))
-    line = process_line(process, width, UNICODE)
+    line = process_line(process, "running", width, UNICODE)
     assert width_of(line) <= width
     assert "12345" in text(line)
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from tests.ctl.fake_node import gpu_reading
 from tests.top.played_node import PlayedNode
@@ -43,6 +44,24 @@ def test_a_rate_is_open_only_where_the_node_says_so(played: PlayedNode, capsys: 
     assert [" open " in line for line in gpus] == [True, False]
     assert [" open " in line for line in vgpus] == [False, True]
     assert " 0.0 " in vgpus[0]
+
+
+def test_it_fits_a_terminal(
+    played: PlayedNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played.gpus = (gpu_reading(simulated=True, held_ratio=0.987, busy_ratio=0.987, used_memory_bytes=100 << 30),)
+    sizes = {"memory_used_bytes": 480 << 20, "memory_limit_bytes": 57_549 << 20, "busy_ratio": 0.987}
+    played.vgpus = tuple(
+        vgpu.model_copy(update=sizes | {"name": "trainer-of-all", "state": "suspended", "simulated": True})
+        for vgpu in played.vgpus
+    )
+    monkeypatch.setattr("vgpu.ctl.output.sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["top", "--once"]) == Exit.OK
+    told = [Text.from_ansi(line).plain.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, told)) <= 80
+    assert "0.469 / 56.2 GiB" in told[-1]
+    assert {"HELD", "TOKENS/S", "MEMORY"} <= set(told[2].split()) & set(told[-4].split())
 
 
 def test_a_reading_for_programs(played: PlayedNode, capsys: pytest.CaptureFixture[str]) -> None:

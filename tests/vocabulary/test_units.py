@@ -51,7 +51,7 @@ def test_a_formatted_size_is_within_half_a_percent(size: int) -> None:
     [
         (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (512 * MIB, "512 MiB"), (3 * GIB // 2, "1.5 GiB"),
         (1000 * MIB, "1000 MiB"), (999 * GIB, "999 GiB"), (1000 * GIB, "1000 GiB"), (1023 * GIB, "1023 GiB"),
-        (5 * TIB // 2, "2.5 TiB"), (2000 * TIB, "2000 TiB"), (-2048, "-2 KiB"),
+        (5 * TIB // 2, "2.5 TiB"), (2000 * TIB, "2000 TiB"), (9998 * MIB // 10, "1000 MiB"), (-2048, "-2 KiB"),
     ],
 )  # fmt: skip
 def test_sizes_as_shown(size: int, text: str) -> None:

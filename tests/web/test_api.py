@@ -105,7 +105,7 @@ def test_what_the_node_refuses_is_refused_in_its_words(api: httpx.Client, vgpu: 
         ({"sm_percent": 30, "memory_bytes": "8 apples"}, "--mem: '8 apples' is not a size"),
         ({"memory_bytes": "8G"}, "how much compute is missing"),
         ({"sm_percent": 30, "memroy_bytes": "8G"}, "memroy_bytes: Extra inputs are not permitted"),
-        ([], "valid"),
+        ([], "should be keys and values"),
     ],
 )
 def test_what_makes_no_sense_is_explained_in_one_line(api: httpx.Client, body: object, words: str) -> None:

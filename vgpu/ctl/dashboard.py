@@ -32,6 +32,7 @@ def dashboard(
     from vgpu.listening import bind, parse_address
     from vgpu.metrics.routes import router
     from vgpu.paths import NodePaths
+    from vgpu.stage.signals import cause_of
     from vgpu.web.guard import Rules
     from vgpu.web.server import serve, token_from
 
@@ -56,7 +57,10 @@ def dashboard(
             webbrowser.open(url)
 
     rules = Rules(token, address.local, address.port)
-    trio.run(serve, control_socket, listening, rules, ready, [router(control_socket)])
+    try:
+        trio.run(serve, control_socket, listening, rules, ready, [router(control_socket)])
+    except BaseExceptionGroup as group:  # stdout takes no more
+        raise cause_of(group) from group
 
 
 def register(app: typer.Typer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,6 +20,8 @@ from vgpu.happenings import Happening
 if TYPE_CHECKING:
     from vgpu.protocol.messages import EventReading, Notice, VgpuReading
 
+Names = Mapping[str, str]
+"""Of vGPUs, by their ids."""
 MOST: Final = 2000
 """What one answer of the node may hold."""
 _STYLES: Final = {
@@ -43,6 +45,8 @@ _FAILURE: Final = "bold red"
 _FAILURES: Final = frozenset(
     {"broker-restarted", "server-restarted", "mps-lost", "mps-failed", "stranded", "not-resumed"}
 )
+_DESCRIBING: Final = frozenset({"created", "changed"})
+"""Their fields are the vGPU's."""
 _WIDTHS: Final = (19, 3, 13, 16)
 
 
@@ -65,7 +69,7 @@ def events(
         if form is Output.JSON:
             output.print_json(past)
         else:
-            _print(past)
+            _print(past, _names_now())
         return
     # Ctrl-C is how one is expected to end it.
     with suppress(KeyboardInterrupt):
@@ -82,6 +86,18 @@ def _past(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...]) ->
         if error.code is not ErrorCode.UNREACHABLE:
             raise
         return _written(error, vgpu, since_unix_s, lines, kinds)
+
+
+def _names_now() -> Names:
+    from vgpu.node.link import ControlLink
+
+    with suppress(VgpuError), ControlLink() as node:
+        return _names(node.list())
+    return {}
+
+
+def _names(vgpus: Sequence[VgpuReading]) -> Names:
+    return {vgpu.vgpu_id: vgpu.name for vgpu in vgpus if vgpu.name}
 
 
 def _written(
@@ -108,12 +124,12 @@ def _written(
 def _follow(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...], *, as_json: bool) -> None:
     from vgpu.node.link import ControlLink
 
-    show = _line_of_json if as_json else _printer()
     # The node watches for us before it tells of the past, so that nothing falls between the two: it answers with a
     # snapshot first, of which there is another one an hour later, so that a node that hangs is noticed some day.
     with ControlLink() as link:
         notices = link.watch(snapshots=True, events=True, interval_ns=3600 * 10**9)
         vgpus = _first_snapshot(notices)
+        show = _line_of_json if as_json else _printer(_names(vgpus))
         with ControlLink() as node:
             past = node.events(vgpu, most=MOST)
         vgpu_id = _meant(vgpu, vgpus, past)
@@ -172,32 +188,44 @@ def _line_of_json(event: EventReading) -> None:
     print(event.model_dump_json(), flush=True)
 
 
-def _print(past: Sequence[EventReading]) -> None:
-    show = _printer()
+def _print(past: Sequence[EventReading], names: Names) -> None:
+    show = _printer(names)
     for event in past:
         show(event)
     if not past and sys.stdout.isatty():
         say("nothing of that kind has happened", "vgpuctl events -f waits for it")
 
 
-def _printer() -> Callable[[EventReading], None]:
-    show = output.line_printer()
-    titles = ("TIME", "GPU", "VGPU", "KIND")
-    show(
-        [
-            *(Cell(title.ljust(width), "bold") for title, width in zip(titles, _WIDTHS, strict=True)),
-            Cell("WHAT", "bold"),
-        ]
-    )
-    return lambda event: show(event_line(event))
+def _printer(names: Names) -> Callable[[EventReading], None]:
+    """Lines whose cells are as wide as the usual ones are, so that those that come later stand below one another; on a
+    terminal without the year, for there they should fit. What was called otherwise before is called so there."""
+    show, called = output.line_printer(), dict(names)
+    since_year = len("2026-") if sys.stdout.isatty() else 0
+    widths = (_WIDTHS[0] - since_year, *_WIDTHS[1:])
+
+    def put(words: Sequence[str], styles: Sequence[str]) -> None:
+        cells = [Cell(word.ljust(width), style) for word, width, style in zip(words, widths, styles, strict=False)]
+        show([*cells, Cell(words[-1], styles[-1])])
+
+    def tell(event: EventReading) -> None:
+        if event.kind in _DESCRIBING and "name" in event.fields:
+            called[event.vgpu_id] = str(event.fields["name"])
+        time = clock_time(event.at_unix_s)[since_year:]
+        what = what_happened(event, called.get(event.vgpu_id, ""))
+        put((time, str(event.gpu_index), event.vgpu_id, event.kind, what), ("dim", "", "", _style(event.kind), ""))
+
+    put(("TIME", "GPU", "VGPU", "KIND", "WHAT"), ("bold",) * 5)
+    return tell
 
 
-def event_line(event: EventReading) -> list[Cell]:
-    """Its cells, as wide as the usual ones are, so that lines that come later stand below one another."""
-    words = (clock_time(event.at_unix_s), str(event.gpu_index), event.vgpu_id, event.kind)
-    styles = ("dim", "", "", _style(event.kind))
-    cells = [Cell(word.ljust(width), style) for word, width, style in zip(words, _WIDTHS, styles, strict=True)]
-    return [*cells, Cell(event.text)]
+def what_happened(event: EventReading, name: str) -> str:
+    """Its text without what stands before it, the id and the kind: ``trainer: by uid 0, --sm 30``."""
+    from vgpu.spec import as_options
+
+    text, described = event.text, as_options(event.fields) if event.kind in _DESCRIBING else ""
+    if event.vgpu_id:
+        text = text.removeprefix(f"{event.vgpu_id} ").removeprefix(f"{event.kind} ")
+    return (f"{name}: " if name else "") + ", ".join(filter(None, (text, described)))
 
 
 def _style(kind: str) -> str:

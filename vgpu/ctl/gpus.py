@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vgpu.ctl import completion, options, progress
+from vgpu.ctl.exits import say
 from vgpu.ctl.options import Mode, Output, OutputOption
+
+if TYPE_CHECKING:
+    from vgpu.protocol.messages import GpuReading
 
 gpu_app = typer.Typer(
     invoke_without_command=True,
@@ -30,10 +35,12 @@ def ls(form: OutputOption = Output.TABLE) -> None:
         output.print_json(gpus)
         return
     output.print_table(tables.GPUS, map(tables.gpu_row, gpus))
+    say_unserved(gpus)
     if sys.stdout.isatty():  # a program that reads the table expects nothing but its rows
         for gpu in gpus:
             why = f"{gpu.mode} mode: {gpu.mode_reason}" if gpu.mode_reason else ""
-            print(f"GPU {gpu.index}: {'; '.join(filter(None, (why, gpu.reason, gpu.mps_reason)))}")
+            if why or gpu.mps_reason:
+                print(f"GPU {gpu.index}: {'; '.join(filter(None, (why, gpu.mps_reason)))}")
             if gpu.outside:
                 used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
                 several = counted(len(gpu.outside), "process")
@@ -42,6 +49,13 @@ def ls(form: OutputOption = Output.TABLE) -> None:
                 away, kept = format_bytes(gpu.host_memory_used_bytes), format_bytes(gpu.host_memory_bytes)
                 limit = format_bytes(gpu.host_memory_limit_bytes)
                 print(f"GPU {gpu.index}: {away} swapped out; {kept} of the host's memory kept for it, {limit} at most")
+
+
+def say_unserved(gpus: Iterable[GpuReading]) -> None:
+    """On stderr, why GPUs are not served at this moment."""
+    for gpu in gpus:
+        if gpu.state != "serving":
+            say(f"GPU {gpu.index} is not served: {gpu.reason}", f"vgpuctl logs gpu {gpu.index}")
 
 
 @gpu_app.command("set")

@@ -6,7 +6,6 @@ answer to ``vgpuctl ls`` or a shell's completion must not wait for them.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -27,6 +26,7 @@ from vgpu.ctl import (
     node,
     options,
     programs,
+    streams,
     support,
     systemd,
     top,
@@ -36,7 +36,7 @@ from vgpu.ctl import (
 )
 from vgpu.ctl.exits import Exit, report, say
 from vgpu.ctl.overview import Overview
-from vgpu.errors import VgpuError
+from vgpu.errors import VgpuError, in_plain_words
 
 BEGIN = """To begin:
 
@@ -91,9 +91,10 @@ def run(arguments: Sequence[str]) -> int:
     launches = bool(arguments) and arguments[0] in programs.LAUNCHING
     try:
         result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
+        sys.stdout.flush()
     except _UsageError as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "vgpuctl")
-        message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+        message = in_plain_words(error.format_message())  # type: ignore[attr-defined]
         say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help", command)
         return Exit.LAUNCH if launches else Exit.USAGE
     except typer.Abort:
@@ -107,12 +108,18 @@ def run(arguments: Sequence[str]) -> int:
     except HookError as error:
         say(error.message, error.hint)
         return Exit.LAUNCH if launches else Exit.FAILURE
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        streams.silence()
         return Exit.FAILURE
+    except OSError as error:
+        if not streams.refuses():
+            raise
+        streams.silence()
+        say(f"cannot write to stdout: {error.strerror}")
+        return Exit.LAUNCH if launches else Exit.FAILURE
     return int(result or 0)
 
 
 def main() -> int:
+    streams.open_closed_ones()
     return run(sys.argv[1:])

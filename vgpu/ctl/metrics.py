@@ -55,7 +55,7 @@ def _once(out: Path | None) -> int:
     """Of a node that is down it is told that it is, too: what was written before must not look current."""
     import trio
 
-    from vgpu.ctl.trace import replaced
+    from vgpu.files import replaced
     from vgpu.metrics.exposition import exposition
     from vgpu.metrics.source import Source
     from vgpu.paths import NodePaths
@@ -82,6 +82,7 @@ def _serve(listen: str) -> int:
     from vgpu.listening import bind, parse_address
     from vgpu.metrics import serve
     from vgpu.paths import NodePaths
+    from vgpu.stage.signals import cause_of
 
     logs.to_stderr("metrics")
     listening, address = bind(parse_address(listen, EXAMPLE))
@@ -89,7 +90,10 @@ def _serve(listen: str) -> int:
     def ready() -> None:
         print(f"metrics at {address.url}metrics", flush=True)
 
-    trio.run(serve.serve, NodePaths.from_environment().control_socket, listening, ready)
+    try:
+        trio.run(serve.serve, NodePaths.from_environment().control_socket, listening, ready)
+    except BaseExceptionGroup as group:  # stdout takes no more
+        raise cause_of(group) from group
     return Exit.OK
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from vgpu.ctl import progress
+from vgpu.ctl import gpus, progress
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.options import Mode, Output, OutputOption
 from vgpu.errors import ErrorCode, VgpuError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 START_UP_S: Final = 30.0
 """Creating a context on a cold driver takes seconds; a node that has not answered by then never will."""
+SECOND_TRY_S: Final = 3.0
+"""A GPU Server that failed may serve when it is started again."""
 STOP_S: Final = 15.0
 
 
@@ -118,41 +120,57 @@ def serve(
         os.execv(command[0], command)
     import subprocess
 
-    from vgpu.paths import NodePaths
+    from vgpu.paths import NodePaths, unusable
 
-    paths = NodePaths.from_environment()
-    paths.logs.mkdir(parents=True, exist_ok=True)
-    log = paths.node_log
-    with log.open("ab") as output:
+    log = NodePaths.from_environment().node_log
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("ab")
+    except OSError as error:
+        raise unusable(log, error, "VGPU_STATE_DIR") from error
+    with file as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     with progress.waiting("the node starts"):
         status = wait_until_serving(process, log)
+    if _all_failed(status):
+        why = "; ".join(f"GPU {gpu.index}: {gpu.reason}" for gpu in status.gpus)
+        hint = "once that is put right it serves them by itself; else: vgpuctl stop"
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"node {process.pid} runs, and serves no GPU: {why}", hint)
     print(f"node {process.pid} serves {gpus_of(status)}; log: {log}")
+    gpus.say_unserved(status.gpus)
 
 
 def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_socket: Path | None = None) -> NodeStatus:
-    """The status of the node that ``process`` has become. ``VgpuError`` if it ends or is silent for ``START_UP_S``."""
+    """The status of the node that ``process`` has become, once it serves a GPU or has failed to for ``SECOND_TRY_S``.
+    ``VgpuError`` if it ends or is silent for ``START_UP_S``."""
     import time
 
     from vgpu.node.link import ControlLink
 
-    deadline = time.monotonic() + START_UP_S
+    deadline, answered = time.monotonic() + START_UP_S, 0.0
     while True:
         if process.poll() is not None:
             raise did_not_start(log, process.returncode)
         try:
             with ControlLink(control_socket) as node:
                 if node.welcome.pid == process.pid:
-                    return node.status()
+                    status = node.status()
+                    answered = answered or time.monotonic()
+                    if not _all_failed(status) or time.monotonic() > answered + SECOND_TRY_S:
+                        return status
         except VgpuError as error:
             if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
                 raise
         if time.monotonic() > deadline:
             process.terminate()
             raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s", f"less {log}")
-        time.sleep(0.02)
+        time.sleep(0.2 if answered else 0.02)
+
+
+def _all_failed(status: NodeStatus) -> bool:
+    return all(gpu.state == "failed" for gpu in status.gpus)
 
 
 def did_not_start(log: Path, exit_code: int = Exit.FAILURE) -> VgpuError:
@@ -220,6 +238,7 @@ def status(form: OutputOption = Output.TABLE) -> None:
     )
     print()
     output.print_table(tables.GPUS, map(tables.gpu_row, told.gpus))
+    gpus.say_unserved(told.gpus)
 
 
 def gpus_of(status: NodeStatus) -> str:

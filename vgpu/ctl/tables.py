@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.output import Cell, Column, Row
-from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuReading, OutsideProcess, ProcessReading, VgpuReading
@@ -100,13 +100,13 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
     )
 
 
-def process_row(process: ProcessReading) -> Row:
-    """A row of ``PROCESSES``."""
+def process_row(process: ProcessReading, vgpu_state: str) -> Row:
+    """A row of ``PROCESSES``; ``vgpu_state``: of its vGPU."""
     return (
         str(process.pid),
         process.vgpu_id,
         str(process.gpu_index),
-        state(_doing(process)),
+        state(doing(process, vgpu_state)),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
         str(process.sm_count or ""),
@@ -158,9 +158,12 @@ def gpu_label(index: int, simulated: bool) -> str:
     return f"{index} (sim)" if simulated else str(index)
 
 
-def _doing(process: ProcessReading) -> str:
+def doing(process: ProcessReading, vgpu_state: str) -> str:
+    """What a program of a vGPU in ``vgpu_state`` does, in a word."""
     if not process.alive:
         return "died"
+    if vgpu_state in {"suspended", "dozing"}:
+        return vgpu_state
     if process.has_work:
         return "running"
     return "waiting" if process.wants else "idle"
@@ -198,7 +201,7 @@ def used_of(used_bytes: int, limit_bytes: int) -> str:
     size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(unit, 1)
     if 0 < used_bytes < size / 100:
         return f"{format_bytes(used_bytes)} / {limit}"
-    return f"{used_bytes / size:.3g} / {limit}"
+    return f"{three_digits(used_bytes / size)} / {limit}"
 
 
 def whole_seconds_ns(seconds: float) -> int:

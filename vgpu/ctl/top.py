@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from vgpu.ctl.options import Output, OutputOption
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -123,7 +123,7 @@ def parse_changes(vgpu_id: str, text: str) -> VgpuChanges:
     except ValueError as error:  # a quotation mark too few
         raise VgpuError(ErrorCode.INVALID, str(error)) from error
     except _UsageError as error:
-        said = error.format_message().replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
+        said = in_plain_words(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
         raise VgpuError(ErrorCode.INVALID, said[:1].lower() + said[1:]) from error
     return vgpus.changes_of(**{name: value for name, value in given.items() if name not in ("vgpu", "form")})
 

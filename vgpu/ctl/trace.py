@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vgpu.ctl import completion, progress
 from vgpu.ctl.exits import Exit, say
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import replaced
 
 if TYPE_CHECKING:
     from vgpu.trace.recording import Recording
@@ -78,31 +77,6 @@ def _chosen(gpu: str | None) -> list[str]:
         gpus = node.gpus()
     found = candidates("auto" if gpu is None else gpu, gpus)
     return sorted((str(one.index) for one in found), key=int)
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` once it is complete; one that is left empty, or fails, changes nothing.
-    ``VgpuError`` (invalid): it cannot be written there."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a directory")
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(None, "Permission denied")
-        try:
-            with fresh.open("wb") as file:
-                yield file
-                filled = file.tell() > 0
-            if filled:
-                fresh.replace(path)
-        finally:
-            with suppress(OSError):
-                fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise VgpuError(
-            ErrorCode.INVALID, f"cannot write {path}: {error.strerror or error}", "name another file"
-        ) from error
 
 
 def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None:

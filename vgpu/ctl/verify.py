@@ -46,7 +46,7 @@ def verify(
     """
     from vgpu.ctl import output
     from vgpu.ctl.demo import why_simulated
-    from vgpu.ctl.trace import replaced
+    from vgpu.files import replaced
     from vgpu.verify.judge import chosen
     from vgpu.verify.plan import Plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
@@ -36,6 +37,14 @@ def create(
     with ControlLink() as node, progress.waiting("making a vGPU"):
         vgpu = node.create(wanted.spec, wanted.gpu)
     warn(vgpu)
+    try:
+        _print_made(vgpu, form)
+    except Exception:  # whatever it is, nobody else tells the id
+        say(f"{vgpu.vgpu_id} is made", f"vgpuctl rm {vgpu.vgpu_id}")
+        raise
+
+
+def _print_made(vgpu: VgpuReading, form: Created) -> None:
     if form is Created.JSON:
         output.print_json(vgpu)
     elif form is Created.ENV:
@@ -45,6 +54,7 @@ def create(
         print(shell_lines(attachment([vgpu]).changes(os.environ)))
     else:
         print(vgpu.vgpu_id)
+    sys.stdout.flush()
 
 
 def warn(vgpu: VgpuReading) -> None:
@@ -138,7 +148,8 @@ def _print_detail(detail: VgpuDetail) -> None:
                 print(f"{word:<10}{line}")
     if detail.processes:
         print()
-        output.print_table(tables.PROCESSES, map(tables.process_row, detail.processes))
+        rows = [tables.process_row(process, detail.vgpu.state) for process in detail.processes]
+        output.print_table(tables.PROCESSES, rows)
 
 
 def _moving(vgpu: VgpuReading) -> dict[str, str]:
@@ -173,12 +184,13 @@ def ps(
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
         found = node.processes(vgpu)
+        states = {one.vgpu_id: one.state for one in node.list()} if form is Output.TABLE else {}
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
         output.print_json([*found.processes, *outside])
     else:
-        rows = [*map(tables.process_row, found.processes), *map(tables.outside_row, outside)]
-        output.print_table(tables.PROCESSES, rows)
+        rows = [tables.process_row(process, states.get(process.vgpu_id, "")) for process in found.processes]
+        output.print_table(tables.PROCESSES, [*rows, *map(tables.outside_row, outside)])
     for index in found.silent_gpus:
         say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
 

@@ -22,6 +22,7 @@ from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
 from vgpu.paths import NodePaths
+from vgpu.stage.signals import cause_of
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +54,10 @@ def main() -> None:
         to_stderr("node")
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
         run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
-    except VgpuError as error:
+    except (VgpuError, BaseExceptionGroup) as raised:
+        error = cause_of(raised)
+        if not isinstance(error, VgpuError):
+            raise
         sys.exit(report(error))
 
 

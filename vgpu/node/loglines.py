@@ -60,6 +60,15 @@ def parsed_all(lines: Iterable[str], source: str, after_unix_s: float = 0.0) -> 
             yield line
 
 
+def last_words(lines: Iterable[str]) -> str:
+    """Why the GPU Server that wrote ``lines`` has ended, as far as it says; its brokers write there, too."""
+    # Python draws a frame of these around a group of exceptions.
+    told = [line for line in parsed_all(lines, "gpu") if line.text.strip(" +-|") and line.source == "gpu"]
+    if not told or told[-1].level in {"debug", "info", "warning"}:  # it was well when it was ended
+        return ""
+    return str(told[-1].fields.get("reason") or told[-1].text.strip(" +-|"))
+
+
 def merged(logs: Iterable[Iterable[Line]]) -> list[Line]:
     """Several logs by time. Within one of them the order stays as it was written."""
     dated: list[tuple[float, Line]] = []

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.logfiles import trim
+from vgpu.node.loglines import last_words
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
@@ -31,6 +32,7 @@ READY_S: Final = 30.0  # NVML on a machine with many GPUs and no persistence tak
 LONGEST_PAUSE_S: Final = 5.0
 SETTLED_S: Final = 10.0
 STOP_S: Final = 8.0
+_LAST_BYTES: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ class Servers:
             os.close(pidfd)
             with suppress(ChildProcessError):  # one that was found is nobody's child here
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
-        server.reason = f"its server ended; see {server.log_path}"
+        said = await trio.to_thread.run_sync(_last_words, server.log_path)
+        server.reason = f"its server ended{said and f': {said}'}; see {server.log_path}"
 
     async def _greet(self, path: Path) -> tuple[MessageStream, int]:
         link, welcome = await open_link(path, Hello())
@@ -197,6 +200,15 @@ class Servers:
                     if server.pid:
                         await server.stopped.wait()
                 return
+
+
+def _last_words(log_path: Path) -> str:
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            return last_words(file.read().decode(errors="replace").splitlines())
+    except OSError:
+        return ""
 
 
 def gpu_count() -> int:

@@ -27,7 +27,7 @@ from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
 from vgpu.node.survey import SILENT, Survey
-from vgpu.paths import NodePaths
+from vgpu.paths import NodePaths, unusable
 from vgpu.precedence import keep_all
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
@@ -382,16 +382,20 @@ def _not_served(index: int, reason: str) -> VgpuError:
 
 
 def prepare(paths: NodePaths) -> None:
-    """The node's directories, with the permissions that let owners of vGPUs reach their own and nothing else."""
+    """The node's directories, with the permissions that let owners of vGPUs reach their own and nothing else.
+    ``VgpuError``: one of them cannot be had."""
     shared = 0o711 if os.geteuid() == 0 else 0o700
-    for directory, mode in (
-        (paths.runtime, 0o755 if os.geteuid() == 0 else 0o700),
-        (paths.runtime / "gpus", 0o700),
-        (paths.runtime / "vgpus", shared),
-        (paths.state, 0o700),
-        (paths.logs, 0o700),
+    for directory, mode, variable in (
+        (paths.runtime, 0o755 if os.geteuid() == 0 else 0o700, "VGPU_RUNTIME_DIR"),
+        (paths.runtime / "gpus", 0o700, "VGPU_RUNTIME_DIR"),
+        (paths.runtime / "vgpus", shared, "VGPU_RUNTIME_DIR"),
+        (paths.state, 0o700, "VGPU_STATE_DIR"),
+        (paths.logs, 0o700, "VGPU_STATE_DIR"),
     ):
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unusable(directory, error, variable) from error
         _own(directory, mode)
 
 

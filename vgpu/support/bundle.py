@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import replaced
 from vgpu.support.parts import Part
 
 README: Final = """What `vgpuctl support bundle` found on a machine that runs st-vgpu: versions, doctor's findings,
@@ -26,10 +25,12 @@ OPEN: Final = "Names of users and paths stand here as they are (--no-redact)."
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """``files``: name and size in bytes of each, uncompressed. ``missing``: name and why it is not there."""
+    """``files``: name and size in bytes of each, uncompressed. ``missing``: name and why it is not there.
+    ``size``: of the bundle."""
 
     files: tuple[tuple[str, int], ...]
     missing: tuple[tuple[str, str], ...]
+    size: int
 
 
 def write(
@@ -47,39 +48,26 @@ def write(
     folder = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
     files: list[tuple[str, int]] = []
     missing: list[tuple[str, str]] = []
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-        fresh = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                with tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with replaced(path, private=True) as file:
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
 
-                    def put(name: str, text: str) -> None:
-                        data = redact(text).encode(errors="backslashreplace")
-                        entry = tarfile.TarInfo(f"{folder}/{name}")
-                        entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
-                        archive.addfile(entry, io.BytesIO(data))
-                        files.append((name, len(data)))
+            def put(name: str, text: str) -> None:
+                data = redact(text).encode(errors="backslashreplace")
+                entry = tarfile.TarInfo(f"{folder}/{name}")
+                entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
+                archive.addfile(entry, io.BytesIO(data))
+                files.append((name, len(data)))
 
-                    for part in parts:
-                        show(part.name)
-                        try:
-                            text = part.read()
-                        except Exception as error:  # whatever it is, it is what a maintainer wants to know
-                            missing.append((part.name, redact(str(error) or repr(error))))
-                            continue
-                        put(part.name, text)
-                    put("README.txt", _readme(files, missing, redacted=redacted))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise VgpuError(ErrorCode.INVALID, f"cannot write {path}: {reason}", "name another file: -o FILE") from error
-    return Made(tuple(files), tuple(missing))
+            for part in parts:
+                show(part.name)
+                try:
+                    text = part.read()
+                except Exception as error:  # whatever it is, it is what a maintainer wants to know
+                    missing.append((part.name, redact(str(error) or repr(error))))
+                    continue
+                put(part.name, text)
+            put("README.txt", _readme(files, missing, redacted=redacted))
+        return Made(tuple(files), tuple(missing), file.tell())
 
 
 def _readme(files: Iterable[tuple[str, int]], missing: Iterable[tuple[str, str]], *, redacted: bool) -> str:

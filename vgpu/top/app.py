@@ -251,7 +251,7 @@ class Top(App[None]):
             if row.processes is None:
                 continue
             for process in row.processes:
-                yield key, process_line(process, width, self._glyphs)
+                yield key, process_line(process, row.vgpu.state, width, self._glyphs)
             if not row.processes:
                 yield key, programs_line(row, width, self._glyphs)
 

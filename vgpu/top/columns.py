@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vgpu.ctl.tables import rounded_ns, token_rate
+from vgpu.ctl.tables import doing, rounded_ns, token_rate
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
 from vgpu.top.model import Choice, Row
@@ -122,15 +122,15 @@ def state_style(word: str) -> str:
     return _STATE_STYLES.get(word, "warn")
 
 
-COLUMN_WIDTHS: Final = {"held": 12, "memory": 12}
+COLUMN_WIDTHS: Final = {"held": 12, "memory": 13}
 SPARK_TITLE: Final = f"LAST {SPARK_SPAN_S // 60} MIN"
 COLUMNS: Final = (
     Column("VGPU", "vgpu", 13, 13, 99, plain(lambda vgpu: vgpu.vgpu_id, lambda vgpu: "id")),
-    Column("NAME", "name", 4, 24, 70, plain(lambda vgpu: vgpu.name or "")),
+    Column("NAME", "name", 4, 24, 85, plain(lambda vgpu: vgpu.name or "")),
     Column("GPU", "gpu", 4, 4, 60, plain(lambda vgpu: str(vgpu.gpu_index)), right=True),
     Column("STATE", "state", 8, 10, 95, plain(state_word, lambda vgpu: state_style(state_word(vgpu)))),
     Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),
-    Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=80),
+    Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=74),
     Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
     Column("TOKENS/S", "tokens", 8, 9, 96, plain(token_rate), right=True),
     Column(SPARK_TITLE, "", 10, 40, 75, _history),
@@ -282,14 +282,14 @@ def row_line(row: Row, made: Layout, now_unix_s: float, glyphs: Glyphs, *, selec
     return tuple(spans)
 
 
-def process_line(process: ProcessReading, width: int, glyphs: Glyphs) -> Line:
-    """A program of an expanded vGPU."""
-    doing = "died" if not process.alive else "running" if process.has_work else "waiting" if process.wants else "idle"
+def process_line(process: ProcessReading, vgpu_state: str, width: int, glyphs: Glyphs) -> Line:
+    """A program of an expanded vGPU in ``vgpu_state``."""
+    word = doing(process, vgpu_state)
     memory = format_bytes(process.memory_bytes + process.memory_implicit_bytes)
     facts = [
         Span(f"   {glyphs.branch} ", "dim"),
         Span(f"{process.pid:>7}  "),
-        Span(f"{doing:<8}", state_style(doing)),
+        Span(f"{word:<9}", state_style(word)),
         Span(f"{memory:>9}  "),
         Span(f"{short_duration(process.busy_ns):>5} on the GPU  ", "dim"),
     ]

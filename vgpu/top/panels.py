@@ -12,7 +12,7 @@ from vgpu.protocol.messages import GpuReading
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
 from vgpu.top.model import SPAN_S, Choice, History, Model, Remark
-from vgpu.units import counted, format_bytes, format_duration
+from vgpu.units import counted, format_bytes, format_duration, three_digits
 
 TALL: Final = 3
 """Lines of a GPU where there is room."""
@@ -78,7 +78,7 @@ def _tall(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs:
         (6, (Span(name),)),
         (5, (_mode(gpu),)),
         (8, _state(gpu)),
-        (4, (Span(f"{gpu.guaranteed_ratio * 100:.3g} % promised", "dim"),)),
+        (4, (Span(f"{three_digits(gpu.guaranteed_ratio * 100)} % promised", "dim"),)),
     ]
     if gpu.outside:
         used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
@@ -128,7 +128,7 @@ def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
     told = (
         ("held", gpu.held_ratio, "held", f"{gpu.held_ratio * 100:5.1f} %"),
         ("busy", gpu.busy_ratio, "busy", f"{gpu.busy_ratio * 100:5.1f} %"),
-        ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>12}"),
+        ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>13}"),
     )
     texts = sum(len(name) + 2 + len(text) for name, _, _, text in told) + 2 * (len(told) - 1)
     length = max(0, (width - texts) // len(told))

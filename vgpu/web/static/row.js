@@ -155,7 +155,7 @@ export class Row {
     while (this.processes.rows.length > processes.length) this.processes.deleteRow(-1);
     processes.forEach((process, i) => {
       const row = this.processes.rows[i] ?? this.processes.insertRow();
-      const state = !process.alive ? "ended" : process.has_work ? "has work" : process.wants ? "wants" : "idle";
+      const state = !process.alive ? "died" : asleep(this.vgpu) ? this.vgpu.state : process.has_work ? "running" : process.wants ? "waiting" : "idle";
       [String(process.pid), process.command, state, bytes(process.memory_bytes + process.memory_implicit_bytes), duration(process.busy_ns),
         many(process.launches), process.gate_waits ? `${many(process.gate_waits)}, ${duration(process.gate_wait_ns)}` : "none"]
         .forEach((text, j) => say(row.cells[j] ?? row.insertCell(), text));

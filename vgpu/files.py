@@ -1,0 +1,64 @@
+"""Files that people name for what we write: whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from vgpu.errors import ErrorCode, VgpuError
+
+
+@contextmanager
+def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` once it is complete; one that is left empty, or fails, changes nothing.
+    A link stays, and leads to it. What is there and is no regular file (a device, a FIFO) stays, too, and is written
+    to. ``private``: for nobody else to read. ``VgpuError`` (invalid): it cannot be written there."""
+    try:
+        if not _stays(path):
+            with _in_place_of(Path(os.path.realpath(path)), private=private) as file:
+                yield file
+            return
+        whole = io.BytesIO()
+        yield whole
+        if whole.tell() > 0:  # to open a FIFO in vain would end it for its reader
+            with path.open("wb") as file:
+                file.write(whole.getbuffer())
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.INVALID, f"cannot write {path}: {error.strerror or error}", "name another file"
+        ) from error
+
+
+def _stays(path: Path) -> bool:
+    """Whether something is there that is no regular file. ``OSError``: it cannot be written."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "it is a directory")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(None, "Permission denied")
+    return not stat.S_ISREG(mode)
+
+
+@contextmanager
+def _in_place_of(path: Path, *, private: bool) -> Iterator[IO[bytes]]:
+    fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            filled = file.tell() > 0
+            file.flush()
+            os.fsync(descriptor)
+        if filled:
+            fresh.replace(path)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
