@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.leases import Mode, Served, Statement, VgpuKey
+from gpuserver.core.leases import Book, Mode, Served, Statement, VgpuKey
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
@@ -74,8 +74,8 @@ class Place:
     environment: Mapping[str, str]
 
 
-def no_statement(record: VgpuRecord) -> Statement:
-    """Of a vGPU that the scheduler does not know (yet, or any more)."""
+def statement_of(record: VgpuRecord, book: Book) -> Statement:
+    """Of a vGPU that does not compete now, or no more: it wants and holds nothing, and its account is what it was."""
     share = record.share
     return Statement(
         vgpu=record.key,
@@ -88,12 +88,12 @@ def no_statement(record: VgpuRecord) -> Statement:
         throttled=False,
         barred=False,
         waiting_since_ns=None,
-        lag_ns=0,
-        bucket_ns=0,
-        held_ns=0,
-        busy_ns=0,
-        overuse_ns=0,
-        tokens=0,
+        lag_ns=book.lag_ns,
+        bucket_ns=book.bucket_ns,
+        held_ns=book.held_ns,
+        busy_ns=book.busy_ns,
+        overuse_ns=book.overuse_ns,
+        tokens=book.tokens,
     )
 
 

@@ -292,7 +292,7 @@ class GpuServer:
             if vgpu.still:
                 await self.suspension.let_go(vgpu)
         self.gather()
-        self.tokens.remove(vgpu.record.key)
+        vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         await self.brokers.dismiss(vgpu, removed=True)
         with trio.move_on_after(LEAVE_S):
@@ -317,7 +317,7 @@ class GpuServer:
 
     def forget(self, vgpu: Vgpu) -> None:
         """It is another server's, with its broker and its door."""
-        self.tokens.remove(vgpu.record.key)
+        vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         self._strike_off(vgpu)
         self.gather()

@@ -10,7 +10,7 @@ import trio
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
-from gpuserver.core.leases import Share
+from gpuserver.core.leases import Book, Share
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -99,7 +99,8 @@ class Vgpu:
     counted. ``shown``: the most of that, and of what others count, that was told. ``seen``: who was reported in which
     slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
     ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
-    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
+    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last. ``closed``: its
+    account when the scheduler forgot it for ever.
     """
 
     record: VgpuRecord
@@ -121,6 +122,7 @@ class Vgpu:
     compared: set[Process] = field(default_factory=set)
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
+    closed: Book | None = None
     still: bool = False
     dozing: tuple[Process, ...] = ()
     lends: bool = False

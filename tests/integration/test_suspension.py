@@ -67,6 +67,42 @@ def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNod
     assert sum(on_gpu(node).values()) > 70 * GIB
 
 
+def test_its_counters_go_on_meanwhile_over_a_restart_and_to_its_end(
+    node: SimulatedNode, programs: list[Worker]
+) -> None:
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    programs.append(Worker(node, vgpu, GIB))
+    told: list[tuple[int, ...]] = [(0, 0, 0, 0)]
+
+    def goes_on() -> bool:
+        """False once it is gone."""
+        reading = node.reading(vgpu.vgpu_id)
+        if reading is None:
+            return False
+        told.append((reading.tokens, reading.held_ns, reading.busy_ns, reading.overuse_ns))
+        assert all(now >= before for before, now in zip(*told[-2:], strict=True)), told
+        return True
+
+    eventually(lambda: goes_on() and min(told[-1][:3]) > 0, "it has had the GPU")
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        assert goes_on()
+        assert link.inspect(vgpu.vgpu_id).vgpu.tokens == told[-1][0]
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: state(node, vgpu) == "restarting", "its server is gone")
+    eventually(lambda: state(node, vgpu) == "suspended", "its server is back")
+    assert goes_on()
+    with node.link() as link:
+        link.resume(vgpu.vgpu_id)
+        assert goes_on()
+        programs[0].goes_on()
+        assert goes_on()
+        removal = threading.Thread(target=link.remove, args=(vgpu.vgpu_id,), kwargs={"force": True})
+        removal.start()
+        eventually(lambda: not goes_on(), "it is gone")
+        removal.join()
+
+
 def test_a_new_program_is_turned_away_meanwhile(node: SimulatedNode) -> None:
     vgpu = node.create(sm_percent=30, memory_bytes="4G")
     with node.link() as link:
