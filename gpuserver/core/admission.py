@@ -113,14 +113,15 @@ def admit(
 ) -> Refusal | None:
     """None where ``new`` fits beside ``present``, else the reason and the largest that would fit.
 
-    ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory may be oversubscribed.
+    ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory takes turns on the card with that of
+    others, and has to fit the card alone.
     """
     free_bytes = max(0, card_bytes - sum(d.memory_bytes for d in present))
-    ceiling = card_bytes if swap else free_bytes
-    if new.memory_bytes > ceiling:
+    if new.memory_bytes > (card_bytes if swap else free_bytes):
+        left = f"the card has {_gib(card_bytes)}" if swap else f"{_gib(free_bytes)} of {_gib(card_bytes)} are left"
         return Refusal(
-            f"{_gib(new.memory_bytes)} of memory asked for, {_gib(ceiling)} of {_gib(card_bytes)} are left",
-            largest_memory_bytes=ceiling,
+            f"{_gib(new.memory_bytes)} of memory asked for, {left}",
+            largest_memory_bytes=card_bytes if swap else free_bytes,
         )
     shares = [d.share for d in present]
     if overcommit or fits(mode, [*shares, new.share]):

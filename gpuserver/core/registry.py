@@ -20,6 +20,7 @@ from fractions import Fraction
 from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_ratio
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.partition import Partition, partition
+from vgpu.choices import Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 from vgpu.units import format_bytes
@@ -73,6 +74,11 @@ class VgpuRecord:
         """What others have to leave to it."""
         soft = self.suspended or self.spec.overcommit
         return Demand(NOTHING if soft else self.share, self.guaranteed_memory_bytes)
+
+    @property
+    def swaps(self) -> bool:
+        """Its plain memory can leave the card, and is on it whole while it runs."""
+        return self.spec.oversubscribe is Oversubscribe.SWAP
 
     @property
     def borrows(self) -> bool:
@@ -349,8 +355,12 @@ class Registry:
             self.mode,
             self.card.total_memory_bytes,
             [*(other.demand for other in others), Demand(NOTHING, self.occupied_bytes)],
-            Demand(NOTHING if changed.suspended else changed.share, changed.guaranteed_memory_bytes),
+            Demand(
+                NOTHING if changed.suspended else changed.share,
+                changed.promised_memory_bytes if changed.swaps else changed.guaranteed_memory_bytes,
+            ),
             overcommit=changed.spec.overcommit,
+            swap=changed.swaps,
         )
         if refusal is not None:
             raise refusal_error(refusal, changed.spec)

@@ -195,7 +195,7 @@ class Vgpu:
     @property
     def swaps(self) -> bool:
         """Its plain memory can leave the card."""
-        return self.record.spec.oversubscribe is Oversubscribe.SWAP
+        return self.record.swaps
 
     @property
     def movable_bytes(self) -> int:

@@ -247,6 +247,21 @@ def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() 
     assert "leave out --oversubscribe" in caught.value.hint
 
 
+def test_what_is_swapped_has_to_fit_the_card_alone() -> None:
+    found = registry(card=Card(16 * GIB, 132))
+    create(found, "a", sm_percent=30, memory_bytes="12G")
+    error = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=20, memory_bytes="300G", oversubscribe="swap")
+    assert str(error) == "300 GiB of memory asked for, the card has 16 GiB; the largest that fits: --mem 16384M"
+    for name in ("b", "c"):
+        create(found, name, sm_percent=20, memory_bytes="16G", oversubscribe="swap")
+    found.suspend("b")
+    for vgpu_id in ("b", "c"):
+        with pytest.raises(VgpuError, match="the card has 16 GiB"):
+            found.change(vgpu_id, VgpuChanges.parse(memory_bytes="17G"), 0)
+    found.resume("b")
+    assert found.guaranteed_memory_bytes == 12 * GIB
+
+
 def test_a_group_needs_temporal_mode() -> None:
     with pytest.raises(VgpuError, match="spatial mode") as caught:
         create(registry(Mode.SPATIAL), "a", sm_percent=30, group="train")
