@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -82,9 +83,14 @@ def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
     ("fields", "offer"),
     [
         ({"largest_memory_bytes": 3 * GIB + 5}, "the largest that fits: --mem 3072M"),
-        ({"largest_memory_bytes": 1 << 20}, "the largest that fits: --mem 1M"),
-        ({"largest_memory_bytes": (1 << 20) - 1}, None),
+        ({"largest_memory_bytes": 64 << 20}, "the largest that fits: --mem 64M"),
+        ({"largest_memory_bytes": (64 << 20) - 1}, None),
         ({"largest_guarantee_ppm": 204_999}, "the largest that fits: --sm 40.9"),  # of half the time
+        (
+            {"largest_guarantee_ppm": 204_999, "largest_memory_bytes": 3 * GIB},
+            "the largest that fits: --sm 40.9 --mem 3072M",
+        ),
+        ({"largest_guarantee_ppm": 204_999, "largest_memory_bytes": 0}, None),
         ({"largest_guarantee_ppm": 5_000}, "the largest that fits: --sm 1"),
         ({"largest_guarantee_ppm": 4_999}, None),
         (
@@ -92,21 +98,79 @@ def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
             "the largest that fits: --sm 12.3 or --quota-request 45",
         ),
         ({"largest_guarantee_ppm": 10_000, "largest_sm_mpercent": 999}, "the largest that fits: --quota-request 1"),
-        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 1000}, "the largest that fits: --sm 1"),
+        (
+            {"largest_guarantee_ppm": 450_000, "largest_sm_mpercent": 12_345, "largest_memory_bytes": GIB},
+            "the largest that fits: --sm 12.3 --mem 1024M or --quota-request 45 --mem 1024M",
+        ),
+        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 6_060}, "the largest that fits: --sm 6"),  # 8 SMs
+        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 6_059}, None),
         ({"largest_guarantee_ppm": 0, "largest_sm_mpercent": 0}, None),
     ],
 )
 def test_an_offer_is_made_in_the_options_that_were_typed(fields: dict[str, int], offer: str | None) -> None:
-    error = refusal_error(Refusal("no room", **fields), VgpuSpec.parse(sm_percent=80, quota_limit_percent=50))
+    error = refusal_error(Refusal("no room", **fields), VgpuSpec.parse(sm_percent=80, quota_limit_percent=50), 132)
     assert (error.code, error.message) == (ErrorCode.NO_ROOM, "no room")
     assert error.hint == (offer or "make room: vgpuctl rm ID")
 
 
-def test_what_is_offered_does_fit() -> None:
+def test_all_that_does_not_fit_is_said_and_an_offer_for_all_of_it() -> None:
     found = registry()
-    create(found, "a", sm_percent=33.33)
-    hint = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=90).hint
-    create(found, "b", sm_percent=float(hint.split("--sm ")[1].split()[0]))
+    create(found, "a", sm_percent=55, memory_bytes="43G")
+    error = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=90, memory_bytes="98G")
+    assert error.message == (
+        "98 GiB of memory asked for, 97 GiB of 140 GiB are left; 90% of the GPU's time asked for, 45% is left"
+    )
+    assert error.hint == "the largest that fits: --sm 45 --mem 99328M"
+    create(found, "b", sm_percent=45, memory_bytes="99328M")
+
+
+OPTIONS = {
+    "--sm": "sm_percent",
+    "--mem": "memory_bytes",
+    "--mem-per-process": "process_memory_bytes",
+    "--quota-request": "quota_request_percent",
+}
+percents = st.one_of(st.integers(1, 100), st.floats(1, 100))
+sizes = st.integers(64 << 20, 140 * GIB)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> dict[str, Any]:
+    limit = draw(percents)
+    fields = {
+        "sm_percent": draw(percents),
+        "memory_bytes": draw(st.none() | sizes),
+        "process_memory_bytes": draw(st.none() | sizes),
+        "quota_limit_percent": limit,
+        "quota_request_percent": draw(st.none() | st.floats(1, limit)),
+        "overcommit": draw(st.sampled_from([False, False, True])),
+    }
+    if fields["memory_bytes"] is not None and fields["process_memory_bytes"] is not None:
+        fields["process_memory_bytes"] = min(fields["process_memory_bytes"], fields["memory_bytes"])
+    if draw(st.booleans()):
+        fields["fraction"] = fields["sm_percent"] / 100
+        if draw(st.booleans()):
+            fields["sm_percent"] = None
+    return fields
+
+
+@pytest.mark.parametrize("mode", Mode)
+@given(st.lists(asked(), min_size=2, max_size=12), st.sampled_from([132, 144, 7]))
+def test_what_is_offered_is_admitted_as_it_is_typed(mode: Mode, all_asked: list[dict[str, Any]], sm_count: int) -> None:
+    found = registry(mode, Card(140 * GIB + 12345, sm_count))
+    for n, fields in enumerate(all_asked):
+        hint = ""
+        try:
+            found.create(f"v{n}", VgpuSpec.parse(**fields), ME, 0)
+        except VgpuError as error:
+            hint = error.hint
+        _, _, offers = hint.partition("the largest that fits: ")
+        for offer in offers.split(" or ") if offers else ():
+            words = offer.split()
+            changes = {OPTIONS[name]: value for name, value in zip(words[::2], words[1::2], strict=True)}
+            found.create("offered", VgpuSpec.parse(**(fields | changes)), ME, 0)
+            found.remove("offered")
+    found.check()
 
 
 def test_memory_is_promised_once_whatever_the_compute() -> None:
