@@ -145,7 +145,7 @@ def vgpu_reading(
         memory_implicit_bytes=implicit,
         memory_peak_bytes=peak_bytes(vgpu),
         memory_refusals=counts.refusals,
-        memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
+        memory_refused_bytes=vgpu.refused_bytes,
         processes=len(vgpu.alive),
         launches=counts.launches,
         broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,

@@ -301,6 +301,7 @@ class GpuServer:
             with suppress(ProcessLookupError):
                 os.kill(vgpu.broker.pid, signal.SIGKILL)
         await vgpu.left.wait()
+        self.housekeeping.tell_refusals(vgpu)
         self._strike_off(vgpu)
         self._close_door(vgpu)
         written = await self.remember()
@@ -406,6 +407,7 @@ class GpuServer:
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
+            self.housekeeping.tell_refusals(vgpu)
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()

@@ -67,6 +67,8 @@ class Past:
 
     refusals: int = 0
     launches: int = 0
+    refused_bytes: int = 0
+    """Of the last one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Vgpu:
     ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
-    counted. ``shown``: the most of that, and of what others count, that was told. ``seen``: who was reported in which
+    counted. ``shown``: the most of that, and of what others count, that was told. ``refused``: how many refusals were
+    told as events, by slot and process. ``seen``: who was reported in which
     slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
     ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
     a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last. ``closed``: its
@@ -117,6 +120,7 @@ class Vgpu:
     failure: str = ""
     past: Past = Past()
     shown: Past = Past()
+    refused: dict[tuple[int, Process], int] = field(default_factory=dict)
     seen: dict[int, Process] = field(default_factory=dict)
     companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
     compared: set[Process] = field(default_factory=set)
@@ -165,6 +169,24 @@ class Vgpu:
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
         return bounded(self.past.refusals + (0 if self.activity is None else self.activity.refusals))
+
+    @property
+    def refused_bytes(self) -> int:
+        """Size of the last allocation that was refused, of those that are here or, without one, of those that were."""
+        return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.past.refused_bytes)
+
+    def new_refusals(self) -> tuple[int, int]:
+        """How many allocations were refused since this was asked last, and the size of the last one; of a process that
+        has ended, too, for as long as it has its slot."""
+        told, self.refused = self.refused, {}
+        count = size = 0
+        for slot in self.slots:
+            name = slot.index, Process(slot.pid, slot.start_time)
+            self.refused[name] = slot.refusals
+            if slot.refusals > told.get(name, 0):
+                count += slot.refusals - told.get(name, 0)
+                size = max(size, slot.refused_bytes)
+        return bounded(count), size
 
     @property
     def used_bytes(self) -> int:
@@ -264,7 +286,9 @@ class Vgpu:
         if self.activity is not None:
             reading = self.activity.read_slot(slot)
             self.past = Past(
-                bounded(self.past.refusals + reading.refusals), bounded(self.past.launches + reading.launches)
+                bounded(self.past.refusals + reading.refusals),
+                bounded(self.past.launches + reading.launches),
+                reading.refused_bytes if reading.refusals else self.past.refused_bytes,
             )
 
     def show(self, record: VgpuRecord) -> None:
@@ -305,6 +329,7 @@ class Vgpu:
             raise
         self._drop_activity()
         self.activity, self.activity_fd = page, descriptor
+        self.new_refusals()  # whoever had the page has told of those in it
 
     def make_activity(self) -> None:
         page = ActivityPage.create(self.generation)

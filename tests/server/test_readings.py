@@ -82,8 +82,8 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
 
 def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     """A process is dead in its page before its broker has said so: in neither sum are its counts then."""
-    live = SimpleNamespace(index=0, state=SlotState.ACTIVE, refusals=2, launches=1000)
-    dead = SimpleNamespace(index=0, state=SlotState.DEAD, refusals=2, launches=1000)
+    live = SimpleNamespace(index=0, state=SlotState.ACTIVE, refusals=2, launches=1000, refused_bytes=7)
+    dead = SimpleNamespace(index=0, state=SlotState.DEAD, refusals=2, launches=1000, refused_bytes=7)
     other = SimpleNamespace(index=1, state=SlotState.ACTIVE, refusals=1, launches=10)
 
     def page(*slots: SimpleNamespace) -> Any:
@@ -97,6 +97,7 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.count_past(0)
+    assert vgpu.past.refused_bytes == 7
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = None
     assert vgpu.show_counts() == Past(3, 1010)
