@@ -18,7 +18,7 @@ from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.logs import to_stderr
+from vgpu.logs import CANNOT_SERVE, to_stderr
 from vgpu.paths import NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
@@ -51,7 +51,7 @@ def main() -> None:
         to_stderr("server", gpu=settings.index)
         run(settings)
     except VgpuError as error:
-        log.error("cannot serve", gpu=settings.index, code=error.code.value, reason=str(error))
+        log.error(CANNOT_SERVE, gpu=settings.index, code=error.code.value, reason=str(error))
         sys.exit(1)
 
 

@@ -41,6 +41,8 @@ LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical"
 """As everywhere in Python; structlog's filters take the numbers."""
 PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """The journal's: syslog(3)."""
+CANNOT_SERVE: Final = "cannot serve"
+"""The last event of a GPU Server that ends because of ``reason``; the node looks for it."""
 _STDERR: Final = 2
 _FIRST: Final = ("time", "level", "process", "gpu", "vgpu", "event", "text")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -59,3 +62,26 @@ def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: Simulate
         return rows == [(changed.vgpu_id, 40.0)]
 
     eventually(written, "both in the journal once it takes them")
+
+
+def test_a_damaged_journal_is_the_reason_and_moved_away_its_gpu_is_served(node: SimulatedNode) -> None:
+    node.create(sm_percent=30, memory_bytes="1G")
+    with node.link() as link:
+        (gpu,) = link.gpus()
+    journal = node.paths.journal(gpu.uuid)
+    pid = node.server_pid()
+    os.kill(pid, signal.SIGSTOP)  # it writes once a second
+    journal.write_bytes(b"no database " * 1000)
+    journal.with_name(f"{journal.name}-wal").unlink()  # of which SQLite would heal it
+    os.kill(pid, signal.SIGKILL)
+
+    def reason() -> str:
+        with node.link() as link:
+            return link.gpus()[0].reason
+
+    told = eventually(lambda: "damaged" in (said := reason()) and said, "the reason")
+    assert told.startswith(f"its server ended: the journal {journal} is damaged: file is not a database; ")
+    subprocess.run(told.rpartition("forgotten: ")[2].split(), check=True)
+    eventually(lambda: reason() == "", "its server serves")
+    with node.link() as link:
+        assert link.list() == ()

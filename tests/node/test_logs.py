@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.errors import VgpuError
-from vgpu.logs import Form, chosen_form, chosen_level, is_journal, rendered
-from vgpu.node.logfiles import trim
+from vgpu.logs import CANNOT_SERVE, Form, chosen_form, chosen_level, is_journal, rendered
+from vgpu.node.logfiles import trim, why_not_served
 from vgpu.node.loglines import Line, Tail, Wanted, merged, parsed, parsed_all
 
 ROOT = Path(__file__).parents[2]
@@ -201,3 +201,14 @@ def test_what_is_wanted() -> None:
     assert list(filter(Wanted(level="warning"), lines)) == [trouble, trace]
     assert list(filter(Wanted(vgpu="vgpu-0"), lines)) == [trouble]
     assert list(filter(Wanted(since_unix_s=6), lines)) == []
+
+
+def test_why_a_server_could_not_serve_is_its_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "gpu-0.log"
+    assert why_not_served(path) == ""
+    said = rendered(Form.JSON, {"event": CANNOT_SERVE, "level": "error", "reason": "x; mv y z"}, NOW) + "\n"
+    for before in ("", "a library's word\n" * 2000, "é" * 9000 + "\n"):
+        path.write_text(before + said)
+        assert why_not_served(path) == "x; mv y z"
+    path.write_text(said + rendered(Form.JSON, {"event": "stopped", "level": "info"}, NOW) + "\n")
+    assert why_not_served(path) == ""

@@ -17,10 +17,14 @@ from typing import Final
 import structlog
 import trio
 
+from vgpu.logs import CANNOT_SERVE
+from vgpu.node.loglines import parsed
+
 log = structlog.get_logger(__name__)
 
 FULL_BYTES: Final = 8 << 20
 LOOK_S: Final = 30.0
+_TAIL_BYTES: Final = 1 << 14
 
 
 def trim(path: Path, full_bytes: int = FULL_BYTES) -> bool:
@@ -43,6 +47,19 @@ def trim(path: Path, full_bytes: int = FULL_BYTES) -> bool:
         raise
     os.truncate(path, 0)
     return True
+
+
+def why_not_served(path: Path) -> str:
+    """Why the GPU Server that wrote last into ``path`` could not serve, by its last line; "" if that says no such
+    thing, or there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            tail = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    last = parsed(tail.rstrip("\n").rpartition("\n")[2], "")
+    return str(last.fields.get("reason", "")) if last.text == CANNOT_SERVE else ""
 
 
 async def keep_small(paths: Iterable[Path], look_s: float = LOOK_S) -> None:

@@ -19,7 +19,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.logfiles import trim
+from vgpu.node.logfiles import trim, why_not_served
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
@@ -132,7 +132,8 @@ class Servers:
             os.close(pidfd)
             with suppress(ChildProcessError):  # one that was found is nobody's child here
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
-        server.reason = f"its server ended; see {server.log_path}"
+        why = why_not_served(server.log_path)
+        server.reason = f"its server ended: {why}" if why else f"its server ended; see {server.log_path}"
 
     async def _greet(self, path: Path) -> tuple[MessageStream, int]:
         link, welcome = await open_link(path, Hello())
