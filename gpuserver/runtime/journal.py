@@ -216,7 +216,8 @@ class Journal:
             self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES ({_PLACES})", rows)
             self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
+                self._database.execute("ROLLBACK")
             raise
 
 

@@ -127,6 +127,19 @@ def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> Non
     assert (row.next_epoch, remembered) == (server.next_epoch + EPOCH_RESERVE, rows(2))
 
 
+def test_why_a_write_fails_is_told_where_sqlite_has_rolled_back_by_itself(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(server, rows(2))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("CREATE TRIGGER full BEFORE INSERT ON vgpu BEGIN SELECT RAISE(ROLLBACK, 'disk full'); END")
+    with pytest.raises(sqlite3.IntegrityError, match=r"^disk full$"):
+        journal.write(server, rows(1))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("DROP TRIGGER full")
+    journal.write(server, rows(2))
+    assert begun(path)[1] == rows(2)
+
+
 def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) -> None:
     server, _ = journal.begin()
     journal.write(replace(server, next_epoch=77), rows(2))
