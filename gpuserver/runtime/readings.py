@@ -262,8 +262,9 @@ def warnings_on(
     record = vgpu.record
     if record.partition is None:
         managed = record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated
-        return (*((HAZARD,) if managed else ()), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
-    warnings = []
+        hazards = (HAZARD,) if managed else ()
+        return (*hazards, *warnings_on_use(vgpu), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
+    warnings = [*warnings_on_use(vgpu)]
     if record.spec.idle_suspend_ns:
         warnings.append("It is not suspended when it is idle (--idle-suspend): MPS does not allow that.")
     granted = record.partition.granted_sms
@@ -298,6 +299,15 @@ def warnings_on(
     if mps_reason:
         warnings.append(f"There is no MPS daemon, and no process can start: {mps_reason}.")
     return tuple(warnings)
+
+
+def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:
+    """That it has more than it may: its limit was lowered, or its contexts and modules do not fit it."""
+    used, limit = vgpu.used_bytes, vgpu.record.memory_limit_bytes
+    if used <= limit:
+        return ()
+    text = f"Its programs have {format_bytes(used)} of {format_bytes(limit)}: they keep it, and are refused more."
+    return (text,)
 
 
 def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import Priority, Served, Statement
-from gpuserver.core.registry import Owner
+from gpuserver.core.leases import Mode, Priority, Served, Statement
+from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime import readings
-from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_when_idle
+from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_on, warnings_when_idle
 from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.spec import VgpuSpec
 
@@ -78,6 +79,18 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
     assert told("10m", 1000, "no") == "It cannot be suspended when it is idle: no. It is tried again."
     monkeypatch.setattr(readings.os, "geteuid", lambda: 0)
     assert told("10m", 1001) == ""
+
+
+def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
+    def told(used_mib: int, limit: str) -> tuple[str, ...]:
+        spec = VgpuSpec.parse(sm_percent=30, memory_bytes=limit)
+        record = Registry(Card(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
+        vgpu = SimpleNamespace(record=record, used_bytes=used_mib << 20, unmoved="", dozing=(), swaps=False)
+        return warnings_on(cast(Vgpu, vgpu), [record], "")
+
+    assert told(256, "256M") == ()
+    assert told(482, "256M") == ("Its programs have 482 MiB of 256 MiB: they keep it, and are refused more.",)
+    assert told(482, "1G") == ()
 
 
 def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
