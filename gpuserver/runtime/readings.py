@@ -182,12 +182,13 @@ def _state(
 
 
 def peak_bytes(vgpu: Vgpu) -> int:
-    """The most that its processes can have had together: each its own peak, beside what is implicit now."""
-    return vgpu.grants.implicit_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
+    """The most that its processes can have had together: each its own peak, of its allocations and what is implicit."""
+    return vgpu.implicit_peak_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
 
 
 def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
-    """What there is to conclude a size from."""
+    """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
+    restart nobody knows how much less."""
     record = vgpu.record
     return Seen(
         vgpu=record.spec.name or record.vgpu_id,
@@ -195,7 +196,7 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
         busy_ratio=usage.busy_ratio(record.key),
         limit_ppm=record.share.limit_ppm,
         temporal=mode is Mode.TEMPORAL,
-        memory_peak_bytes=peak_bytes(vgpu),
+        memory_peak_bytes=0 if vgpu.still else peak_bytes(vgpu),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
     )

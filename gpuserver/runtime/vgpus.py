@@ -99,7 +99,8 @@ class Vgpu:
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
     counted. ``shown``: the most of that, and of what others count, that was told. ``refused``: how many refusals were
-    told as events, by slot and process. ``seen``: who was reported in which
+    told as events, by slot and process. ``implicit_peak_bytes``: the most that was implicit of each of its processes.
+    ``seen``: who was reported in which
     slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
     ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
     a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last. ``closed``: its
@@ -121,6 +122,7 @@ class Vgpu:
     past: Past = Past()
     shown: Past = Past()
     refused: dict[tuple[int, Process], int] = field(default_factory=dict)
+    implicit_peak_bytes: int = 0
     seen: dict[int, Process] = field(default_factory=dict)
     companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
     compared: set[Process] = field(default_factory=set)

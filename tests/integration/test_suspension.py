@@ -16,6 +16,10 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import VgpuReading
+
+CONTEXTS = 800 << 20
+"""Of two programs: less than what they take."""
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +42,28 @@ def programs() -> Iterator[list[Worker]]:
         program.end()
 
 
+def used_and_peak(node: SimulatedNode, vgpu: VgpuReading) -> tuple[int, int]:
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    return reading.memory_used_bytes, reading.memory_peak_bytes
+
+
 def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNode, programs: list[Worker]) -> None:
     vgpu = node.create(sm_percent=80, memory_bytes="100G")
     programs += [Worker(node, vgpu, 30 * GIB), Worker(node, vgpu, 40 * GIB)]
     for program in programs:
         program.goes_on()
+    _, peak = eventually(lambda: (two := used_and_peak(node, vgpu))[1] > 70 * GIB + CONTEXTS and two, "their contexts")
     with node.link() as link:
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
     assert all(program.stands_still() for program in programs)
     assert sum(on_gpu(node).values()) == 0
+    eventually(lambda: used_and_peak(node, vgpu)[0] <= 70 * GIB, "its contexts are seen gone")
+    assert used_and_peak(node, vgpu)[1] == peak
+    with node.link() as link:
+        advice = link.inspect(vgpu.vgpu_id).advice
+        assert advice is None or "--mem" not in advice.text
     other = node.create(sm_percent=60, memory_bytes="80G")
     programs.append(Worker(node, other, 75 * GIB))
     programs[2].goes_on()

@@ -61,7 +61,7 @@ def test_who_wants_nothing_is_owed_nothing_and_keeps_its_debt() -> None:
 def test_a_peak_has_all_that_the_limit_counts() -> None:
     """Contexts, too: else a vGPU could use more than it ever had."""
     slots = tuple(SimpleNamespace(peak_bytes=size << 20) for size in (2, 5))
-    vgpu = cast(Vgpu, SimpleNamespace(grants=SimpleNamespace(implicit_bytes=480 << 20), slots=slots))
+    vgpu = cast(Vgpu, SimpleNamespace(implicit_peak_bytes=480 << 20, slots=slots))
     assert peak_bytes(vgpu) == 487 << 20
 
 
