@@ -125,7 +125,8 @@ class GpuServer:
             if kept is Mode.SPATIAL:
                 self.daemon.start()
             return kept, "kept over a restart, for the processes that are attached"
-        return self.enter_mode(self.settings.mode)
+        mode, reason = self.enter_mode(self.settings.mode)
+        return mode, "the default" if self.settings.mode == "temporal" else reason  # nobody need have asked for it
 
     def enter_mode(self, choice: ModeChoice) -> tuple[Mode, str]:
         """Make the device ready for ``choice``. ``VgpuError`` (mode) if it has to be spatial and MPS does not start."""
