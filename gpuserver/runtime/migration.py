@@ -156,7 +156,7 @@ class Migration:
         self, vgpu: Vgpu, passage: Passage, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
     ) -> Arrive:
         server, record = self._server, vgpu.record
-        book = server.tokens.books().get(record.key)
+        book = vgpu.booked(server.tokens.books().get(record.key))
         return Arrive(
             vgpu=record.vgpu_id,
             spec=record.spec,

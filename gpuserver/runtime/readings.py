@@ -108,6 +108,7 @@ def vgpu_reading(
 ) -> VgpuReading:
     """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
+    served = vgpu.show_served(Served(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
     return VgpuReading(
@@ -129,9 +130,9 @@ def vgpu_reading(
         tokens_per_second=rates.tokens_per_second,
         held_ratio=rates.held_ratio,
         busy_ratio=rates.busy_ratio,
-        tokens=statement.tokens,
-        held_ns=statement.held_ns,
-        busy_ns=statement.busy_ns,
+        tokens=served.tokens,
+        held_ns=served.held_ns,
+        busy_ns=served.busy_ns,
         overuse_ns=statement.overuse_ns,
         lag_ns=owed_ns(statement),
         throttled=statement.throttled,

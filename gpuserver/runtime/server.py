@@ -453,7 +453,7 @@ class GpuServer:
             rows = [
                 VgpuRow.of(
                     vgpu.record,
-                    books.get(vgpu.record.key),
+                    vgpu.booked(books.get(vgpu.record.key)),
                     suspended=vgpu.still,
                     passage=replace(vgpu.passage, programs=vgpu.programs),
                     dozing=vgpu.dozing,

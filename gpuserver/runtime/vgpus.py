@@ -10,7 +10,7 @@ import trio
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
-from gpuserver.core.leases import Book, Share
+from gpuserver.core.leases import Book, Served, Share
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -21,6 +21,7 @@ from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 
 NO_PROCESS = Process(0, 0)
+_UNSERVED = Served(0, 0, 0)
 _LOSS_FLAGS = {
     OnServerLoss.BLOCK: GrantsFlag(0),
     OnServerLoss.ERROR: GrantsFlag.LOSS_ERROR,
@@ -98,13 +99,12 @@ class Vgpu:
     ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
-    counted. ``shown``: the most of that, and of what others count, that was told. ``refused``: how many refusals were
-    told as events, by slot and process. ``implicit_peak_bytes``: the most that was implicit of each of its processes.
-    ``seen``: who was reported in which
-    slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
-    ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
-    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last. ``closed``: its
-    account when the scheduler forgot it for ever.
+    counted. ``shown``: the most of that, and of what others count, that was told; ``served``: of what it has had.
+    ``refused``: how many refusals were told as events, by slot and process. ``implicit_peak_bytes``: the most that was
+    implicit of each of its processes. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs
+    of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
+    was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
+    what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever.
     """
 
     record: VgpuRecord
@@ -121,6 +121,7 @@ class Vgpu:
     failure: str = ""
     past: Past = Past()
     shown: Past = Past()
+    served: Served = _UNSERVED
     refused: dict[tuple[int, Process], int] = field(default_factory=dict)
     implicit_peak_bytes: int = 0
     seen: dict[int, Process] = field(default_factory=dict)
@@ -263,6 +264,18 @@ class Vgpu:
         it, and while the page is away, nobody has what it counted."""
         self.shown = Past(max(self.shown.refusals, self.refusals), max(self.shown.launches, self.launches))
         return self.shown
+
+    def show_served(self, now: Served) -> Served:
+        """The same of what it has had: that a gap was idle, or an overlap another's, is known once it was charged."""
+        self.served = Served(*map(max, self.served, now))
+        return self.served
+
+    def booked(self, book: Book | None) -> Book | None:
+        """``book`` for the server after this one, which is to tell no less of it."""
+        if book is None:
+            return None
+        held_ns, busy_ns, _ = self.served
+        return replace(book, held_ns=max(book.held_ns, held_ns), busy_ns=max(book.busy_ns, busy_ns))
 
     @property
     def share(self) -> Share:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import Mode, Priority, Served, Statement
+from gpuserver.core.leases import Book, Mode, Priority, Served, Statement
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime import readings
 from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_on, warnings_when_idle
@@ -114,6 +114,9 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = None
     assert vgpu.show_counts() == Past(3, 1010)
+    assert [vgpu.show_served(Served(9, busy, 1)).busy_ns for busy in (4, 7, 5, 8)] == [4, 7, 7, 8]
+    book = Book(lag_ns=1, bucket_ns=1, held_ns=10, busy_ns=7, overuse_ns=1, tokens=2)
+    assert vgpu.booked(book) == replace(book, busy_ns=8)
     other.launches += 5
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1015)
