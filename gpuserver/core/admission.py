@@ -111,39 +111,49 @@ def fits(mode: Mode, shares: Sequence[Share]) -> bool:
 def admit(
     mode: Mode, card_bytes: int, present: Sequence[Demand], new: Demand, *, overcommit: bool = False, swap: bool = False
 ) -> Refusal | None:
-    """None where ``new`` fits beside ``present``, else the reason and the largest that would fit.
+    """None where ``new`` fits beside ``present``, else all that does not fit, and the largest that would.
 
-    ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory may be oversubscribed.
+    ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory takes turns on the card with that of
+    others, and has to fit the card alone.
     """
+    room = _memory_refusal(card_bytes, present, new, swap=swap)
+    time = None if overcommit else _compute_refusal(mode, [d.share for d in present], new.share)
+    if room is None or time is None:
+        return room or time
+    return replace(time, reason=f"{room.reason}; {time.reason}", largest_memory_bytes=room.largest_memory_bytes)
+
+
+def _memory_refusal(card_bytes: int, present: Sequence[Demand], new: Demand, *, swap: bool) -> Refusal | None:
     free_bytes = max(0, card_bytes - sum(d.memory_bytes for d in present))
-    ceiling = card_bytes if swap else free_bytes
-    if new.memory_bytes > ceiling:
-        return Refusal(
-            f"{_gib(new.memory_bytes)} of memory asked for, {_gib(ceiling)} of {_gib(card_bytes)} are left",
-            largest_memory_bytes=ceiling,
-        )
-    shares = [d.share for d in present]
-    if overcommit or fits(mode, [*shares, new.share]):
+    largest = card_bytes if swap else free_bytes
+    if new.memory_bytes <= largest:
+        return None
+    left = f"the card has {_gib(card_bytes)}" if swap else f"{_gib(free_bytes)} of {_gib(card_bytes)} are left"
+    return Refusal(f"{_gib(new.memory_bytes)} of memory asked for, {left}", largest_memory_bytes=largest)
+
+
+def _compute_refusal(mode: Mode, present: Sequence[Share], new: Share) -> Refusal | None:
+    if fits(mode, [*present, new]):
         return None
     if mode is Mode.TEMPORAL:
-        largest = max(0, PPM - sum(s.guarantee_ppm for s in shares))
+        largest = max(0, PPM - sum(s.guarantee_ppm for s in present))
         return Refusal(
-            f"{_percent(new.share.guarantee_ppm, PPM)} of the GPU's time asked for, {_percent(largest, PPM)} is left",
+            f"{_percent(new.guarantee_ppm, PPM)} of the GPU's time asked for, {_percent(largest, PPM)} is left",
             largest_guarantee_ppm=largest,
         )
-    guarantee = largest_guarantee(shares, new.share)
-    width = max(0, CARD_MPERCENT - sum(s.sm_mpercent for s in shares))
-    ratio = packing_ratio(mode, [*shares, new.share])
+    guarantee = largest_guarantee(present, new)
+    width = max(0, CARD_MPERCENT - sum(s.sm_mpercent for s in present))
+    ratio = packing_ratio(mode, [*present, new])
     offers = []
     if guarantee:
-        asked = _percent(new.share.sm_mpercent, CARD_MPERCENT)
+        asked = _percent(new.sm_mpercent, CARD_MPERCENT)
         offers.append(f"{asked} of the SMs for {_percent(guarantee, PPM)} of the time")
     if width >= _LEAST_MPERCENT:
         offers.append(f"{_percent(width, CARD_MPERCENT)} of the SMs all the time")
     reason = f"the guarantees together need {ratio:.2f} s of every second; beside the others there is room for "
     reason += ", or ".join(offers) or "nothing"
     if not guarantee:
-        equal = PACKING_LIMIT / packing_ratio(mode, [replace(s, guarantee_ppm=PPM) for s in [*shares, new.share]])
+        equal = PACKING_LIMIT / packing_ratio(mode, [replace(s, guarantee_ppm=PPM) for s in [*present, new]])
         reason += f"; with the same quota for all of them, {int(100 * equal)}% each would fit"
     return Refusal(reason, largest_guarantee_ppm=guarantee, largest_sm_mpercent=width)
 

@@ -45,6 +45,9 @@ class Bench:
     def books(self, now_ns: int) -> dict[VgpuKey, Book]:
         return {key: stay.book(now_ns) for key, stay in self._stays.items()}
 
+    def book(self, key: VgpuKey, now_ns: int) -> Book:
+        return self._stays[key].book(now_ns)
+
     def sit(self, key: VgpuKey, book: Book, limit_ppm: int, now_ns: int) -> None:
         self._stays[key] = _Stay(book, limit_ppm, now_ns)
 

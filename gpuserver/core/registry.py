@@ -16,13 +16,15 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_ratio
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.partition import Partition, partition
+from vgpu.choices import Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.spec import VgpuChanges, VgpuSpec
-from vgpu.units import format_bytes
+from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec
+from vgpu.units import MIB, format_bytes
 
 MAX_VGPUS = 256
 PPM = 1_000_000
@@ -73,6 +75,11 @@ class VgpuRecord:
         """What others have to leave to it."""
         soft = self.suspended or self.spec.overcommit
         return Demand(NOTHING if soft else self.share, self.guaranteed_memory_bytes)
+
+    @property
+    def swaps(self) -> bool:
+        """Its plain memory can leave the card, and is on it whole while it runs."""
+        return self.spec.oversubscribe is Oversubscribe.SWAP
 
     @property
     def borrows(self) -> bool:
@@ -349,11 +356,15 @@ class Registry:
             self.mode,
             self.card.total_memory_bytes,
             [*(other.demand for other in others), Demand(NOTHING, self.occupied_bytes)],
-            Demand(NOTHING if changed.suspended else changed.share, changed.guaranteed_memory_bytes),
+            Demand(
+                NOTHING if changed.suspended else changed.share,
+                changed.promised_memory_bytes if changed.swaps else changed.guaranteed_memory_bytes,
+            ),
             overcommit=changed.spec.overcommit,
+            swap=changed.swaps,
         )
         if refusal is not None:
-            raise refusal_error(refusal, changed.spec)
+            raise refusal_error(refusal, changed.spec, self.card.sm_count)
         self._records = settled(self.mode, records)
 
     # --- proof
@@ -399,33 +410,53 @@ def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:
     return {i: replace(s, guarantee_ppm=max(1, s.guarantee_ppm * factor_ppm // PPM)) for i, s in shares.items()}
 
 
-def refusal_error(refusal: Refusal, spec: VgpuSpec) -> VgpuError:
-    """A refusal in the options that a person typed, with the largest that would fit."""
-    offers = []
-    if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes >> 20:
-        offers.append(f"--mem {refusal.largest_memory_bytes >> 20}M")
-    if refusal.largest_sm_mpercent is not None and refusal.largest_sm_mpercent >= 1000:
-        offers.append(f"--sm {_tenths(refusal.largest_sm_mpercent / 1000)}")
-    if refusal.largest_guarantee_ppm is not None:
-        time_percent = refusal.largest_guarantee_ppm / 10_000
-        if refusal.largest_sm_mpercent is not None:
-            offers += [f"--quota-request {_tenths(time_percent)}"] if time_percent >= 1 else []
-        elif time_percent / spec.quota_request_ratio >= 1:
-            offers.append(f"--sm {_tenths(time_percent / spec.quota_request_ratio)}")
+def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int) -> VgpuError:
+    """A refusal in the options that a person typed. Whatever its hint offers is admitted, typed in place of theirs."""
+    ways: list[list[str]] = []  # for each thing that does not fit, the options of which any one makes it fit
+    if refusal.largest_sm_mpercent is not None:
+        ways.append(_partition_options(refusal, sm_count))
+    elif refusal.largest_guarantee_ppm is not None:
+        ways.append(_time_options(refusal.largest_guarantee_ppm, spec))
+    if refusal.largest_memory_bytes is not None:
+        ways.append(_memory_options(refusal.largest_memory_bytes, spec))
+    offers = [" ".join(options) for options in product(*ways)]
     hint = f"the largest that fits: {' or '.join(offers)}" if offers else "make room: vgpuctl rm ID"
     return VgpuError(ErrorCode.NO_ROOM, refusal.reason, hint)
 
 
-def _tenths(percent: float) -> str:
-    """Rounded down, so that what is offered does fit."""
-    return f"{int(percent * 10 + 1e-9) / 10:g}"
+def _time_options(largest_ppm: int, spec: VgpuSpec) -> list[str]:
+    """Of temporal mode, where the SM share and the quota are multiplied."""
+    tenths = int(largest_ppm * 1000 / (_part(spec.quota_request_ratio) * PPM))
+    return [f"--sm {tenths / 10:g}"] if tenths >= 10 else []
+
+
+def _partition_options(refusal: Refusal, sm_count: int) -> list[str]:
+    """Of spatial mode: fewer SMs, of which MPS grants whole steps, or less of the time."""
+    width = refusal.largest_sm_mpercent or 0
+    tenths = [t for t in range(10, width // 100 + 1) if partition(t / 10, sm_count).mpercent <= width]
+    options = [f"--sm {tenths[-1] / 10:g}"] if tenths else []
+    quota = (refusal.largest_guarantee_ppm or 0) // 1000
+    return options + ([f"--quota-request {quota / 10:g}"] if quota >= 10 else [])
+
+
+def _memory_options(largest_bytes: int, spec: VgpuSpec) -> list[str]:
+    largest_bytes = largest_bytes // MIB * MIB
+    if largest_bytes < SMALLEST_MEMORY_BYTES:
+        return []
+    size = f"{largest_bytes // MIB}M"
+    each = max(spec.memory_limit_bytes or 0, largest_bytes) < (spec.process_memory_bytes or 0)
+    return [f"--mem {size} --mem-per-process {size}" if each else f"--mem {size}"]
+
+
+def _part(ratio: float) -> Fraction:
+    return Fraction(ratio).limit_denominator(PPM)
 
 
 def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
     """The share that ``spec`` promises. Temporal mode (``granted`` None): time is the product of SM share and quota."""
-    compute = Fraction(1) if granted is not None else Fraction(spec.compute_ratio).limit_denominator(PPM)
-    request = Fraction(spec.quota_request_ratio).limit_denominator(PPM)
-    limit = Fraction(spec.quota_limit_percent / 100).limit_denominator(PPM)
+    compute = Fraction(1) if granted is not None else _part(spec.compute_ratio)
+    request = _part(spec.quota_request_ratio)
+    limit = _part(spec.quota_limit_percent / 100)
     guarantee_ppm = max(1, int(compute * request * PPM))
     return Share(
         guarantee_ppm=guarantee_ppm,

@@ -98,6 +98,9 @@ def advise(seen: Seen) -> Advice | None:
         return None
     percent, said = _compute(seen)
     size = _memory(seen)
+    if seen.memory_peak_bytes > seen.memory_limit_bytes:
+        had, may = format_bytes(seen.memory_peak_bytes), format_bytes(seen.memory_limit_bytes)
+        said.append(f"it had {had}, more than the {may} that it may have now")
     if seen.memory_refusals:
         said.append(
             f"it was refused memory {seen.memory_refusals} times at its {format_bytes(seen.memory_limit_bytes)}, so it "
@@ -136,7 +139,7 @@ def _compute(seen: Seen) -> tuple[float | None, list[str]]:
 
 
 def _memory(seen: Seen) -> int | None:
-    if not seen.memory_peak_bytes or seen.memory_refusals:
+    if not seen.memory_peak_bytes or seen.memory_refusals or seen.memory_peak_bytes > seen.memory_limit_bytes:
         return None
     steps = math.ceil(seen.memory_peak_bytes * HEADROOM / MEMORY_STEP_BYTES)
     return min(seen.memory_limit_bytes, steps * MEMORY_STEP_BYTES)

@@ -21,11 +21,11 @@ from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
 from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.readings import (
     Rates,
-    no_statement,
     notes_on,
     outside_process,
     process_reading,
     seen_of,
+    statement_of,
     vgpu_reading,
     warnings_on,
 )
@@ -336,11 +336,15 @@ class Control:
         return self._read(vgpu, self._server.tokens.statements().get(vgpu.record.key), time.monotonic_ns())
 
     def _read(self, vgpu: Vgpu, statement: Statement | None, now_ns: int) -> VgpuReading:
-        """``statement`` None: it is being removed, and the scheduler has forgotten it already."""
+        """``statement`` None: the scheduler does not know it, now or for ever."""
         server = self._server
-        rates = Rates() if statement is None else server.window.rates(now_ns, statement)
+        if statement is None:
+            book = vgpu.closed or server.tokens.benched(vgpu.record.key)
+            assert book is not None
+            statement = statement_of(vgpu.record, book)
+        rates = server.window.rates(now_ns, statement)
         warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
-        return vgpu_reading(vgpu, server.place, statement or no_statement(vgpu.record), rates, now_ns, warnings)
+        return vgpu_reading(vgpu, server.place, statement, rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
         return VgpuDetail(

@@ -54,23 +54,25 @@ class Housekeeping:
             server.apply_shares()
         vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
 
+    def tell_refusals(self, vgpu: Vgpu) -> None:
+        """Of each once: also as a process ends, and before its vGPU is no more."""
+        count, size = vgpu.new_refusals()
+        if count:
+            text = f"an allocation of {format_bytes(size)} was refused at its limit"
+            if count > 1:
+                text = f"{count} allocations were refused at its limit, the last one of {format_bytes(size)}"
+            self._server.happened(Happening.REFUSED, vgpu, text, count=count, size_bytes=size)
+
     async def _look(self) -> None:
         server = self._server
-        refused: dict[str, int] = {}
         while True:
             server.tokens.forget_wishes()
             served, now_ns = server.tokens.served(), time.monotonic_ns()
             server.window.add(now_ns, served)
             server.usage.note(now_ns, served)
             for vgpu in server.vgpus.values():
-                count = vgpu.refusals
-                if count > refused.get(vgpu.record.vgpu_id, 0):
-                    size = max((slot.refused_bytes for slot in vgpu.slots), default=0)
-                    text = f"an allocation of {format_bytes(size)} was refused at its limit"
-                    server.happened(Happening.REFUSED, vgpu, text, count=count, size_bytes=size)
-                refused[vgpu.record.vgpu_id] = count
+                self.tell_refusals(vgpu)
                 self._compare_sms(vgpu)
-            refused = {vgpu_id: count for vgpu_id, count in refused.items() if vgpu_id in server.vgpus}
             server.divide_card()
             due = trio.current_time() + SAMPLE_S
             await trio.sleep_until(due)

@@ -7,20 +7,20 @@ before they are told; books are written once a second, so a crash forgets at mos
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
-from vgpu.spec import VgpuSpec
+from vgpu.spec import VgpuSpec, explain
 
 SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = """
@@ -113,13 +113,18 @@ class VgpuRow:
 
 
 class Journal:
-    """One file. Errors: ``VgpuError`` (version) for a file of a newer release; ``sqlite3.Error``."""
+    """One file. Errors of the beginning: ``VgpuError``, version for a file of a newer release, internal for one that
+    cannot be read or written; of ``write``: ``sqlite3.Error``."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        # Used from whichever thread trio lends, never from two at once.
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        with _readable(path):
+            # Used from whichever thread trio lends, never from two at once.
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._prepare()
+
+    def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_SCHEMA)
@@ -142,6 +147,10 @@ class Journal:
     def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
         """What is remembered, for a server that begins now: with a generation of its own and epochs that nobody has
         seen, on disk already. It may be killed before it writes again, or never be able to."""
+        with _readable(self._path):
+            return self._begin()
+
+    def _begin(self) -> tuple[ServerRow, list[VgpuRow]]:
         with closing(
             self._database.execute(
                 "SELECT schema_version, generation, next_epoch, mode, period_ns, window_ns FROM server"
@@ -207,5 +216,20 @@ class Journal:
             self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES ({_PLACES})", rows)
             self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
+                self._database.execute("ROLLBACK")
             raise
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What is wrong with the file, by its name, and what to type."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # the disk's reasons, mostly; the file may be whole
+        text = f"the journal {path} cannot be read and written: {error}"
+        raise VgpuError(ErrorCode.INTERNAL, text, f"see: ls -l {path}; df -h {path.parent}") from error
+    except (sqlite3.DatabaseError, ValidationError) as error:
+        reason = explain(error) if isinstance(error, ValidationError) else error
+        hint = f"without it the GPU is served, and its vGPUs are forgotten: mv {path} {path}.damaged"
+        raise VgpuError(ErrorCode.INTERNAL, f"the journal {path} is damaged: {reason}", hint) from error

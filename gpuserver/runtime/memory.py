@@ -83,6 +83,9 @@ class MemoryWatch:
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
         """What the last reading, and this one, say is implicit."""
+        self._past_peak: dict[tuple[str, int], int] = {}
+        self._peak: dict[tuple[str, int], int] = {}
+        """The most that it has been: while a process is suspended the driver shows nothing of it."""
         self._uncertain = False
         self._again_s = AGAIN_S
 
@@ -134,6 +137,7 @@ class MemoryWatch:
         past, self.implicit = self.implicit, {}
         after = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
         self._past_read, self._read = self._read, {}
+        self._past_peak, self._peak = self._peak, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
         for vgpu in self._vgpus():
@@ -194,9 +198,11 @@ class MemoryWatch:
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
+            self._peak[name] = max(self._past_peak.get(name, 0), self.implicit[name])
         total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total
+        vgpu.implicit_peak_bytes = sum(self._peak[vgpu_id, pid] for pid in by_pid)
 
     def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
         """What differs from the known counts once a second reading says so, and as far as both say. Between a free and

@@ -156,7 +156,7 @@ class Migration:
         self, vgpu: Vgpu, passage: Passage, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
     ) -> Arrive:
         server, record = self._server, vgpu.record
-        book = server.tokens.books().get(record.key)
+        book = vgpu.booked(server.tokens.books().get(record.key))
         return Arrive(
             vgpu=record.vgpu_id,
             spec=record.spec,
@@ -275,4 +275,4 @@ def unwritten(server: GpuServer, done: str = "") -> VgpuError:
     text = f"the journal of GPU {server.facts.index} cannot be written"
     if done:
         text = f"{done}, but {text}: until it can, a GPU Server that starts anew does not know"
-    return VgpuError(ErrorCode.INTERNAL, text, "see: df")
+    return VgpuError(ErrorCode.INTERNAL, text, f"see: df -h {server.settings.paths.state}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.leases import Mode, Served, Statement, VgpuKey
+from gpuserver.core.leases import Book, Mode, Served, Statement, VgpuKey
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
@@ -74,8 +74,8 @@ class Place:
     environment: Mapping[str, str]
 
 
-def no_statement(record: VgpuRecord) -> Statement:
-    """Of a vGPU that the scheduler does not know (yet, or any more)."""
+def statement_of(record: VgpuRecord, book: Book) -> Statement:
+    """Of a vGPU that does not compete now, or no more: it wants and holds nothing, and its account is what it was."""
     share = record.share
     return Statement(
         vgpu=record.key,
@@ -88,12 +88,12 @@ def no_statement(record: VgpuRecord) -> Statement:
         throttled=False,
         barred=False,
         waiting_since_ns=None,
-        lag_ns=0,
-        bucket_ns=0,
-        held_ns=0,
-        busy_ns=0,
-        overuse_ns=0,
-        tokens=0,
+        lag_ns=book.lag_ns,
+        bucket_ns=book.bucket_ns,
+        held_ns=book.held_ns,
+        busy_ns=book.busy_ns,
+        overuse_ns=book.overuse_ns,
+        tokens=book.tokens,
     )
 
 
@@ -108,6 +108,7 @@ def vgpu_reading(
 ) -> VgpuReading:
     """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
+    served = vgpu.show_served(Served(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
     return VgpuReading(
@@ -129,9 +130,9 @@ def vgpu_reading(
         tokens_per_second=rates.tokens_per_second,
         held_ratio=rates.held_ratio,
         busy_ratio=rates.busy_ratio,
-        tokens=statement.tokens,
-        held_ns=statement.held_ns,
-        busy_ns=statement.busy_ns,
+        tokens=served.tokens,
+        held_ns=served.held_ns,
+        busy_ns=served.busy_ns,
         overuse_ns=statement.overuse_ns,
         lag_ns=owed_ns(statement),
         throttled=statement.throttled,
@@ -145,7 +146,7 @@ def vgpu_reading(
         memory_implicit_bytes=implicit,
         memory_peak_bytes=peak_bytes(vgpu),
         memory_refusals=counts.refusals,
-        memory_refused_bytes=max((slot.refused_bytes for slot in slots if slot.refusals), default=0),
+        memory_refused_bytes=vgpu.refused_bytes,
         processes=len(vgpu.alive),
         launches=counts.launches,
         broker_pid=None if vgpu.broker == NO_PROCESS else vgpu.broker.pid,
@@ -182,12 +183,13 @@ def _state(
 
 
 def peak_bytes(vgpu: Vgpu) -> int:
-    """The most that its processes can have had together: each its own peak, beside what is implicit now."""
-    return vgpu.grants.implicit_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
+    """The most that its processes can have had together: each its own peak, of its allocations and what is implicit."""
+    return vgpu.implicit_peak_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
 
 
 def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
-    """What there is to conclude a size from."""
+    """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
+    restart nobody knows how much less."""
     record = vgpu.record
     return Seen(
         vgpu=record.spec.name or record.vgpu_id,
@@ -195,7 +197,7 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
         busy_ratio=usage.busy_ratio(record.key),
         limit_ppm=record.share.limit_ppm,
         temporal=mode is Mode.TEMPORAL,
-        memory_peak_bytes=peak_bytes(vgpu),
+        memory_peak_bytes=0 if vgpu.still else peak_bytes(vgpu),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
     )
@@ -262,8 +264,9 @@ def warnings_on(
     record = vgpu.record
     if record.partition is None:
         managed = record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated
-        return (*((HAZARD,) if managed else ()), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
-    warnings = []
+        hazards = (HAZARD,) if managed else ()
+        return (*hazards, *warnings_on_use(vgpu), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
+    warnings = [*warnings_on_use(vgpu)]
     if record.spec.idle_suspend_ns:
         warnings.append("It is not suspended when it is idle (--idle-suspend): MPS does not allow that.")
     granted = record.partition.granted_sms
@@ -298,6 +301,15 @@ def warnings_on(
     if mps_reason:
         warnings.append(f"There is no MPS daemon, and no process can start: {mps_reason}.")
     return tuple(warnings)
+
+
+def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:
+    """That it has more than it may: its limit was lowered, or its contexts and modules do not fit it."""
+    used, limit = vgpu.used_bytes, vgpu.record.memory_limit_bytes
+    if used <= limit:
+        return ()
+    text = f"Its programs have {format_bytes(used)} of {format_bytes(limit)}: they keep it, and are refused more."
+    return (text,)
 
 
 def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:

@@ -125,7 +125,8 @@ class GpuServer:
             if kept is Mode.SPATIAL:
                 self.daemon.start()
             return kept, "kept over a restart, for the processes that are attached"
-        return self.enter_mode(self.settings.mode)
+        mode, reason = self.enter_mode(self.settings.mode)
+        return mode, "the default" if self.settings.mode == "temporal" else reason  # nobody need have asked for it
 
     def enter_mode(self, choice: ModeChoice) -> tuple[Mode, str]:
         """Make the device ready for ``choice``. ``VgpuError`` (mode) if it has to be spatial and MPS does not start."""
@@ -292,7 +293,7 @@ class GpuServer:
             if vgpu.still:
                 await self.suspension.let_go(vgpu)
         self.gather()
-        self.tokens.remove(vgpu.record.key)
+        vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         await self.brokers.dismiss(vgpu, removed=True)
         with trio.move_on_after(LEAVE_S):
@@ -301,6 +302,7 @@ class GpuServer:
             with suppress(ProcessLookupError):
                 os.kill(vgpu.broker.pid, signal.SIGKILL)
         await vgpu.left.wait()
+        self.housekeeping.tell_refusals(vgpu)
         self._strike_off(vgpu)
         self._close_door(vgpu)
         written = await self.remember()
@@ -317,7 +319,7 @@ class GpuServer:
 
     def forget(self, vgpu: Vgpu) -> None:
         """It is another server's, with its broker and its door."""
-        self.tokens.remove(vgpu.record.key)
+        vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         self._strike_off(vgpu)
         self.gather()
@@ -406,6 +408,7 @@ class GpuServer:
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
+            self.housekeeping.tell_refusals(vgpu)
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()
@@ -450,7 +453,7 @@ class GpuServer:
             rows = [
                 VgpuRow.of(
                     vgpu.record,
-                    books.get(vgpu.record.key),
+                    vgpu.booked(books.get(vgpu.record.key)),
                     suspended=vgpu.still,
                     passage=replace(vgpu.passage, programs=vgpu.programs),
                     dozing=vgpu.dozing,

@@ -158,8 +158,10 @@ class TokenLoop:
         self._handle(Changed(key, share))
         self._show_contention()
 
-    def remove(self, key: VgpuKey) -> None:
+    def remove(self, key: VgpuKey) -> Book:
+        """Its account, as it is closed."""
         self.hear()
+        closed = self.books()[key]
         if not self._bench.forget(key):
             self._handle(Removed(key))
         self._dispatcher.remove(key)
@@ -170,6 +172,7 @@ class TokenLoop:
         del self._grants[key]
         self._published.pop(key, None)
         self._show_contention()
+        return closed
 
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuKey, Share]) -> None:
         """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
@@ -255,6 +258,10 @@ class TokenLoop:
         now_ns = time.monotonic_ns()
         return self._scheduler.books(now_ns) | self._bench.books(now_ns)
 
+    def benched(self, key: VgpuKey) -> Book | None:
+        """The account of a vGPU that has no leases for now; None of one that competes."""
+        return self._bench.book(key, time.monotonic_ns()) if key in self._bench else None
+
     @property
     def period_ns(self) -> int:
         """One round of turns, as it has been adapted to what hand-overs cost."""
@@ -269,7 +276,7 @@ class TokenLoop:
         self._scheduler.skip_to(epoch)
 
     def statements(self) -> dict[VgpuKey, Statement]:
-        """Every vGPU, settled up to now."""
+        """Every vGPU that competes, settled up to now."""
         self._observe()
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 

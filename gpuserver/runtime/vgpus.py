@@ -10,7 +10,7 @@ import trio
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
-from gpuserver.core.leases import Share
+from gpuserver.core.leases import Book, Served, Share
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -21,6 +21,7 @@ from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 
 NO_PROCESS = Process(0, 0)
+_UNSERVED = Served(0, 0, 0)
 _LOSS_FLAGS = {
     OnServerLoss.BLOCK: GrantsFlag(0),
     OnServerLoss.ERROR: GrantsFlag.LOSS_ERROR,
@@ -67,6 +68,8 @@ class Past:
 
     refusals: int = 0
     launches: int = 0
+    refused_bytes: int = 0
+    """Of the last one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,12 @@ class Vgpu:
     ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
-    counted. ``shown``: the most of that, and of what others count, that was told. ``seen``: who was reported in which
-    slot last. ``companies``: by slot, all vGPUs of a process that has several, in the order of attaching.
-    ``compared``: processes whose SMs were compared with what was planned. ``planned``: to what MPS holds the process in
-    a slot, for its life, by its broker's word. ``told``: what the scheduler was told of it last.
+    counted. ``shown``: the most of that, and of what others count, that was told; ``served``: of what it has had.
+    ``refused``: how many refusals were told as events, by slot and process. ``implicit_peak_bytes``: the most that was
+    implicit of each of its processes. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs
+    of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
+    was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
+    what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever.
     """
 
     record: VgpuRecord
@@ -116,11 +121,15 @@ class Vgpu:
     failure: str = ""
     past: Past = Past()
     shown: Past = Past()
+    served: Served = _UNSERVED
+    refused: dict[tuple[int, Process], int] = field(default_factory=dict)
+    implicit_peak_bytes: int = 0
     seen: dict[int, Process] = field(default_factory=dict)
     companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
     compared: set[Process] = field(default_factory=set)
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
+    closed: Book | None = None
     still: bool = False
     dozing: tuple[Process, ...] = ()
     lends: bool = False
@@ -165,6 +174,24 @@ class Vgpu:
         return bounded(self.past.refusals + (0 if self.activity is None else self.activity.refusals))
 
     @property
+    def refused_bytes(self) -> int:
+        """Size of the last allocation that was refused, of those that are here or, without one, of those that were."""
+        return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.past.refused_bytes)
+
+    def new_refusals(self) -> tuple[int, int]:
+        """How many allocations were refused since this was asked last, and the size of the last one; of a process that
+        has ended, too, for as long as it has its slot."""
+        told, self.refused = self.refused, {}
+        count = size = 0
+        for slot in self.slots:
+            name = slot.index, Process(slot.pid, slot.start_time)
+            self.refused[name] = slot.refusals
+            if slot.refusals > told.get(name, 0):
+                count += slot.refusals - told.get(name, 0)
+                size = max(size, slot.refused_bytes)
+        return bounded(count), size
+
+    @property
     def used_bytes(self) -> int:
         """Of the GPU's memory, as charged."""
         return bounded(self.grants.implicit_bytes + sum(slot.charged_bytes for slot in self.slots))
@@ -193,7 +220,7 @@ class Vgpu:
     @property
     def swaps(self) -> bool:
         """Its plain memory can leave the card."""
-        return self.record.spec.oversubscribe is Oversubscribe.SWAP
+        return self.record.swaps
 
     @property
     def movable_bytes(self) -> int:
@@ -238,6 +265,18 @@ class Vgpu:
         self.shown = Past(max(self.shown.refusals, self.refusals), max(self.shown.launches, self.launches))
         return self.shown
 
+    def show_served(self, now: Served) -> Served:
+        """The same of what it has had: that a gap was idle, or an overlap another's, is known once it was charged."""
+        self.served = Served(*map(max, self.served, now))
+        return self.served
+
+    def booked(self, book: Book | None) -> Book | None:
+        """``book`` for the server after this one, which is to tell no less of it."""
+        if book is None:
+            return None
+        held_ns, busy_ns, _ = self.served
+        return replace(book, held_ns=max(book.held_ns, held_ns), busy_ns=max(book.busy_ns, busy_ns))
+
     @property
     def share(self) -> Share:
         """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start. Of
@@ -262,7 +301,9 @@ class Vgpu:
         if self.activity is not None:
             reading = self.activity.read_slot(slot)
             self.past = Past(
-                bounded(self.past.refusals + reading.refusals), bounded(self.past.launches + reading.launches)
+                bounded(self.past.refusals + reading.refusals),
+                bounded(self.past.launches + reading.launches),
+                reading.refused_bytes if reading.refusals else self.past.refused_bytes,
             )
 
     def show(self, record: VgpuRecord) -> None:
@@ -303,6 +344,7 @@ class Vgpu:
             raise
         self._drop_activity()
         self.activity, self.activity_fd = page, descriptor
+        self.new_refusals()  # whoever had the page has told of those in it
 
     def make_activity(self) -> None:
         page = ActivityPage.create(self.generation)

@@ -82,9 +82,14 @@ def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
     ("fields", "offer"),
     [
         ({"largest_memory_bytes": 3 * GIB + 5}, "the largest that fits: --mem 3072M"),
-        ({"largest_memory_bytes": 1 << 20}, "the largest that fits: --mem 1M"),
-        ({"largest_memory_bytes": (1 << 20) - 1}, None),
+        ({"largest_memory_bytes": 64 << 20}, "the largest that fits: --mem 64M"),
+        ({"largest_memory_bytes": (64 << 20) - 1}, None),
         ({"largest_guarantee_ppm": 204_999}, "the largest that fits: --sm 40.9"),  # of half the time
+        (
+            {"largest_guarantee_ppm": 204_999, "largest_memory_bytes": 3 * GIB},
+            "the largest that fits: --sm 40.9 --mem 3072M",
+        ),
+        ({"largest_guarantee_ppm": 204_999, "largest_memory_bytes": 0}, None),
         ({"largest_guarantee_ppm": 5_000}, "the largest that fits: --sm 1"),
         ({"largest_guarantee_ppm": 4_999}, None),
         (
@@ -92,21 +97,30 @@ def test_a_share_too_many_is_refused_with_the_largest_that_fits() -> None:
             "the largest that fits: --sm 12.3 or --quota-request 45",
         ),
         ({"largest_guarantee_ppm": 10_000, "largest_sm_mpercent": 999}, "the largest that fits: --quota-request 1"),
-        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 1000}, "the largest that fits: --sm 1"),
+        (
+            {"largest_guarantee_ppm": 450_000, "largest_sm_mpercent": 12_345, "largest_memory_bytes": GIB},
+            "the largest that fits: --sm 12.3 --mem 1024M or --quota-request 45 --mem 1024M",
+        ),
+        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 6_060}, "the largest that fits: --sm 6"),  # 8 SMs
+        ({"largest_guarantee_ppm": 9_999, "largest_sm_mpercent": 6_059}, None),
         ({"largest_guarantee_ppm": 0, "largest_sm_mpercent": 0}, None),
     ],
 )
 def test_an_offer_is_made_in_the_options_that_were_typed(fields: dict[str, int], offer: str | None) -> None:
-    error = refusal_error(Refusal("no room", **fields), VgpuSpec.parse(sm_percent=80, quota_limit_percent=50))
+    error = refusal_error(Refusal("no room", **fields), VgpuSpec.parse(sm_percent=80, quota_limit_percent=50), 132)
     assert (error.code, error.message) == (ErrorCode.NO_ROOM, "no room")
     assert error.hint == (offer or "make room: vgpuctl rm ID")
 
 
-def test_what_is_offered_does_fit() -> None:
+def test_all_that_does_not_fit_is_said_and_an_offer_for_all_of_it() -> None:
     found = registry()
-    create(found, "a", sm_percent=33.33)
-    hint = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=90).hint
-    create(found, "b", sm_percent=float(hint.split("--sm ")[1].split()[0]))
+    create(found, "a", sm_percent=55, memory_bytes="43G")
+    error = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=90, memory_bytes="98G")
+    assert error.message == (
+        "98 GiB of memory asked for, 97 GiB of 140 GiB are left; 90% of the GPU's time asked for, 45% is left"
+    )
+    assert error.hint == "the largest that fits: --sm 45 --mem 99328M"
+    create(found, "b", sm_percent=45, memory_bytes="99328M")
 
 
 def test_memory_is_promised_once_whatever_the_compute() -> None:
@@ -245,6 +259,21 @@ def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() 
     with pytest.raises(VgpuError, match="spatial mode") as caught:
         create(registry(Mode.SPATIAL), "a", sm_percent=30, oversubscribe="managed")
     assert "leave out --oversubscribe" in caught.value.hint
+
+
+def test_what_is_swapped_has_to_fit_the_card_alone() -> None:
+    found = registry(card=Card(16 * GIB, 132))
+    create(found, "a", sm_percent=30, memory_bytes="12G")
+    error = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=20, memory_bytes="300G", oversubscribe="swap")
+    assert str(error) == "300 GiB of memory asked for, the card has 16 GiB; the largest that fits: --mem 16384M"
+    for name in ("b", "c"):
+        create(found, name, sm_percent=20, memory_bytes="16G", oversubscribe="swap")
+    found.suspend("b")
+    for vgpu_id in ("b", "c"):
+        with pytest.raises(VgpuError, match="the card has 16 GiB"):
+            found.change(vgpu_id, VgpuChanges.parse(memory_bytes="17G"), 0)
+    found.resume("b")
+    assert found.guaranteed_memory_bytes == 12 * GIB
 
 
 def test_a_group_needs_temporal_mode() -> None:

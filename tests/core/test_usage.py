@@ -79,6 +79,15 @@ def test_nothing_to_type_where_its_limit_may_be_what_held_it_back() -> None:
     assert "vgpuctl" not in found.text
 
 
+def test_who_had_more_than_its_limit_is_now_is_not_told_that_this_will_do() -> None:
+    found = advise(replace(SEEN, memory_peak_bytes=482 << 20, memory_limit_bytes=256 << 20))
+    assert found is not None
+    assert found.memory_bytes is None
+    assert found.text.endswith(
+        "of work; it had 482 MiB, more than the 256 MiB that it may have now: vgpuctl set vgpu-00000001 --sm 22"
+    )
+
+
 def test_a_whole_gpu_that_is_used_up_is_no_limit_and_needs_all_of_it() -> None:
     found = advise(replace(SEEN, busy_ratio=1.0, limit_ppm=1_000_000))
     assert found is not None
@@ -106,7 +115,7 @@ def test_too_little_seen_and_what_nobody_measures() -> None:
 def test_what_is_advised_holds_what_was_seen(
     seconds: int, busy: float, limit: int, temporal: bool, peak: int, most: int, refusals: int
 ) -> None:
-    seen = Seen("v", seconds, busy, limit, temporal, min(peak, most), most, refusals)
+    seen = Seen("v", seconds, busy, limit, temporal, peak, most, refusals)
     found = advise(seen)
     if found is None:
         assert not seconds

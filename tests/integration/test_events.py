@@ -78,6 +78,59 @@ def test_the_node_tells_of_a_server_that_ended(node: SimulatedNode) -> None:
     assert (event.gpu_index, event.fields["pid"]) == (1, pid)
 
 
+REFUSED = """
+import os, sys
+from ctypes import byref, c_size_t, c_uint64
+from tests.hook.app import App
+app = App()
+for gib in sys.argv[1:]:
+    assert app.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(int(gib) << 30)) == 2
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_refusal_is_told_once_with_its_size_however_soon_its_program_ends(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="1G")
+    for sizes in (["5"], ["2"], ["4", "3"]):
+        node.program(vgpu, REFUSED, *sizes).communicate(timeout=60)
+    with node.link() as link:
+        link.remove(vgpu.vgpu_id, force=True)
+    events = told(node, vgpu.vgpu_id, "refused", "removed")
+    assert [event.kind for event in events] == ["refused", "refused", "refused", "removed"]
+    assert [(event.fields["count"], event.fields["size_bytes"]) for event in events[:3]] == [
+        (1, 5 << 30), (1, 2 << 30), (2, 3 << 30)
+    ]  # fmt: skip
+    assert events[1].text == "an allocation of 2 GiB was refused at its limit"
+    assert events[2].text == "2 allocations were refused at its limit, the last one of 3 GiB"
+
+
+def test_what_was_refused_to_a_program_that_has_ended_is_known_and_a_new_server_does_not_tell_it_again(
+    node: SimulatedNode,
+) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="1G")
+    body = REFUSED.replace("os.kill(os.getpid(), 9)", "print(flush=True); sys.stdin.readline()")
+    stays = node.program(vgpu, body, "2")
+    assert stays.stdout is not None
+    assert stays.stdout.readline() == "\n"
+    eventually(lambda: told(node, vgpu.vgpu_id, "refused"), "it is told")
+    node.program(vgpu, REFUSED, "3").communicate(timeout=60)
+    eventually(lambda: len(told(node, vgpu.vgpu_id, "refused")) == 2, "the other one, too")
+
+    def known() -> tuple[int, int, int]:
+        reading = node.reading(vgpu.vgpu_id)
+        assert reading is not None
+        return reading.processes, reading.memory_refusals, reading.memory_refused_bytes
+
+    eventually(lambda: known() == (1, 2, 2 << 30), "one is here")
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: known() == (1, 1, 2 << 30), "the program is back")
+    stays.communicate("\n", timeout=60)
+    eventually(lambda: known() == (0, 1, 2 << 30), "and ends")
+    assert len(told(node, vgpu.vgpu_id, "refused")) == 2
+    with node.link() as link:
+        link.remove(vgpu.vgpu_id, force=True)
+
+
 def test_every_line_of_the_logs_says_whose_it_is(node: SimulatedNode) -> None:
     for path in (node.directory / "node.log", *sorted(node.paths.logs.glob("*.log"))):
         lines = list(parsed_all(path.read_text().splitlines(), path.stem))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.node import SimulatedNode, eventually
+from tests.integration.worker import GIB, Worker
 from vgpu.protocol.messages import Metering, VgpuReading
 from vgpu.spec import VgpuChanges
 
@@ -148,3 +149,22 @@ def test_a_recording_of_leases_alone_asks_nothing_of_programs(node: SimulatedNod
     kinds = {record.kind for record in records}
     assert {"lease", "wait"} <= kinds <= {"lease", "wait", "level"}
     assert {record.vgpu_id for record in records} == set(pair)
+
+
+def test_a_limit_below_what_is_in_use_is_warned_of_until_it_is_not(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=30, memory_bytes="4G")
+    program = Worker(node, vgpu, GIB)
+    try:
+        program.goes_on()
+        with node.link() as link:
+            (told,) = link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="512M")).warnings
+            assert "of 512 MiB: they keep it, and are refused more" in told
+            detail = link.inspect(vgpu.vgpu_id)
+            assert detail.vgpu.warnings == (told,)
+            assert detail.advice is not None
+            assert "more than the 512 MiB that it may have now" in detail.advice.text
+            assert not link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="4G")).warnings
+            link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="512M"))
+    finally:
+        program.end()
+    eventually(lambda: not reading(node, vgpu.vgpu_id).warnings, "it has no more")

@@ -478,4 +478,11 @@ def test_the_mode_changes_while_nobody_is_attached(node: SimulatedNode) -> None:
         assert refused.value.code is ErrorCode.IN_USE
         child.kill()
         eventually(lambda: not link.processes(vgpu.vgpu_id).processes, "the end of the process")
-        assert link.set_gpu("1", mode="temporal").mode == "temporal"
+        back = link.set_gpu("1", mode="temporal")
+        assert (back.mode, back.mode_reason) == ("temporal", "asked for")
+
+
+def test_a_mode_that_nobody_asked_for_is_the_default() -> None:
+    with SimulatedNode() as fresh, fresh.link() as link:
+        (gpu,) = link.gpus()
+        assert (gpu.mode, gpu.mode_reason) == ("temporal", "the default")

@@ -16,6 +16,10 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.messages import VgpuReading
+
+CONTEXTS = 800 << 20
+"""Of two programs: less than what they take."""
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +42,28 @@ def programs() -> Iterator[list[Worker]]:
         program.end()
 
 
+def used_and_peak(node: SimulatedNode, vgpu: VgpuReading) -> tuple[int, int]:
+    reading = node.reading(vgpu.vgpu_id)
+    assert reading is not None
+    return reading.memory_used_bytes, reading.memory_peak_bytes
+
+
 def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNode, programs: list[Worker]) -> None:
     vgpu = node.create(sm_percent=80, memory_bytes="100G")
     programs += [Worker(node, vgpu, 30 * GIB), Worker(node, vgpu, 40 * GIB)]
     for program in programs:
         program.goes_on()
+    _, peak = eventually(lambda: (two := used_and_peak(node, vgpu))[1] > 70 * GIB + CONTEXTS and two, "their contexts")
     with node.link() as link:
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
     assert all(program.stands_still() for program in programs)
     assert sum(on_gpu(node).values()) == 0
+    eventually(lambda: used_and_peak(node, vgpu)[0] <= 70 * GIB, "its contexts are seen gone")
+    assert used_and_peak(node, vgpu)[1] == peak
+    with node.link() as link:
+        advice = link.inspect(vgpu.vgpu_id).advice
+        assert advice is None or "--mem" not in advice.text
     other = node.create(sm_percent=60, memory_bytes="80G")
     programs.append(Worker(node, other, 75 * GIB))
     programs[2].goes_on()
@@ -65,6 +81,42 @@ def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNod
     for program in programs:
         program.goes_on()
     assert sum(on_gpu(node).values()) > 70 * GIB
+
+
+def test_its_counters_go_on_meanwhile_over_a_restart_and_to_its_end(
+    node: SimulatedNode, programs: list[Worker]
+) -> None:
+    vgpu = node.create(sm_percent=50, memory_bytes="8G")
+    programs.append(Worker(node, vgpu, GIB))
+    told: list[tuple[int, ...]] = [(0, 0, 0, 0)]
+
+    def goes_on() -> bool:
+        """False once it is gone."""
+        reading = node.reading(vgpu.vgpu_id)
+        if reading is None:
+            return False
+        told.append((reading.tokens, reading.held_ns, reading.busy_ns, reading.overuse_ns))
+        assert all(now >= before for before, now in zip(*told[-2:], strict=True)), told
+        return True
+
+    eventually(lambda: goes_on() and min(told[-1][:3]) > 0, "it has had the GPU")
+    with node.link() as link:
+        link.suspend(vgpu.vgpu_id)
+        assert goes_on()
+        assert link.inspect(vgpu.vgpu_id).vgpu.tokens == told[-1][0]
+    os.kill(node.server_pid(), signal.SIGKILL)
+    eventually(lambda: state(node, vgpu) == "restarting", "its server is gone")
+    eventually(lambda: state(node, vgpu) == "suspended", "its server is back")
+    assert goes_on()
+    with node.link() as link:
+        link.resume(vgpu.vgpu_id)
+        assert goes_on()
+        programs[0].goes_on()
+        assert goes_on()
+        removal = threading.Thread(target=link.remove, args=(vgpu.vgpu_id,), kwargs={"force": True})
+        removal.start()
+        eventually(lambda: not goes_on(), "it is gone")
+        removal.join()
 
 
 def test_a_new_program_is_turned_away_meanwhile(node: SimulatedNode) -> None:

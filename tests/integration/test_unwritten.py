@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -31,7 +34,7 @@ def full(node: SimulatedNode) -> Iterator[None]:
 def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> None:
     with full(node), pytest.raises(VgpuError, match=r"^the journal of GPU 0 cannot be written") as refused:
         node.create(sm_percent=30, memory_bytes="4G", name="mine")
-    assert (refused.value.code, refused.value.hint) == (ErrorCode.INTERNAL, "see: df")
+    assert (refused.value.code, refused.value.hint) == (ErrorCode.INTERNAL, f"see: df -h {node.paths.state}")
     with node.link() as link:
         assert link.list() == ()
         (gpu,) = link.gpus()
@@ -59,3 +62,26 @@ def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: Simulate
         return rows == [(changed.vgpu_id, 40.0)]
 
     eventually(written, "both in the journal once it takes them")
+
+
+def test_a_damaged_journal_is_the_reason_and_moved_away_its_gpu_is_served(node: SimulatedNode) -> None:
+    node.create(sm_percent=30, memory_bytes="1G")
+    with node.link() as link:
+        (gpu,) = link.gpus()
+    journal = node.paths.journal(gpu.uuid)
+    pid = node.server_pid()
+    os.kill(pid, signal.SIGSTOP)  # it writes once a second
+    journal.write_bytes(b"no database " * 1000)
+    journal.with_name(f"{journal.name}-wal").unlink()  # of which SQLite would heal it
+    os.kill(pid, signal.SIGKILL)
+
+    def reason() -> str:
+        with node.link() as link:
+            return link.gpus()[0].reason
+
+    told = eventually(lambda: "damaged" in (said := reason()) and said, "the reason")
+    assert told.startswith(f"its server ended: the journal {journal} is damaged: file is not a database; ")
+    subprocess.run(told.rpartition("forgotten: ")[2].split(), check=True)
+    eventually(lambda: reason() == "", "its server serves")
+    with node.link() as link:
+        assert link.list() == ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -74,6 +75,48 @@ def test_what_was_written_is_read_by_the_next_server(path: Path, journal: Journa
     assert begun(path)[1] == rows(1)
 
 
+def test_a_damaged_journal_is_named_and_moved_away_it_is_forgotten(path: Path) -> None:
+    with closing(Journal(path)) as journal:
+        server, _ = journal.begin()
+        journal.write(server, rows(3))
+    path.write_bytes(b"no database " * 1000)
+    with pytest.raises(VgpuError, match=f"^the journal {path} is damaged: file is not a database") as refused:
+        begun(path)
+    assert refused.value.code is ErrorCode.INTERNAL
+    assert refused.value.hint.endswith(f"vGPUs are forgotten: mv {path} {path}.damaged")
+    path.rename(f"{path}.damaged")
+    assert begun(path) == (ServerRow(1, 1, "", None), [])
+
+
+def test_of_a_journal_that_was_moved_away_nothing_is_read_back_from_its_log(path: Path) -> None:
+    abandoned = Journal(path)
+    server, _ = abandoned.begin()
+    abandoned.write(server, rows(3))
+    log, left = path.with_name("gpu.sqlite-wal"), path.with_name("left")
+    copyfile(log, left)
+    abandoned.close()
+    path.rename(f"{path}.damaged")
+    left.rename(log)
+    assert begun(path) == (ServerRow(1, 1, "", None), [])
+
+
+def test_a_journal_of_which_a_row_is_damaged_is_named(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(server, rows(3))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("UPDATE vgpu SET spec = '{' WHERE vgpu_id = 'v1'")
+    with pytest.raises(VgpuError, match=f"the journal {path} is damaged: Invalid JSON"):
+        begun(path)
+
+
+def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "is-a-directory.sqlite"
+    path.mkdir()
+    with pytest.raises(VgpuError, match=f"the journal {path} cannot be read and written: unable to open") as refused:
+        Journal(path)
+    assert refused.value.hint == f"see: ls -l {path}; df -h {tmp_path}"
+
+
 def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> None:
     server, _ = journal.begin()
     journal.write(server, rows(2))
@@ -82,6 +125,19 @@ def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> Non
         journal.write(replace(server, next_epoch=99), twice)
     row, remembered = begun(path)
     assert (row.next_epoch, remembered) == (server.next_epoch + EPOCH_RESERVE, rows(2))
+
+
+def test_why_a_write_fails_is_told_where_sqlite_has_rolled_back_by_itself(path: Path, journal: Journal) -> None:
+    server, _ = journal.begin()
+    journal.write(server, rows(2))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("CREATE TRIGGER full BEFORE INSERT ON vgpu BEGIN SELECT RAISE(ROLLBACK, 'disk full'); END")
+    with pytest.raises(sqlite3.IntegrityError, match=r"^disk full$"):
+        journal.write(server, rows(1))
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("DROP TRIGGER full")
+    journal.write(server, rows(2))
+    assert begun(path)[1] == rows(2)
 
 
 def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) -> None:

@@ -104,6 +104,8 @@ class Page:
     class grants:
         implicit_bytes = 0
 
+    implicit_peak_bytes = 0
+
     def __init__(self, *slots: SlotReading) -> None:
         self.slots = list(slots)
         self.epoch = 0
@@ -241,6 +243,22 @@ def test_implicit_memory_grows_also_beside_a_ledger_that_never_rests() -> None:
 
     watch(Asked({}), vgpu, lambda _: None, 5)
     assert (charged[2], charged[-1]) == (100 * MIB, 1100 * MIB)
+
+
+def test_the_most_that_was_implicit_is_known_until_its_process_ends() -> None:
+    """Of one that is suspended the driver shows nothing."""
+    vgpu = Page(slot(0, 7, 10), slot(1, 8, 10))
+    seen: list[tuple[int, int]] = []
+
+    class Noting(Driver):
+        def memory_use(self) -> MemoryUse:
+            seen.append((vgpu.grants.implicit_bytes, vgpu.implicit_peak_bytes))
+            if len(seen) == 5:
+                vgpu.slots.pop(0)
+            return super().memory_use()
+
+    watch(Noting({7: 50, 8: 30}, {7: 0, 8: 0}, {7: 0, 8: 0}, {7: 0, 8: 40}, {8: 40}), vgpu, lambda _: None, 10)
+    assert seen[1:6] == [(60, 60), (60, 60), (0, 60), (30, 70), (30, 30)]
 
 
 def test_a_process_that_called_exec_has_lost_what_it_had() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import Priority, Served, Statement
-from gpuserver.core.registry import Owner
+from gpuserver.core.leases import Book, Mode, Priority, Served, Statement
+from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime import readings
-from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_when_idle
+from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_on, warnings_when_idle
 from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.spec import VgpuSpec
 
@@ -60,7 +61,7 @@ def test_who_wants_nothing_is_owed_nothing_and_keeps_its_debt() -> None:
 def test_a_peak_has_all_that_the_limit_counts() -> None:
     """Contexts, too: else a vGPU could use more than it ever had."""
     slots = tuple(SimpleNamespace(peak_bytes=size << 20) for size in (2, 5))
-    vgpu = cast(Vgpu, SimpleNamespace(grants=SimpleNamespace(implicit_bytes=480 << 20), slots=slots))
+    vgpu = cast(Vgpu, SimpleNamespace(implicit_peak_bytes=480 << 20, slots=slots))
     assert peak_bytes(vgpu) == 487 << 20
 
 
@@ -80,10 +81,22 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
     assert told("10m", 1001) == ""
 
 
+def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
+    def told(used_mib: int, limit: str) -> tuple[str, ...]:
+        spec = VgpuSpec.parse(sm_percent=30, memory_bytes=limit)
+        record = Registry(Card(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
+        vgpu = SimpleNamespace(record=record, used_bytes=used_mib << 20, unmoved="", dozing=(), swaps=False)
+        return warnings_on(cast(Vgpu, vgpu), [record], "")
+
+    assert told(256, "256M") == ()
+    assert told(482, "256M") == ("Its programs have 482 MiB of 256 MiB: they keep it, and are refused more.",)
+    assert told(482, "1G") == ()
+
+
 def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     """A process is dead in its page before its broker has said so: in neither sum are its counts then."""
-    live = SimpleNamespace(index=0, state=SlotState.ACTIVE, refusals=2, launches=1000)
-    dead = SimpleNamespace(index=0, state=SlotState.DEAD, refusals=2, launches=1000)
+    live = SimpleNamespace(index=0, state=SlotState.ACTIVE, refusals=2, launches=1000, refused_bytes=7)
+    dead = SimpleNamespace(index=0, state=SlotState.DEAD, refusals=2, launches=1000, refused_bytes=7)
     other = SimpleNamespace(index=1, state=SlotState.ACTIVE, refusals=1, launches=10)
 
     def page(*slots: SimpleNamespace) -> Any:
@@ -97,9 +110,13 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.count_past(0)
+    assert vgpu.past.refused_bytes == 7
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = None
     assert vgpu.show_counts() == Past(3, 1010)
+    assert [vgpu.show_served(Served(9, busy, 1)).busy_ns for busy in (4, 7, 5, 8)] == [4, 7, 7, 8]
+    book = Book(lag_ns=1, bucket_ns=1, held_ns=10, busy_ns=7, overuse_ns=1, tokens=2)
+    assert vgpu.booked(book) == replace(book, busy_ns=8)
     other.launches += 5
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1015)

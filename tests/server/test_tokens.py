@@ -123,6 +123,21 @@ def test_a_wish_that_nobody_looked_at_is_remembered(card: Card) -> None:
     card.play(act)
 
 
+def test_the_account_of_a_vgpu_is_known_on_the_bench_and_as_it_is_removed(card: Card) -> None:
+    """Nobody runs the loop: no time is charged meanwhile."""
+    had = Book(lag_ns=0, bucket_ns=0, held_ns=9, busy_ns=8, overuse_ns=7, tokens=6)
+    card.pages.append(grants())
+    card.loop.add(7, card.pages[2], Share(PPM), had)
+    assert card.loop.benched(7) is None
+    card.loop.bench(7)
+    assert 7 not in card.loop.statements()
+    benched = card.loop.benched(7)
+    assert benched is not None
+    for book in (benched, card.loop.remove(7)):
+        assert replace(book, lag_ns=0, bucket_ns=0) == had
+    assert card.loop.benched(7) is None
+
+
 @pytest.mark.parametrize("card", [TemporalScheduler, SpatialScheduler], indirect=True)
 def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     card: Card, monkeypatch: pytest.MonkeyPatch

@@ -328,7 +328,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "memory_peak_bytes",
         GAUGE,
-        "Sum of the most that each of its processes has had, and of what is implicit.",
+        "Sum of the most that each of its processes has had, of what it allocates and of what is implicit.",
         lambda v: v.reading.memory_peak_bytes,
     ),
     _vgpu(

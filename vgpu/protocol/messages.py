@@ -385,7 +385,7 @@ class GpuReading(Reading):
     state: Literal["serving", "restarting", "failed"]
     reason: str = ""
     mode: ModeName
-    mode_reason: str  # why this mode: asked for, or why auto chose it
+    mode_reason: str  # why this mode: the default, asked for, or why auto chose it
     period_ns: int  # temporal: one round of turns; spatial: length of a round
     sm_count: int
     total_memory_bytes: int
