@@ -76,7 +76,7 @@ def _turn(
 
 def _made(name: str, arguments: str, version: int, *, base: str = "") -> Iterator[Symbol]:
     """A context beside the devices' primary ones."""
-    yield from _turn(name, arguments, version, base=base, after="context_made()")
+    yield from _turn(name, arguments, version, base=base, after="context_made(device)")
 
 
 def _fills(bits: int, value: str) -> Iterator[Symbol]:
@@ -328,6 +328,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuCtxDestroy_v2", "void* context", 4000, base="cuCtxDestroy"),
     *_cuda("cuCtxDetach", "void* context", 2000),
     *_cuda("cuGreenCtxDestroy", "void* green", 12040),
+    *_cuda("cuDevicePrimaryCtxRetain", "void** context, int device", 7000),
     *_cuda("cuDevicePrimaryCtxRelease", "int device", 7000),
     *_cuda("cuDevicePrimaryCtxRelease_v2", "int device", 11000, base="cuDevicePrimaryCtxRelease"),
     *_cuda("cuDevicePrimaryCtxReset", "int device", 7000),
@@ -468,7 +469,6 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     *_bare("cuStreamCreate", "void** stream, unsigned flags", 2000),
     *_bare("cuCtxRecordEvent", "void* context, void* event", 12050),
-    *_bare("cuDevicePrimaryCtxRetain", "void** context, int device", 7000),
     *(s for name, arguments, base, version, twin in calls() for s in _bare(name, arguments, version, base, twin)),
     # --- called by the hook, not intercepted
     *_cuda("cuThreadExchangeStreamCaptureMode", "int* mode", 10010, intercepted=False),

@@ -37,6 +37,7 @@ class GrantsPage(Page):
     present_bytes: int
     spare_bytes: int
     implicit_bytes: int
+    implicit_ns: int
     window_ns: int
     grace_ns: int
     def wake(self) -> None: ...

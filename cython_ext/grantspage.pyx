@@ -181,6 +181,16 @@ cdef class GrantsPage(Page):
         native.store64(&self.get().implicit_bytes, as_bytes(value, "implicit_bytes"))
 
     @property
+    def implicit_ns(self):
+        """``implicit_bytes`` has all that contexts took until then; 0: nobody has looked yet. To be set after it."""
+        return native.loadi64(&self.get().implicit_ns)
+
+    @implicit_ns.setter
+    def implicit_ns(self, value):
+        self.check_writable()
+        native.storei64(&self.get().implicit_ns, as_ns(value, "implicit_ns"))
+
+    @property
     def window_ns(self):
         return native.loadi64(&self.get().window_ns)
 

@@ -150,7 +150,8 @@ cdef struct GrantsPage:
     uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it
     uint64_t present_bytes   # of what can be moved, so much may be on the card while it comes; 0: all of it
     uint64_t spare_bytes     # an allocation that waits for more room than this waits in vain; 0: not known
-    uint8_t[16] reserved2
+    int64_t implicit_ns      # implicit_bytes has all that contexts took until then; 0: nobody has looked yet
+    uint8_t[8] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO
@@ -229,7 +230,8 @@ cdef struct ActivityPage:
     uint8_t[24] pad1
     uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
     uint64_t ledger_epoch    # advanced by every completed operation
-    uint8_t[48] pad2
+    int64_t context_ns       # the newest context of a process came to be before then (hook/implicit.pyx); 0: none has
+    uint8_t[40] pad2
     Slot[64] slots
 
 

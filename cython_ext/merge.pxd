@@ -60,6 +60,8 @@ cdef struct Wire:
     uint32_t told_returned
     uint32_t told_tail
     uint32_t told_stranded
+    int64_t told_context_ns      # a context for which a look at NVML was asked for ...
+    uint32_t look                # ... and Python has not heard of it yet
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
     Lease over                   # the newest of the two that is over, as of this merge

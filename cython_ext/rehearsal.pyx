@@ -92,6 +92,11 @@ cdef class Process:
         exchange32(&self.slot.want, 1)
         self.ring()
 
+    def make_context(self, int64_t at_ns):
+        """By then there was a new one; a hook waits for its charge."""
+        storei64(&self.activity.context_ns, at_ns)
+        self.ring()
+
     def submit(self, uint32_t epoch):
         """Work goes to the GPU under a lease."""
         if load32(&self.slot.last_epoch) != epoch:

@@ -54,7 +54,8 @@ from cython_ext.logic.baton cimport baton_forget
 from cython_ext.logic.handover cimport AWAKE_BEFORE_NS, awake_after_ns, awake_before_ns, awake_for
 from cython_ext.merge cimport LOOK_NS, Watch, Wire, index_of, lowest, merge, news, pass_baton, tell_processes
 from cython_ext.native cimport (
-    add32, and64, cas32, exchange64, fence, futex_wait, futex_wake, load32, load64, now_ns, or64, pause, store32,
+    add32, and64, cas32, exchange32, exchange64, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, or64,
+    pause, store32,
 )
 from cython_ext.activitypage cimport ActivityPage
 from cython_ext.grantspage cimport GrantsPage
@@ -96,6 +97,16 @@ cdef inline void ring_dispatcher(Wire* wire) noexcept nogil:
 cdef inline void ring_relay(Wire* wire) noexcept nogil:
     add32(&wire.activity.doorbell, 1)
     futex_wake(&wire.activity.doorbell, INT_MAX)
+
+
+cdef inline void tell_contexts(Wire* wire) noexcept nogil:
+    """Of one that is newer than what the server has seen of the vGPU's memory, Python is told, once: it asks the server
+    to look."""
+    cdef int64_t newest = loadi64(&wire.activity.context_ns)
+    if newest > loadi64(&wire.grants.implicit_ns) and newest != wire.told_context_ns:
+        wire.told_context_ns = newest
+        store32(&wire.look, 1)
+        eventfd_write(wire.events_descriptor, 1)
 
 
 cdef inline void start_watches(Wire* wire) noexcept nogil:
@@ -163,6 +174,7 @@ cdef void* wire_main(void* argument) noexcept nogil:
         wire.wakes += 1
         must_ring = merge(wire)
         start_watches(wire)
+        tell_contexts(wire)
         if must_ring:
             ring_dispatcher(wire)
         undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
@@ -262,6 +274,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.told_drained = load32(&entry.drained_epoch)
     wire.told_tail = load32(&entry.tail_epoch)
     wire.told_stranded = load32(&entry.stranded_epoch)
+    wire.told_context_ns = 0
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))
     memset(&wire.held, 0, sizeof(Lease))
@@ -333,7 +346,7 @@ cdef class Relay:
         return check_slot(slot)
 
     def fileno(self):
-        """Readable when ``deaths`` has something. The descriptor is the relay's: do not close it."""
+        """Readable when ``deaths`` or ``look_wanted`` has something. The descriptor is the relay's: do not close it."""
         return self.running().events_descriptor
 
     def watch(self, int slot):
@@ -372,6 +385,11 @@ cdef class Relay:
                 end_watch(wire, index)
             found.append(Death(index, wire.watches[index].died_ns, bool(wire.watches[index].clean)))
         return found
+
+    def look_wanted(self):
+        """Whether there was a new context since the last call that the server does not know of. To be asked after
+        ``deaths``."""
+        return bool(exchange32(&self.running().look, 0))
 
     def rebind(self, GrantsPage grants_page not None, RelayPage relay_page=None, key=None):
         """A new server: tell it everything, in its own pages. What is None stays as it is."""

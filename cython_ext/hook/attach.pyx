@@ -11,8 +11,8 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring, vgpu_say, vgpu_start_thread,
-    vgpu_take_slot,
+    vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
+    vgpu_say, vgpu_start_thread, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -282,6 +282,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     store32(&gate.generation, 0)
     vgpu_memory_moves(gate, activity, <uint32_t>reply.slot)
     take_slot(gate, activity, reply)
+    vgpu_contexts_move(gate)
     gate.word_state = WORD_NEW   # the GPU does not see the new page's yet, and no stream waits for it
     for i in range(gate.stream_count):
         gate.streams[i].turn = 0

@@ -13,7 +13,7 @@ from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport (
     real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemGetInfo, real_cuMemGetInfo_v2,
 )
-from cython_ext.hook.hook cimport vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools
+from cython_ext.hook.hook cimport charge_contexts, vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
 from cython_ext.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage,
@@ -177,6 +177,7 @@ cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noe
 cdef public bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """1: go on and ask the driver. A NULL gate has no limit: the process has no vGPU. Before anything is refused, what
     the process's own pools keep for nothing goes back to the card."""
+    charge_contexts(gate)
     if gate == NULL or vgpu_reserve_now(gate, kind, size):
         return 1
     vgpu_trim_pools()
@@ -261,6 +262,7 @@ cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t shown_total, shown_free
     if result == CUDA_SUCCESS and gate != NULL:
+        charge_contexts(gate)
         vgpu_settle_pools()
         vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
         total[0] = shown_total
@@ -277,6 +279,7 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t shown_total, shown_free
     if result == CUDA_SUCCESS and gate != NULL:
+        charge_contexts(gate)
         vgpu_settle_pools()
         vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
         total[0] = as_32_bits(shown_total)

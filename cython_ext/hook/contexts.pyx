@@ -1,6 +1,8 @@
-"""The wrappers of contexts that die: destroyed, detached from, reset or released. What becomes of what the hook knew:
-endings.pyx.
+"""The wrappers of contexts that die: destroyed, detached from, reset or released; and of primary ones that come to be.
+What becomes of what the hook knew: endings.pyx.
 """
+
+from libc.stdint cimport uint32_t
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxDestroy, real_cuCtxDestroy_v2, real_cuCtxDetach, real_cuCtxFromGreenCtx, real_cuCtxGetCurrent,
@@ -8,8 +10,11 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDevicePrimaryCtxRelease, real_cuDevicePrimaryCtxRelease_v2, real_cuDevicePrimaryCtxReset,
     real_cuDevicePrimaryCtxReset_v2, real_cuDevicePrimaryCtxRetain, real_cuGreenCtxDestroy,
 )
-from cython_ext.hook.hook cimport vgpu_context_died, vgpu_context_dies, vgpu_green_context_died, vgpu_memory_of_primary
-from cython_ext.hook.state cimport CUDA_SUCCESS, attached
+from cython_ext.hook.hook cimport (
+    vgpu_context_came, vgpu_context_died, vgpu_context_dies, vgpu_green_context_died, vgpu_memory_of_primary,
+)
+from cython_ext.hook.state cimport CUDA_SUCCESS, attached, state
+from cython_ext.native cimport store32
 
 cdef enum:
     NO_DEVICE = -1
@@ -59,6 +64,22 @@ cdef inline bint is_active(int device) noexcept nogil:
     return real_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS and active
 
 
+cdef public int cuDevicePrimaryCtxRetain(void** context, int device) noexcept nogil:
+    cdef bint there = not attached() or is_active(device)
+    cdef int result = real_cuDevicePrimaryCtxRetain(context, device)
+    if result == CUDA_SUCCESS and not there:
+        vgpu_context_came(device)
+    return result
+
+
+cdef inline void forget_primary(int device) noexcept nogil:
+    """The next one may come to be without our being told."""
+    cdef uint32_t i
+    for i in range(state().gate_count):
+        if state().gates[i].device == device:
+            store32(&state().gates[i].contexts_known, 0)
+
+
 cdef inline void* primary_dies(int device) noexcept nogil:
     """The device's primary context, which may be about to end; NULL: there is none. cudart gets it by a private table,
     so it is asked for here, not remembered from a retain."""
@@ -76,6 +97,7 @@ cdef inline int primary_died(int result, int device, void* context) noexcept nog
         dead = result == CUDA_SUCCESS and not is_active(device)
         if dead:
             vgpu_memory_of_primary(device, context)
+            forget_primary(device)
         vgpu_context_died(context, dead)
     return result
 

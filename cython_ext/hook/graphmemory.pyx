@@ -23,7 +23,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuGraphUpload, real_cuGraphUpload_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_capturing, vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
+    charge_contexts, vgpu_capturing, vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -206,6 +206,7 @@ cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexc
     lock_release(&state().memory_lock)
     if known == NULL or block.aux == round or state().stopping or vgpu_capturing(named(stream, own)):
         return CUDA_SUCCESS
+    charge_contexts(&state().gates[block.flags])
     answer = vgpu_pool_begin(block.flags + 1, block.bytes)
     if answer == POOL_REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY

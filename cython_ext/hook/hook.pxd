@@ -8,6 +8,7 @@ from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.durations cimport LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.pools cimport PoolDue
+from cython_ext.native cimport loadi64, rarely
 
 
 cdef extern:
@@ -36,7 +37,7 @@ cdef extern:
     unsigned int* vgpu_calling() noexcept nogil
     bint vgpu_is_calling() noexcept nogil
     void vgpu_context_turned() noexcept nogil
-    void vgpu_context_made() noexcept nogil
+    void vgpu_context_made(int device) noexcept nogil
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil
     void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil
@@ -158,6 +159,10 @@ cdef extern:
     int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil
     void vgpu_graph_dies(void* executable) noexcept nogil
 
+    # implicit.pyx
+    void vgpu_context_came(int device) noexcept nogil
+    void vgpu_contexts_move(Gate* gate) noexcept nogil
+    void vgpu_await_charge(Gate* gate) noexcept nogil
     # books.pyx
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
@@ -215,3 +220,12 @@ cdef inline Gate* gate_here() noexcept nogil:
     if all != NULL and all.attached and all.gate_count == 1 and not all.stopping:
         return &all.gates[0]
     return vgpu_gate_here()
+
+
+cdef inline void charge_contexts(Gate* gate) noexcept nogil:
+    """Before an allocation is reserved: what the vGPU's contexts have taken is charged first (implicit.pyx). The caller
+    holds no lock."""
+    if gate != NULL and rarely(
+        gate.contexts_known == 0 or loadi64(&gate.activity.context_ns) > loadi64(&gate.grants.implicit_ns)
+    ):
+        vgpu_await_charge(gate)

@@ -12,8 +12,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuMemAlloc, real_cuMemAlloc_v2, real_cuMemAllocPitch, real_cuMemAllocPitch_v2,
 )
 from cython_ext.hook.hook cimport (
-    gate_here, vgpu_allocate_managed, vgpu_allocate_swappable, vgpu_cancel, vgpu_fits, vgpu_gate_here,
-    vgpu_note_linear, vgpu_reserve, vgpu_reserve_now,
+    charge_contexts, gate_here, vgpu_allocate_managed, vgpu_allocate_swappable, vgpu_cancel, vgpu_fits,
+    vgpu_gate_here, vgpu_note_linear, vgpu_reserve, vgpu_reserve_now,
 )
 from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_swappable, state
 from cython_ext.layout cimport GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE
@@ -51,6 +51,7 @@ cdef inline bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* re
     """1: go on and ask the driver for ``size`` bytes, which take ``alone``, if nobody shares; ``reserved`` of them are.
     A NULL gate has no limit."""
     reserved[0] = alone
+    charge_contexts(gate)
     if gate == NULL or size == 0 or vgpu_reserve_now(gate, KIND_DEVICE, alone):
         return 1
     return reserve_scarce(gate, size, alone, reserved)

@@ -24,8 +24,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_pay,
-    vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
+    charge_contexts, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log,
+    vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -260,6 +260,7 @@ cdef int allocate(
     cdef int answer, result
     if gate == NULL or (given and of_graphs(<uint64_t>pool)) or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
+    charge_contexts(gate)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
     answer = vgpu_pool_begin(<uint64_t>pool, size)

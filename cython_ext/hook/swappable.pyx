@@ -22,8 +22,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemUnmap, real_cuPointerGetAttribute, real_cuPointerGetAttributes,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_await_room, vgpu_card_has, vgpu_cancel, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note, vgpu_release,
-    vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
+    charge_contexts, vgpu_await_room, vgpu_cancel, vgpu_card_has, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
+    vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -230,6 +230,7 @@ cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer,
     cdef int result = CUDA_ERROR_OUT_OF_MEMORY
     cdef bint asked = 0
     state().swappable = 1
+    charge_contexts(gate)
     while True:
         vgpu_touch(gate)
         free_doomed()

@@ -7,7 +7,7 @@ from cython_ext.hook.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxGetDevice, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuStreamGetCtx,
 )
-from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing
+from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add64, fence, load32, load64, rarely, store32, store64
@@ -193,10 +193,11 @@ cdef public void vgpu_context_turned() noexcept nogil:
         thread.stream = NULL
 
 
-cdef public void vgpu_context_made() noexcept nogil:
+cdef public void vgpu_context_made(int device) noexcept nogil:
     """Another context than a device's primary one: from here on the driver is asked whose an allocation is."""
     if attached():
         store32(&state().contexts, 1)
+    vgpu_context_came(device)
     vgpu_context_turned()
 
 

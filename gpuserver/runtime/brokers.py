@@ -33,6 +33,7 @@ from vgpu.protocol.broker import (
     Died,
     Gone,
     Listening,
+    Look,
     Message,
     Reaped,
     Register,
@@ -73,7 +74,9 @@ class Brokers:
         describe: Callable[[Vgpu], Adopt],
         find: Callable[[str], Vgpu | None],
         books: Books,
+        look: Callable[[], None],
     ) -> None:
+        """``look``: at what the driver says of memory, at once."""
         self._paths = paths
         self._gpu_index = gpu_index
         self._relay_page = relay_page
@@ -81,6 +84,7 @@ class Brokers:
         self._describe = describe
         self._find = find
         self._books = books
+        self._look = look
         self._stopping = False
 
     # --- processes
@@ -249,6 +253,8 @@ class Brokers:
                 self._books.died(vgpu, message)
             case Reaped() as message:
                 self._books.reaped(vgpu, message)
+            case Look():
+                self._look()
             case Closed(pid=pid, uid=uid, reason=reason):
                 self._books.happened(Happening.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
             case Register():

@@ -1,12 +1,14 @@
 """The driver's word on memory against our books: NVML read per process, implicit memory charged, the dead released.
 
 Implicit memory (contexts, modules, stacks) cannot be refused; it is what NVML shows for a process beyond what its
-ledger says, and narrows what the vGPU may still allocate. A dead process's memory is released when the driver shows it
+ledger says, and narrows what the vGPU may still allocate. Who has made a context asks for a look, and waits until the
+page says that there was one. A dead process's memory is released when the driver shows it
 no more: read every 10 ms for as long as somebody waits for that, else once a second.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,8 +31,9 @@ log = structlog.get_logger(__name__)
 CALM_S: Final = 1.0
 FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now
 FRESH_FOR_S: Final = 3.0
-URGENT_S: Final = 0.01
+URGENT_S: Final = 0.01  # nor is the driver asked more often than that, whoever wants it
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
+WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (hook/implicit.pyx)
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 BACK_S: Final = 3.0  # programs whose server and broker both died knock once a second, until they are let in again
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
@@ -66,6 +69,7 @@ class MemoryWatch:
         self._release = release
         self._dead: dict[tuple[str, int], Dead] = {}
         self._fresh_until = 0.0
+        self._waited_until = 0.0
         self._back_by = 0.0
         self._wake = trio.Event()
         self._notice = notice
@@ -94,6 +98,11 @@ class MemoryWatch:
         self._fresh_until = trio.current_time() + FRESH_FOR_S
         self._wake.set()
 
+    def look(self) -> None:
+        """A program has a new context, and waits until it is charged."""
+        self._waited_until = trio.current_time() + WAITED_S
+        self._wake.set()
+
     def died(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
         """Watch for the driver to let go. True if that was news: a broker repeats what was not answered."""
         known = self._dead.get((vgpu.record.vgpu_id, slot))
@@ -118,11 +127,13 @@ class MemoryWatch:
         self._back_by = trio.current_time() + BACK_S
         while True:
             self._wake = trio.Event()
+            soonest = trio.current_time() + URGENT_S
             before = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
+            begun_ns = time.monotonic_ns()
             try:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
-                self._compare(before)
+                self._compare(before, begun_ns)
                 self.readings += 1
             except VgpuError as error:
                 if not silent:
@@ -131,9 +142,10 @@ class MemoryWatch:
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
+            await trio.sleep_until(soonest)
 
-    def _compare(self, before: Mapping[str, Ledger]) -> None:
-        """The driver's figures with the ledgers of a moment ago and of now."""
+    def _compare(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
+        """The driver's figures, asked for at ``begun_ns``, with the ledgers of a moment ago and of now."""
         past, self.implicit = self.implicit, {}
         after = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
         self._past_read, self._read = self._read, {}
@@ -143,7 +155,8 @@ class MemoryWatch:
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
             earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]
-            self._charge_implicit(vgpu, earlier, later, past)
+            if self._charge_implicit(vgpu, earlier, later, past) and later.known:
+                vgpu.grants.implicit_ns = begun_ns
             if earlier.rests_until(later):
                 found = drift_by_pid(earlier.slots, later.slots, self.latest.by_pid)
                 doubted |= {(vgpu_id, pid): amount for pid, amount in found.items()}
@@ -179,22 +192,26 @@ class MemoryWatch:
         self._again_s = min(2 * self._again_s, CALM_S) if self._uncertain else AGAIN_S
         if any(now - dead.since < URGENT_FOR_S for dead in self._dead.values()):
             return URGENT_S
+        if self._uncertain and now < self._waited_until:
+            return URGENT_S
         return min(again_s, FRESH_S if self._dead or now < self._fresh_until else CALM_S)
 
     def _alive_by_proc(self) -> dict[int, int]:
         """Without NVML, what /proc knows: who still exists. No figures, so nothing is charged."""
         return {dead.process.pid: 0 for dead in self._dead.values() if is_alive(dead.process)}
 
-    def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> None:
-        """Where something was allocated or freed while the driver was asked, its figure is of neither ledger: what is
-        known already counts on, as far as either ledger allows, and the driver is asked again soon."""
+    def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> bool:
+        """Whether all that the driver showed is charged. Where something was allocated or freed while it was asked, its
+        figure is of neither ledger: what is known already counts on, as far as either ledger allows, and the driver is
+        asked again soon."""
         vgpu_id = vgpu.record.vgpu_id
         by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
-        rests = earlier.rests_until(later)
+        exact = rests = earlier.rests_until(later)
         if not rests:
             self._uncertain = True
             bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
             by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
+            exact = all(low == high for low, high in bounds.values())
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
@@ -203,6 +220,7 @@ class MemoryWatch:
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total
         vgpu.implicit_peak_bytes = sum(self._peak[vgpu_id, pid] for pid in by_pid)
+        return exact and all(self.implicit[vgpu_id, pid] >= amount for pid, amount in by_pid.items())
 
     def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
         """What differs from the known counts once a second reading says so, and as far as both say. Between a free and

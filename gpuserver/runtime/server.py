@@ -163,6 +163,7 @@ class GpuServer:
                 self.describe,
                 self.vgpus.get,
                 self,
+                self.memory.look,
             )
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery

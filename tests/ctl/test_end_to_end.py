@@ -266,9 +266,9 @@ def test_a_node_that_serves_no_gpu_says_why(node: Node) -> None:
     assert len(re.findall(r"node \d+ serves", done.stdout)) == 1
     started, _, listed = done.stderr.partition("\n")
     assert re.match(
-        r"vgpuctl: node \d+ runs, and serves no GPU: GPU 0: its server ended: .+; see .+gpu-0.log$", started
+        r"vgpuctl: node \d+ runs, and serves no GPU: GPU 0: its server ended, see .+gpu-0.log: the journal .+$", started
     )
-    assert listed.count("vgpuctl: GPU 0 is not served: its server ended: ") == 2
+    assert listed.count("vgpuctl: GPU 0 is not served: its server ended, see ") == 2
 
 
 def test_doctor_sees_the_node(node: Node) -> None:

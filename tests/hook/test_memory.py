@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -43,6 +44,20 @@ def test_implicit_memory_narrows_what_may_be_asked_for(stage: Stage) -> None:
     talk = Talk(stage, vgpu, "say(app.memory_info(), app.allocate(8 * GIB), app.allocate(7 * GIB) is not None)")
     (info, all_of_it, the_rest), _ = talk.next()
     assert (info, all_of_it, the_rest) == ([7 * GIB, 8 * GIB], None, True)
+
+
+def test_what_a_context_takes_is_waited_for_before_the_first_allocation(stage: Stage) -> None:
+    """The server, played here, is late; later allocations wait for nothing, though no look is newer than they are."""
+    vgpu = stage.vgpu(memory_bytes=8 * GIB)
+    vgpu.grants.implicit_ns = 0
+    talk = Talk(stage, vgpu, "say(app.allocate(8 * GIB), app.allocate(7 * GIB) is not None)\nsay(app.memory_info())")
+    eventually(vgpu.relay.look_wanted, "a look at NVML is wanted")
+    vgpu.grants.implicit_bytes = GIB
+    vgpu.grants.implicit_ns = time.monotonic_ns()
+    (all_of_it, the_rest), _ = talk.next()
+    assert (all_of_it, the_rest) == (None, True)
+    assert not vgpu.relay.look_wanted()
+    assert talk.next()[0] == [[0, 8 * GIB]]
 
 
 def test_a_new_limit_holds_at_once(stage: Stage) -> None:

@@ -47,10 +47,12 @@ def test_what_the_maker_writes_the_reader_sees(page: GrantsPage) -> None:
     with GrantsPage.map_readonly(page.fileno()) as reader:
         page.memory_limit_bytes = 3 * GIB
         page.implicit_bytes = 500
+        page.implicit_ns = 77
         page.window_ns = 250_000
         page.flags = GrantsFlag.CONTENDED | GrantsFlag.LOSS_RUN
         assert (reader.vgpu_id, reader.gpu_uuid, reader.generation, reader.mode) == ("vgpu-00c0ffee", "GPU-1", 7, 1)
-        assert (reader.memory_limit_bytes, reader.implicit_bytes, reader.window_ns) == (3 * GIB, 500, 250_000)
+        assert (reader.memory_limit_bytes, reader.window_ns) == (3 * GIB, 250_000)
+        assert (reader.implicit_bytes, reader.implicit_ns) == (500, 77)
         assert reader.flags == GrantsFlag.CONTENDED | GrantsFlag.LOSS_RUN
         assert reader.plan().current is None
         assert reader.alive_ns > 0
@@ -99,7 +101,7 @@ def test_pages_are_close_on_exec_and_leak_no_descriptor() -> None:
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("field", ["memory_limit_bytes", "implicit_bytes", "window_ns", "grace_ns"])
+@pytest.mark.parametrize("field", ["memory_limit_bytes", "implicit_bytes", "implicit_ns", "window_ns", "grace_ns"])
 @pytest.mark.parametrize("value", [-1, 2**63])
 def test_amounts_out_of_range_are_refused(page: GrantsPage, field: str, value: int) -> None:
     before = getattr(page, field)

@@ -40,7 +40,8 @@ class Played:
         monkeypatch.setattr(brokers, "RETURN_S", 0.05)
         books = SimpleNamespace(happened=lambda *_: None)
         rest = (cast(None, None),) * 4
-        self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, cast(brokers.Books, books))  # type: ignore[arg-type]
+        last = (cast(brokers.Books, books), lambda: None)
+        self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, *last)  # type: ignore[arg-type]
 
     def _spawn(self, argv: list[str]) -> int:
         self.started.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))

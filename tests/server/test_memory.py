@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -103,6 +104,7 @@ class Page:
 
     class grants:
         implicit_bytes = 0
+        implicit_ns = 0
 
     implicit_peak_bytes = 0
 
@@ -259,6 +261,58 @@ def test_the_most_that_was_implicit_is_known_until_its_process_ends() -> None:
 
     watch(Noting({7: 50, 8: 30}, {7: 0, 8: 0}, {7: 0, 8: 0}, {7: 0, 8: 40}, {8: 40}), vgpu, lambda _: None, 10)
     assert seen[1:6] == [(60, 60), (60, 60), (0, 60), (30, 70), (30, 30)]
+
+
+def test_a_reading_counts_as_one_from_when_it_was_begun_once_all_that_it_showed_is_charged() -> None:
+    """A process with a second context, beside one that goes on to free while the driver is asked."""
+    vgpu = Page(slot(0, 7, 400 * MIB), slot(1, 8, 300 * MIB))
+    seen: list[tuple[int, int, int]] = []
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            count = len(self.times)
+            seen.append((time.monotonic_ns(), vgpu.grants.implicit_ns, vgpu.grants.implicit_bytes))
+            if count in {2, 3}:
+                vgpu.slots[1] = slot(1, 8, (300 - 50 * count) * MIB)
+                vgpu.epoch += 1
+            self.times.append(trio.current_time())
+            return MemoryUse(0, {7: (500 if count < 2 else 900) * MIB, 8: 300 * MIB})
+
+    watch(Asked({}), vgpu, lambda memory: memory.look(), 5)
+    begun = [at for at, _, _ in seen]
+    said = [implicit_ns for _, implicit_ns, _ in seen]
+    assert begun[0] < begun[1]
+    assert said[1] <= begun[0] < said[2] <= begun[1]
+    assert said[3] == said[4] == said[2], "what the one has beside its ledger is not known"
+    assert begun[3] < said[5] <= begun[4]
+    assert seen[5][2] >= 500 * MIB
+
+
+def test_who_waits_for_a_reading_has_it_at_once_and_another_soon_if_it_does_not_count() -> None:
+    vgpu = Page(slot(0, 7, 400 * MIB))
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            vgpu.epoch += len(self.times) in {1, 2, 3}
+            self.times.append(trio.current_time())
+            return MemoryUse(0, {7: 500 * MIB})
+
+    driver = Asked({})
+    watch(driver, vgpu, lambda memory: memory.look(), 2)
+    assert driver.times[1] == pytest.approx(driver.times[0] + 0.5), "when it was asked for"
+    assert [b - a for a, b in pairwise(driver.times[1:5])] == pytest.approx([URGENT_S] * 3)
+
+
+def test_the_driver_is_not_asked_more_often_whoever_asks_for_it() -> None:
+    driver = Driver({7: 500 * MIB})
+
+    def ask(memory: MemoryWatch) -> None:
+        memory.look()
+        driver.memory_use, asked = lambda: (memory.look(), asked())[1], driver.memory_use  # type: ignore[method-assign]
+
+    watch(driver, Page(slot(0, 7, 400 * MIB)), ask, 1)
+    assert min(b - a for a, b in pairwise(driver.times)) >= URGENT_S - 1e-6
+    assert len(driver.times) > 10
 
 
 def test_a_process_that_called_exec_has_lost_what_it_had() -> None:

@@ -39,6 +39,7 @@ from vgpu.protocol.broker import (
     Died,
     Gone,
     Listening,
+    Look,
     Message,
     Reaped,
     Refused,
@@ -191,7 +192,7 @@ class Broker:
         found = self._find_processes(activity)
         relay = Relay(activity, grants, relay_page, vgpu.key, found)
         self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay, store_fd)
-        self._nursery.start_soon(self._collect_deaths)
+        self._nursery.start_soon(self._hear_relay)
         for slot, process in found.items():
             self._nursery.start_soon(self._watch_pid, slot, process)
 
@@ -332,11 +333,14 @@ class Broker:
             os.close(pidfd)
         await self._died(slot, process)
 
-    async def _collect_deaths(self) -> None:
+    async def _hear_relay(self) -> None:
         assert self._pages is not None
         while True:
             await trio.lowlevel.wait_readable(self._pages.relay.fileno())
-            for death in self._pages.relay.deaths():
+            deaths = self._pages.relay.deaths()
+            if self._pages.relay.look_wanted():
+                await self._tell(Look())
+            for death in deaths:
                 process = self._admissions.process_in(death.slot)
                 if process is not None:
                     await self._died(death.slot, process)

@@ -135,7 +135,7 @@ class Servers:
             with suppress(ChildProcessError):  # one that was found is nobody's child here
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
         said = await trio.to_thread.run_sync(_last_words, server.log_path)
-        server.reason = f"its server ended{said and f': {said}'}; see {server.log_path}"
+        server.reason = f"its server ended, see {server.log_path}{said and f': {said}'}"
 
     async def _greet(self, path: Path) -> tuple[MessageStream, int]:
         link, welcome = await open_link(path, Hello())

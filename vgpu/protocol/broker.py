@@ -116,6 +116,12 @@ class Reaped(Message):
     released_bytes: int
 
 
+class Look(Message):
+    """A process of the vGPU has a new context, which is not charged yet: NVML shows it."""
+
+    op: Literal["look"] = "look"
+
+
 class Closed(Message):
     """A hook's link was closed for a reason worth telling the operator."""
 
@@ -125,7 +131,7 @@ class Closed(Message):
     reason: str
 
 
-FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Closed, Field(discriminator="op")]
+FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Look | Closed, Field(discriminator="op")]
 FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
 
 

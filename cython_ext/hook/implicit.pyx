@@ -1,0 +1,79 @@
+"""What contexts take of the card is charged before anything else is: nobody asks for it, and only NVML shows it.
+
+Whoever makes a context writes down when (``ActivityPage.context_ns``, one word for all processes of a vGPU) and rings.
+The relay passes that on, the server looks at NVML at once, and then writes what it saw into the grants page, and behind
+that when it began to look (``implicit_ns``). Until this is newer than that word, whoever allocates waits: some
+milliseconds once per context, and not for ever. Without a server, or a broker, it goes on with what is known.
+
+cudart gets a device's primary context by a private table: it is noted at the first allocation of the process.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.hook.generated.driver cimport real_cuCtxGetCurrent, real_cuDevicePrimaryCtxGetState
+from cython_ext.hook.hook cimport vgpu_log, vgpu_ring
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
+from cython_ext.layout cimport GRANTS_REMOVED
+from cython_ext.native cimport cas64, futex_wait, load32, loadi64, now_ns, store32, storei64
+
+cdef enum:
+    PATIENCE_NS = 1_000_000_000  # milliseconds are enough where the host is not busy, or the broker being replaced
+    SILENT_NS = 200_000_000      # a server that lives shows it twice as often
+    LOOK_NS = 100_000            # who waits looks that often
+
+
+cdef void note(Gate* gate) noexcept nogil:
+    """There is a context, by now. Of several that are noted at once the last one counts."""
+    cdef int64_t now = now_ns()
+    cdef int64_t* word = &gate.activity.context_ns
+    cdef int64_t known = loadi64(word)
+    store32(&gate.contexts_known, 1)
+    while known < now and not cas64(<uint64_t*>word, <uint64_t>known, <uint64_t>now):
+        known = loadi64(word)
+    vgpu_ring(gate)
+
+
+cdef public void vgpu_context_came(int device) noexcept nogil:
+    """The driver has just made one there."""
+    cdef uint32_t i
+    if attached():
+        for i in range(state().gate_count):
+            if state().gates[i].device == device:
+                note(&state().gates[i])
+
+
+cdef public void vgpu_contexts_move(Gate* gate) noexcept nogil:
+    """To another activity page, which knows of none."""
+    if load32(&gate.contexts_known):
+        note(gate)
+
+
+cdef bint has_context(const Gate* gate) noexcept nogil:
+    cdef void* context = NULL
+    cdef unsigned int flags
+    cdef int active = 0
+    if real_cuCtxGetCurrent(&context) == CUDA_SUCCESS and context != NULL:
+        return 1
+    return real_cuDevicePrimaryCtxGetState(gate.device, &flags, &active) == CUDA_SUCCESS and active
+
+
+cdef public void vgpu_await_charge(Gate* gate) noexcept nogil:
+    """Wait until all contexts are charged that there are now, for as long as somebody may be about to."""
+    cdef int64_t newest, began, now
+    if not load32(&gate.contexts_known):
+        if not has_context(gate):
+            return
+        note(gate)
+    newest = loadi64(&gate.activity.context_ns)
+    if newest == loadi64(&gate.unanswered_ns):
+        return
+    began = now_ns()
+    while loadi64(&gate.grants.implicit_ns) < newest:
+        if load32(&state().stopping) or load32(&gate.grants.flags) & GRANTS_REMOVED:
+            return
+        now = now_ns()
+        if now - began > PATIENCE_NS or now - max(began, loadi64(&gate.grants.alive_ns)) > SILENT_NS:
+            storei64(&gate.unanswered_ns, newest)
+            break
+        futex_wait(&state().stopping, 0, now + LOOK_NS)
+    vgpu_log(b"waited for the charge of contexts, ns, implicit", now_ns() - began, gate.grants.implicit_bytes)
