@@ -131,9 +131,9 @@ cdef inline void tell_processes(Wire* wire) noexcept nogil:
 
 
 cdef inline bint stopped(const Wire* wire, int index, int64_t at_ns) noexcept nogil:
-    """Whether the process has work of which nobody has heard for as long as the baton waits, and which should have run by
-    its own prediction: then it stands still, what it submitted has run, and neither its siblings nor others wait for it.
-    One whose kernel takes so long says every few milliseconds that the GPU is busy."""
+    """Whether the process has work of which nobody has heard for as long as the baton waits, and which should have run
+    by its own prediction: then it stands still, what it submitted has run, and neither its siblings nor others wait for
+    it. One whose kernel takes so long says every few milliseconds that the GPU is busy."""
     cdef const Slot* slot = &wire.activity.slots[index]
     return (
         wire.baton.late >> index & 1 != 0 and at_ns - loadi64(&slot.counted_ns) > PATIENCE_NS

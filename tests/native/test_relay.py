@@ -64,24 +64,6 @@ def test_the_first_work_under_the_newest_lease_is_told(stage: Stage) -> None:
     assert 0 < entry.submitted_ns < between_ns
 
 
-def test_a_look_at_nvml_is_wanted_once_for_each_context_that_is_newer_than_the_last(stage: Stage) -> None:
-    process, _ = stage.process()
-    stage.grants.implicit_ns = 100
-    process.make_context(100)
-    process.make_context(101)
-    eventually(stage.relay.look_wanted)
-    process.ring()
-    process.make_context(99)
-    process.make_context(102)
-    eventually(stage.relay.look_wanted)
-    wakes = stage.relay.stats().wakes
-    process.ring()
-    eventually(lambda: stage.relay.stats().wakes > wakes + 1)
-    assert not stage.relay.look_wanted()
-    stage.relay.rebind(stage.grants)
-    eventually(stage.relay.look_wanted)
-
-
 def test_a_vgpu_is_idle_only_when_its_last_process_is(stage: Stage) -> None:
     first, _ = stage.process()
     second, _ = stage.process()
