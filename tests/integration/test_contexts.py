@@ -197,7 +197,7 @@ def test_while_nobody_can_look_each_context_is_waited_for_once_and_not_for_long(
             said(program, "create() or plain(2 * MIB)")
             os.kill(pid, signal.SIGSTOP)
             try:
-                assert 0.08 < float(said(program, "create() or lasts()")) < 5
+                assert float(said(program, "create() or lasts()")) < 5  # or none, if a regular reading has just come
                 assert float(said(program, "sum(lasts() for _ in range(20))")) < 3
             finally:
                 os.kill(pid, signal.SIGCONT)
