@@ -14,7 +14,7 @@ from typing import Final
 from gpuserver.core.leases import Served, VgpuKey
 from gpuserver.core.policy import PPM
 from vgpu.protocol.meters import Advice
-from vgpu.units import MIB, format_bytes
+from vgpu.units import MIB, counted, format_bytes
 
 SECOND_NS: Final = 1_000_000_000
 LEAST_SECONDS: Final = 30
@@ -103,8 +103,8 @@ def advise(seen: Seen) -> Advice | None:
         said.append(f"it had {had}, more than the {may} that it may have now")
     if seen.memory_refusals:
         said.append(
-            f"it was refused memory {seen.memory_refusals} times at its {format_bytes(seen.memory_limit_bytes)}, so it "
-            "may need more"
+            f"it was refused memory {counted(seen.memory_refusals, 'time')} at its "
+            f"{format_bytes(seen.memory_limit_bytes)}, so it may need more"
         )
     elif size is not None:
         said.append(f"it had {format_bytes(seen.memory_peak_bytes)} of {format_bytes(seen.memory_limit_bytes)} at most")

@@ -203,7 +203,7 @@ class Suspension:
             raise VgpuError(
                 ErrorCode.MODE,
                 f"{vgpu_id} is on a GPU in spatial mode, and processes under MPS cannot be suspended",
-                "vgpuctl gpu set GPU --mode temporal",
+                f"end the GPU's programs, then: vgpuctl gpu set {self._server.facts.index} --mode temporal",
             )
         if vgpu.companies:
             others = sorted({other for company in vgpu.companies.values() for other in company} - {vgpu_id})

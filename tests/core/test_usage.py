@@ -76,6 +76,9 @@ def test_nothing_to_type_where_its_limit_may_be_what_held_it_back() -> None:
     assert (found.sm_percent, found.memory_bytes) == (None, None)
     assert "which is what it may: more might serve it better" in found.text
     assert "refused memory 3 times at its 8 GiB" in found.text
+    once = advise(replace(SEEN, memory_refusals=1))
+    assert once is not None
+    assert "refused memory 1 time at its" in once.text
     assert "vgpuctl" not in found.text
 
 
