@@ -37,7 +37,8 @@ class Answer:
 class Place:
     """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
     and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter.
-    ``failures``: to move, in a row; ``offered_ns``: since when there is room for its allocation of ``offered_bytes``.
+    ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row;
+    ``offered_ns``: since when there is room for its allocation of ``offered_bytes``.
     """
 
     settled: bool = False
@@ -46,6 +47,7 @@ class Place:
     comes: int = 0
     wants_ns: int = 0
     wanted: bool = False
+    room_ns: int = 0
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0

@@ -197,13 +197,18 @@ class Swapping:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
             place.wants_ns = self._server.tokens.heard_ns(vgpu.record.key) or place.wants_ns
+        if not vgpu.room_bytes:
+            place.room_ns = 0
+        elif not place.room_ns:
+            place.room_ns = now_ns
         resident, moving = place.leaves or not vgpu.away, place.moving or place.leaves
         return Tenant(
             key=vgpu.record.key,
             resident=resident,
             memory_bytes=vgpu.movable_bytes,
             wants=wants,
-            wants_ns=place.wants_ns,
+            # a lease that it cannot use passes, and so does its wish for one; it waits all the same
+            wants_ns=min(place.wants_ns, place.room_ns) if place.room_ns else place.wants_ns,
             moving=moving,
             room_bytes=vgpu.room_bytes,
             barred=vgpu.still or vgpu.turn.locked() or not place.settled or place.not_before_ns > now_ns,
