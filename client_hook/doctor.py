@@ -236,7 +236,7 @@ def probe(runtime_dir: Path, state_dir: Path, user: UserInstallation) -> Facts:
         mps_control=shutil.which("nvidia-cuda-mps-control") or "",
         foreign_mps=_foreign_mps(runtime_dir),
         driver=probe_driver(),
-        node_uid=_node_uid(runtime_dir / "control.sock"),
+        node_uid=node_uid(runtime_dir / "control.sock"),
     )
 
 
@@ -351,7 +351,8 @@ def _unwritable(directory: Path) -> str:
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} is not writable for uid {os.getuid()}"
 
 
-def _node_uid(control_socket: Path) -> int | None:
+def node_uid(control_socket: Path) -> int | None:
+    """Whose process listens there; None: nobody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(_ANSWER_S)
         try:

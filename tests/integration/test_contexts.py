@@ -85,18 +85,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode() as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
 @contextmanager
 def programs(node: SimulatedNode, vgpu: VgpuReading, count: int = 1) -> Iterator[list[Spoken]]:
     started = [Spoken(node, vgpu, PROGRAM) for _ in range(count)]

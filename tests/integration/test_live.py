@@ -19,18 +19,6 @@ ROOT = Path(__file__).parents[2]
 CLOSE = 0.06
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode() as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
 @pytest.fixture
 def pair(node: SimulatedNode) -> Iterator[tuple[str, str]]:
     """Two vGPUs of 30 and 60 % with a program each that wants all it can get."""

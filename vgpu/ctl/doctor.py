@@ -88,13 +88,14 @@ def look(paths: NodePaths) -> Health | Silence:
 
 
 def _silence(error: VgpuError, paths: NodePaths) -> Silence:
+    from client_hook.doctor import node_uid
     from vgpu.node.health import Silence
 
     if error.code is ErrorCode.NOT_YOURS:
         return Silence(error.message, error.hint)
     answering, dead = [], []
     for socket in _listed(paths.runtime / "gpus", "*/server.sock"):
-        if _answers(socket):
+        if node_uid(socket) is not None:
             answering.append(int(socket.parent.name))
         else:
             dead.append(str(socket))
@@ -117,18 +118,6 @@ def _listed(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern)) if os.access(folder, os.R_OK | os.X_OK) else []
     except OSError:
         return []
-
-
-def _answers(socket_path: Path) -> bool:
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(ANSWER_S)
-        try:
-            link.connect(str(socket_path))
-        except OSError:
-            return False
-    return True
 
 
 def _locked(path: Path) -> bool:
