@@ -7,8 +7,8 @@ The caller holds ``gate.lock``, and its thread's capture mode is RELAXED.
 from libc.stdint cimport uint32_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuEventCreate, real_cuEventQuery,
-    real_cuEventRecord, real_cuStreamIsCapturing,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuEventCreate,
+    real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuStreamIsCapturing,
 )
 from cython_ext.hook.state cimport (
     CAPTURES, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEGACY_HANDLE, STREAM_LEGACY,
@@ -25,19 +25,26 @@ cdef inline void* current_context() noexcept nogil:
 
 
 cdef inline int take_event(Gate* gate, void* context, bint timed) noexcept nogil:
-    """An event object of the current context, or -1."""
+    """An event object of the current context, or -1. Once there are EVENTS, one that lies about gives way."""
     cdef Event* event
-    cdef int i, free = -1
+    cdef int i, free = -1, other = -1
     for i in range(EVENTS):
         event = &gate.events[i]
+        if event.used:
+            continue
         if event.handle == NULL:
-            if free < 0 and not event.used:
+            if free < 0:
                 free = i
-        elif not event.used and event.timed == timed and event.context == context:
+        elif event.timed == timed and event.context == context:
             event.used = 1
             return i
+        elif not event.held:             # else its context is being destroyed
+            other = i
     if free < 0:
-        return -1
+        if other < 0:
+            return -1
+        free = other
+        real_cuEventDestroy_v2(gate.events[free].handle)
     event = &gate.events[free]
     if real_cuEventCreate(&event.handle, 0 if timed else CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS:
         event.handle = NULL

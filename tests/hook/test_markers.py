@@ -259,6 +259,36 @@ def test_no_stream_is_asked_after_its_context_has_ended(stage: Stage, recorder: 
     assert "R1100" in seen
 
 
+TWO_CONTEXTS = """
+import time
+
+def fill(first):
+    cuda.stand_still(1)
+    for i in range(128):
+        launch(first + i % 2 * 0x100)
+    cuda.stand_still(0)
+
+fill(0x100)
+time.sleep(0.05)             # its markers are found to have passed
+fill(0x1000)
+"""
+
+
+def test_markers_that_one_context_needs_no_more_give_way_to_those_of_another(
+    stage: Stage, recorder: Path, tmp_path: Path
+) -> None:
+    """There are 256 event objects; the first context has had most of them."""
+    vgpu = stage.vgpu()
+    record = tmp_path / "record"
+    environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record))
+    with vgpu.granting(60_000 * MS):
+        ran = stage.run(PROGRAM + TWO_CONTEXTS, environment)
+    assert ran.returncode == 0, ran.stderr
+    seen = record.read_text().split()
+    marked = [sum(call == f"R{stream:x}" for call in seen) for stream in (0x100, 0x1100)]
+    assert min(marked) > 60, marked
+
+
 BESIDE_A_LONG_ONE = """
 import threading, time
 long, short = {streams}
