@@ -211,7 +211,9 @@ cdef struct Slot:
     uint64_t room_bytes      # an allocation waits for so much more of the card; 0: none does
     int64_t pinned_ns        # ... and how much of that to pin host memory
     uint32_t ends            # 1: the process has begun to end, with calls of the driver
-    uint8_t[52] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t unpredicted     # 1: of some that was submitted nobody knows how long it takes: predicted_end_ns is void
+    int64_t locked_out_ns    # its hook's thread has lived then, kept from its books by a thread of the program
+    uint8_t[40] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

@@ -23,6 +23,7 @@ cdef extern from "limits.h":
 
 cdef enum:
     LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
+    UNPREDICTED_PATIENCES = 100  # for who stands still with work of unknown length: 10 s, kernels are shorter
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
     AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
     RECENT = 1 << 30             # epochs closer than this compare safely
@@ -60,7 +61,8 @@ cdef struct Wire:
     uint32_t told_returned
     uint32_t told_tail
     uint32_t told_stranded
-    int64_t told_context_ns      # a context for which a look at NVML was asked for ...
+    int64_t told_context_ns      # a context for which a look at NVML was asked for, ...
+    int64_t look_told_ns         # ... when, ...
     uint32_t look                # ... and Python has not heard of it yet
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
@@ -133,12 +135,16 @@ cdef inline void tell_processes(Wire* wire) noexcept nogil:
 cdef inline bint stopped(const Wire* wire, int index, int64_t at_ns) noexcept nogil:
     """Whether the process has work of which nobody has heard for as long as the baton waits, and which should have run
     by its own prediction: then it stands still, what it submitted has run, and neither its siblings nor others wait for
-    it. One whose kernel takes so long says every few milliseconds that the GPU is busy."""
+    it. One whose kernel takes so long says every few milliseconds that the GPU is busy, or at least that it lives. What
+    it has no prediction of is waited for much longer: the GPU goes on while the process stands still."""
     cdef const Slot* slot = &wire.activity.slots[index]
-    return (
-        wire.baton.late >> index & 1 != 0 and at_ns - loadi64(&slot.counted_ns) > PATIENCE_NS
-        and loadi64(&slot.predicted_end_ns) < at_ns
-    )
+    cdef int64_t silent_ns
+    if not wire.baton.late >> index & 1:
+        return 0
+    silent_ns = at_ns - max(loadi64(&slot.counted_ns), loadi64(&slot.locked_out_ns))
+    if load32(&slot.unpredicted):
+        return silent_ns > UNPREDICTED_PATIENCES * <int64_t>PATIENCE_NS
+    return silent_ns > PATIENCE_NS and loadi64(&slot.predicted_end_ns) < at_ns
 
 
 cdef inline bint any_want(Wire* wire, int64_t at_ns) noexcept nogil:

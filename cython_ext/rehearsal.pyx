@@ -159,6 +159,14 @@ cdef class Process:
         storei64(&self.slot.predicted_end_ns, now_ns() + for_ns)
         self.ring()
 
+    def be_locked_out(self):
+        """The hook's thread lives, and cannot look: a thread of the program has the gate."""
+        storei64(&self.slot.locked_out_ns, now_ns())
+
+    def leave_unpredicted(self):
+        """Of what was submitted nobody knows how long it takes."""
+        store32(&self.slot.unpredicted, 1)
+
     def look(self):
         """The gate waits, and has just looked whether it must go on waiting."""
         store64(&self.slot.gate_waits, self.slot.gate_waits + 1)

@@ -78,6 +78,7 @@ cdef extern from "vgpu_native.h" nogil:
 cdef enum:
     LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
     LOOK_WANTED_NS = 100_000_000     # plan and figures are looked at so often while the vGPU wants
+    LOOK_TOLD_NS = 20_000_000    # so far apart the server is asked to look at NVML
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
@@ -99,14 +100,20 @@ cdef inline void ring_relay(Wire* wire) noexcept nogil:
     futex_wake(&wire.activity.doorbell, INT_MAX)
 
 
-cdef inline void tell_contexts(Wire* wire) noexcept nogil:
+cdef inline bint tell_contexts(Wire* wire) noexcept nogil:
     """Of one that is newer than what the server has seen of the vGPU's memory, Python is told, once: it asks the server
-    to look."""
+    to look. That takes CPU time of others, so not as often as a tenant likes. 1: it is to be told in LOOK_TOLD_NS."""
     cdef int64_t newest = loadi64(&wire.activity.context_ns)
-    if newest > loadi64(&wire.grants.implicit_ns) and newest != wire.told_context_ns:
-        wire.told_context_ns = newest
-        store32(&wire.look, 1)
-        eventfd_write(wire.events_descriptor, 1)
+    cdef int64_t at_ns = now_ns()
+    if not loadi64(&wire.grants.implicit_ns) < newest <= at_ns or newest == wire.told_context_ns:
+        return 0
+    if at_ns - wire.look_told_ns < LOOK_TOLD_NS:
+        return 1
+    wire.told_context_ns = newest
+    wire.look_told_ns = at_ns
+    store32(&wire.look, 1)
+    eventfd_write(wire.events_descriptor, 1)
+    return 0
 
 
 cdef inline void start_watches(Wire* wire) noexcept nogil:
@@ -162,7 +169,7 @@ cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
     cdef uint32_t heard
     cdef int64_t end_ns, lasted_ns, turn_ns, look_ns
-    cdef bint must_ring, undrained, spins = may_spin()
+    cdef bint must_ring, to_tell, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
         throttle(wire)
@@ -174,14 +181,14 @@ cdef void* wire_main(void* argument) noexcept nogil:
         wire.wakes += 1
         must_ring = merge(wire)
         start_watches(wire)
-        tell_contexts(wire)
+        to_tell = tell_contexts(wire)
         if must_ring:
             ring_dispatcher(wire)
         undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
-        look_ns = LOOK_WANTED_NS if wire.want else LOOK_NS
+        look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
         pthread_mutex_unlock(&wire.lock)
         rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
 

@@ -21,7 +21,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead, vgpu_publish_submission,
+    publish_prediction, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead,
+    vgpu_publish_submission,
 )
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -32,8 +33,8 @@ from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, P
 from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_end_ns, backlog_ns, marker_due
-from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32, storei64
+from cython_ext.logic.window cimport backlog_ns, marker_due
+from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32
 
 cdef enum:
     PAGE_BYTES = 4096
@@ -181,7 +182,7 @@ cdef void join(Gate* gate, int64_t now) noexcept nogil:
     ahead_release(&gate.ahead, &gate.backlog, now, epoch_reached(load32(&gate.slot.turn), gate.turn))
     gate.marked_stream = gate.ahead_stream
     gate.idle_since_ns = 0
-    storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    publish_prediction(gate)
 
 
 cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:

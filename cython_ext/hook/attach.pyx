@@ -288,6 +288,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
         gate.streams[i].turn = 0
     slot.want_since_ns = before.want_since_ns
     slot.predicted_end_ns = before.predicted_end_ns
+    slot.unpredicted = before.unpredicted
     slot.drained_ns = before.drained_ns
     store32(&slot.last_epoch, before.last_epoch)
     store32(&slot.drained_epoch, before.drained_epoch)

@@ -77,7 +77,7 @@ cdef inline void forget_primary(int device) noexcept nogil:
     cdef uint32_t i
     for i in range(state().gate_count):
         if state().gates[i].device == device:
-            store32(&state().gates[i].contexts_known, 0)
+            store32(&state().gates[i].primary_known, 0)
 
 
 cdef inline void* primary_dies(int device) noexcept nogil:

@@ -23,6 +23,12 @@ from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, load32, store32
 
 
+cdef inline bint over() noexcept nogil:
+    """Nothing is kept track of, or nobody needs it any more: the process ends, and its last thread may have been taken
+    out of a call with the lock, by a signal whose handler called exit()."""
+    return not attached() or load32(&state().stopping) != 0
+
+
 # --- captures
 
 cdef public bint vgpu_capturing(void* handle) noexcept nogil:
@@ -38,7 +44,7 @@ cdef public void* vgpu_capture_begins(void* handle) noexcept nogil:
     not asked for any more then."""
     cdef void* context = NULL
     cdef uint32_t i
-    if not attached():
+    if over():
         return NULL
     if <size_t>handle <= OWN_HANDLE or real_cuStreamGetCtx(handle, &context) != CUDA_SUCCESS:
         real_cuCtxGetCurrent(&context)
@@ -61,7 +67,7 @@ cdef public void vgpu_capture_began(void* handle, void* context) noexcept nogil:
     cdef State* all = state()
     cdef Capture new
     cdef int i
-    if not attached():
+    if over():
         return
     new.handle = handle
     new.owner = vgpu_claim_thread() if <size_t>handle == OWN_HANDLE else NULL
@@ -128,7 +134,7 @@ cdef public void vgpu_captures_end_with(Thread* thread) noexcept nogil:
 cdef public void vgpu_capture_ended(void* handle, bint well) noexcept nogil:
     """A capture that began in this stream is over, if the driver agrees (an end in the wrong thread is none)."""
     cdef int status = 0
-    if not attached() or load32(&state().captures) == 0:
+    if over() or load32(&state().captures) == 0:
         return
     if real_cuStreamIsCapturing(handle, &status) != CUDA_SUCCESS or status == 0:
         drop_capture(handle, well)
@@ -142,7 +148,7 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
     cdef Stream* stream
     cdef uint32_t g, i
     cdef int mode
-    if not attached():
+    if over():
         return
     for g in range(state().gate_count):
         gate = &state().gates[g]
@@ -170,7 +176,7 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
     our events in it neither."""
     cdef Gate* gate
     cdef uint32_t g, i
-    if not attached():
+    if over():
         return
     for g in range(state().gate_count):      # what can leave the card is moved in its contexts: not while one goes
         vgpu_touch(&state().gates[g])
@@ -224,7 +230,7 @@ cdef void touched() noexcept nogil:
 
 cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
     """After it. ``dead``: it is gone, and all its work with it; else it lives on."""
-    if not attached():
+    if over():
         return
     bury(context, dead)
     if dead:
@@ -235,7 +241,7 @@ cdef public void vgpu_context_died(void* context, bint dead) noexcept nogil:
 
 cdef public void vgpu_green_context_died(void* context, void* primary, bint dead) noexcept nogil:
     """The same of a green one: what was allocated in it is the primary one's."""
-    if not attached():
+    if over():
         return
     bury(context, dead)
     if dead:
@@ -248,7 +254,7 @@ cdef public void vgpu_green_context_died(void* context, void* primary, bint dead
 cdef public void vgpu_graph_updated(void* graph) noexcept nogil:
     """An executable graph does something else from its next launch on, perhaps for another length of time."""
     cdef uint32_t g
-    if not attached():
+    if over():
         return
     for g in range(state().gate_count):
         lock_acquire(&state().gates[g].lock)
@@ -259,7 +265,7 @@ cdef public void vgpu_graph_updated(void* graph) noexcept nogil:
 cdef public void vgpu_forget(uint64_t handle) noexcept nogil:
     """A graph died (or, 0: a module): the handles of its kernels will mean something else."""
     cdef uint32_t g
-    if not attached():
+    if over():
         return
     for g in range(state().gate_count):
         lock_acquire(&state().gates[g].lock)

@@ -10,12 +10,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
-    vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing, vgpu_claim_thread, vgpu_collect,
-    vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted, vgpu_end, vgpu_foresee,
-    vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared,
-    vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin, vgpu_sample_end,
-    vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch,
-    vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+    publish_prediction, vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing,
+    vgpu_claim_thread, vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted,
+    vgpu_end, vgpu_foresee, vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch,
+    vgpu_may_be_spared, vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin,
+    vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take,
+    vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -42,7 +42,7 @@ from cython_ext.logic.window cimport (
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
-    add32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64, storei64,
+    add32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64,
 )
 
 cdef extern from "limits.h":
@@ -156,6 +156,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
     gate.idle_since_ns = 0
     backlog_submit(&gate.backlog, now, 0, 0, 0)
+    publish_prediction(gate)
     vgpu_count_launch(gate, thread)
     vgpu_know_stream(gate, thread, launch.handle)
     gate.baton_open = gate.baton
@@ -216,7 +217,7 @@ cdef void tracked(
     ):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
     backlog_submit(&gate.backlog, now, foreseen.learned_ns, foreseen.assumed_ns, foreseen.excess_ns)
-    storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    publish_prediction(gate)
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
 

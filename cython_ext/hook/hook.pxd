@@ -8,7 +8,8 @@ from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.durations cimport LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.pools cimport PoolDue
-from cython_ext.native cimport loadi64, rarely
+from cython_ext.logic.window cimport backlog_end_ns
+from cython_ext.native cimport loadi64, rarely, store32, storei64
 
 
 cdef extern:
@@ -222,10 +223,16 @@ cdef inline Gate* gate_here() noexcept nogil:
     return vgpu_gate_here()
 
 
+cdef inline void publish_prediction(Gate* gate) noexcept nogil:
+    """Until when the GPU has work of ours, and whether anybody can know that. The caller holds gate.lock."""
+    store32(&gate.slot.unpredicted, gate.untracked or gate.backlog.unknown != 0)
+    storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+
+
 cdef inline void charge_contexts(Gate* gate) noexcept nogil:
     """Before an allocation is reserved: what the vGPU's contexts have taken is charged first (implicit.pyx). The caller
     holds no lock."""
     if gate != NULL and rarely(
-        gate.contexts_known == 0 or loadi64(&gate.activity.context_ns) > loadi64(&gate.grants.implicit_ns)
+        gate.primary_known == 0 or loadi64(&gate.activity.context_ns) > loadi64(&gate.grants.implicit_ns)
     ):
         vgpu_await_charge(gate)

@@ -5,12 +5,12 @@ The relay passes that on, the server looks at NVML at once, and then writes what
 that when it began to look (``implicit_ns``). Until this is newer than that word, whoever allocates waits: some
 milliseconds once per context, and not for ever. Without a server, or a broker, it goes on with what is known.
 
-cudart gets a device's primary context by a private table: it is noted at the first allocation of the process.
+cudart gets a device's primary context by a private table: it is looked for at each allocation until it is there.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.generated.driver cimport real_cuCtxGetCurrent, real_cuDevicePrimaryCtxGetState
+from cython_ext.hook.generated.driver cimport real_cuDevicePrimaryCtxGetState
 from cython_ext.hook.hook cimport vgpu_log, vgpu_ring
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
 from cython_ext.layout cimport GRANTS_REMOVED
@@ -20,6 +20,7 @@ cdef enum:
     PATIENCE_NS = 1_000_000_000  # milliseconds are enough where the host is not busy, or the broker being replaced
     SILENT_NS = 200_000_000      # a server that lives shows it twice as often
     LOOK_NS = 100_000            # who waits looks that often
+    FUTURE_NS = 1_000_000_000    # who has written a time so far off has not read a clock
 
 
 cdef void note(Gate* gate) noexcept nogil:
@@ -27,8 +28,7 @@ cdef void note(Gate* gate) noexcept nogil:
     cdef int64_t now = now_ns()
     cdef int64_t* word = &gate.activity.context_ns
     cdef int64_t known = loadi64(word)
-    store32(&gate.contexts_known, 1)
-    while known < now and not cas64(<uint64_t*>word, <uint64_t>known, <uint64_t>now):
+    while not now <= known < now + <int64_t>FUTURE_NS and not cas64(<uint64_t*>word, <uint64_t>known, <uint64_t>now):
         known = loadi64(word)
     vgpu_ring(gate)
 
@@ -44,28 +44,23 @@ cdef public void vgpu_context_came(int device) noexcept nogil:
 
 cdef public void vgpu_contexts_move(Gate* gate) noexcept nogil:
     """To another activity page, which knows of none."""
-    if load32(&gate.contexts_known):
-        note(gate)
+    note(gate)
 
 
-cdef bint has_context(const Gate* gate) noexcept nogil:
-    cdef void* context = NULL
+cdef bint has_primary(const Gate* gate) noexcept nogil:
     cdef unsigned int flags
     cdef int active = 0
-    if real_cuCtxGetCurrent(&context) == CUDA_SUCCESS and context != NULL:
-        return 1
     return real_cuDevicePrimaryCtxGetState(gate.device, &flags, &active) == CUDA_SUCCESS and active
 
 
 cdef public void vgpu_await_charge(Gate* gate) noexcept nogil:
     """Wait until all contexts are charged that there are now, for as long as somebody may be about to."""
     cdef int64_t newest, began, now
-    if not load32(&gate.contexts_known):
-        if not has_context(gate):
-            return
+    if not load32(&gate.primary_known) and has_primary(gate):
         note(gate)
+        store32(&gate.primary_known, 1)  # behind that: who reads it reads what was noted, too
     newest = loadi64(&gate.activity.context_ns)
-    if newest == loadi64(&gate.unanswered_ns):
+    if newest <= loadi64(&gate.grants.implicit_ns) or newest == loadi64(&gate.unanswered_ns):
         return
     began = now_ns()
     while loadi64(&gate.grants.implicit_ns) < newest:

@@ -9,8 +9,8 @@ makes no more driver calls, but stays, with the mutex.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport (
-    vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained, vgpu_end,
-    vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
+    publish_prediction, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
+    vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
     vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
 )
 from cython_ext.hook.state cimport Gate, State, state
@@ -127,7 +127,7 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
-        storei64(&slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+        publish_prediction(gate)
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
     count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
     if publish:
@@ -300,6 +300,7 @@ cdef void* run(void* argument) noexcept nogil:
             if gate.ahead.launches:      # asleep through a lease we would not be asked again
                 vgpu_want(gate, now_ns())
             look_for_calls(gate)
+            storei64(&gate.slot.locked_out_ns, now_ns())
             rest(gate, change, due_ns(gate), now_ns() + LOOK_LOCKED_NS)
             change = load32(&gate.grants.change)
         again = step(gate, now_ns()) if not load32(&all.stopping) else 0

@@ -50,8 +50,8 @@ class App(Gpu):
         return code
 
 
-def create_physical(app: App, size: int) -> tuple[int, int]:
-    """(CUresult, handle) of cuMemCreate on device 0."""
+def create_physical(app: App, size: int, device: int = 0) -> tuple[int, int]:
+    """(CUresult, handle) of cuMemCreate."""
 
     class Properties(ctypes.Structure):
         _fields_ = [
@@ -64,7 +64,7 @@ def create_physical(app: App, size: int) -> tuple[int, int]:
         ]
 
     handle = c_uint64()
-    properties = Properties(type=1, location_type=1, location_id=0)
+    properties = Properties(type=1, location_type=1, location_id=device)
     code = app.result("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0))
     return code, handle.value
 

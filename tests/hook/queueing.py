@@ -144,14 +144,25 @@ for line in sys.stdin:
 """
 
 
-class Program:
-    """It does what it is told, and answers when that is done."""
+DESTRUCTOR = """
+import ctypes
+destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: app.library.{call})
+ctypes.CDLL(None).__cxa_atexit(destructor, None, None)
+"""
 
-    def __init__(self, stage: Stage, vgpu: StagedVgpu, first: str = "warm", **environment: str) -> None:
+
+class Program:
+    """It does what it is told, and answers when that is done. ``destructor``: a call of the driver that it makes when
+    it ends, as what was registered before the driver was loaded does."""
+
+    def __init__(
+        self, stage: Stage, vgpu: StagedVgpu, first: str = "warm", *, destructor: str = "", **environment: str
+    ) -> None:
+        before = DESTRUCTOR.format(call=destructor) if destructor else ""
         self.stage, self.vgpu = stage, vgpu
         vgpu.grants.flags = GrantsFlag.CONTENDED
         vgpu.window_ns = vgpu.grants.window_ns = 12 * MS
-        self.process = stage.start(PROLOGUE + COMMANDS, stage.environment(vgpu, **environment))
+        self.process = stage.start(before + PROLOGUE + COMMANDS, stage.environment(vgpu, **environment))
         stage.tell(self.process, first)
         with vgpu.granting(60_000 * MS):
             assert stage.heard(self.process) == "None"

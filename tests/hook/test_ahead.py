@@ -306,9 +306,20 @@ def test_who_has_the_gates_lock_in_the_driver_behind_it_is_not_left_hanging(
     eventually(lambda: program.ask("seen") != "[]", "it runs")
 
 
-def test_a_signal_handler_may_end_the_process_inside_a_launch(stage: Stage, vgpu: StagedVgpu) -> None:
-    """The thread that exits has the gate's lock itself, and gives it up to nobody."""
-    program = Program(stage, vgpu)
+@pytest.mark.parametrize(
+    "destructor",
+    [
+        "",
+        "cuStreamDestroy_v2(other)",
+        "cuModuleUnload(app.module)",
+        "cuDevicePrimaryCtxRelease_v2(app.device)",
+        "cuStreamBeginCapture_v2(other, 2)",
+    ],
+)
+def test_a_signal_handler_may_end_the_process_inside_a_launch(stage: Stage, vgpu: StagedVgpu, destructor: str) -> None:
+    """The thread that exits has the gate's lock itself, and gives it up to nobody. Destructors of the program, which
+    come after the hook's end, may call the driver."""
+    program = Program(stage, vgpu, destructor=destructor)
     program.ask("launch 6")
     program.stays_queued()
     program.ask("beside records 2000")

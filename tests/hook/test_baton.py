@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 
-from tests.hook.programs import Endless
-from tests.hook.stage import Stage, StagedVgpu, eventually
+from tests.hook.programs import PROLOGUE, Endless
+from tests.hook.stage import Stage, StagedVgpu, eventually, stop
 
 
 @pytest.fixture
@@ -69,3 +72,33 @@ def test_who_waits_for_it_wants_and_has_no_work(vgpu: StagedVgpu, both: tuple[En
         lambda: sorted((s.want, s.undrained) for s in vgpu.slots()) == [(True, False), (True, True)],
         "one works, one waits",
     )
+
+
+LONG = """
+kernel = app.kernel(2000)
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "launch":
+        kernel.launch()
+    print(app.result("cuStreamQuery", app.stream), flush=True)
+"""
+RUNS = "600"
+
+
+def test_a_stopped_process_whose_kernel_nobody_knows_is_waited_for_while_it_runs(stage: Stage) -> None:
+    """It was launched while nobody else wanted the GPU, so nobody has asked how long it takes."""
+    vgpu = stage.vgpu()
+    process = stage.start(PROLOGUE + LONG, stage.environment(vgpu))
+    assert stage.heard(process) == "ready"
+    vgpu.open()
+    stage.tell(process, "launch")
+    assert stage.heard(process) == RUNS
+    Endless(stage, vgpu).await_start()
+    epoch = vgpu.revoke(time.monotonic_ns())
+    stop(process.pid)
+    time.sleep(0.7)
+    told = stage.relay_page.entry(vgpu.key).drained_epoch == epoch
+    process.send_signal(signal.SIGCONT)
+    stage.tell(process, "and now?")
+    assert stage.heard(process) == RUNS
+    assert not told

@@ -36,13 +36,13 @@ def retain():
     assert library.cuDevicePrimaryCtxRetain(byref(context), 0) == 0
     assert library.cuCtxSetCurrent(context) == 0
 
-def runtime():  # as cudart does: the hook does not see it
+def runtime(device=0):  # as cudart does: the hook does not see it
     mapped = next(line.split() for line in open("/proc/self/maps") if "libcuda.so" in line)
     listed = subprocess.run(["nm", "-D", mapped[5]], capture_output=True, text=True, check=True).stdout
     offset = next(line.split()[0] for line in listed.splitlines() if line.endswith(" cuDevicePrimaryCtxRetain"))
     unseen = ctypes.CFUNCTYPE(c_int, c_void_p, c_int)(int(mapped[0].split("-")[0], 16) + int(offset, 16))
     context = c_void_p()
-    assert unseen(ctypes.addressof(context), 0) == 0
+    assert unseen(ctypes.addressof(context), device) == 0
     assert library.cuCtxSetCurrent(context) == 0
 
 def plain(size):
@@ -58,8 +58,8 @@ def managed(size):
 def ordered(size):
     return library.cuMemAllocAsync(byref(c_uint64()), c_size_t(size), None)
 
-def physical(size):
-    return create_physical(app, size)[0]
+def physical(size, device=0):
+    return create_physical(app, size, device)[0]
 
 def fill(allocate=plain, size=100 * MIB):
     "How many there was room for."
@@ -156,12 +156,12 @@ def test_a_context_of_another_process_is_charged_although_that_one_allocates_not
         assert used(node, vgpu, 2) <= 1500 * MIB
 
 
-@pytest.mark.parametrize("comes", ["create", "retain"])
+@pytest.mark.parametrize("comes", ["create", "retain", "runtime"])
 def test_a_second_context_later_is_charged_before_the_next_allocation(node: SimulatedNode, comes: str) -> None:
     vgpu = node.create(sm_percent=50, memory_bytes="1500M")
     with programs(node, vgpu) as (program,):
         said(program, "create() or plain(2 * MIB)")
-        time.sleep(0.5)
+        time.sleep(4.5)  # NVML is read once a second by now
         assert int(said(program, f"{comes}() or fill()")) == 5
         assert used(node, vgpu, 2) <= 1500 * MIB
 
@@ -173,6 +173,19 @@ def test_a_primary_context_after_another_that_was_reset_is_charged(node: Simulat
         said(program, "library.cuDevicePrimaryCtxReset_v2(0)")
         time.sleep(2.5)
         assert int(said(program, "runtime() or fill()")) == 5
+
+
+def test_a_context_on_another_gpu_is_not_taken_for_one_here() -> None:
+    with SimulatedNode(2) as two:
+        vgpus = [two.create(gpu, sm_percent=50, memory_bytes="1G") for gpu in ("0", "1")]
+        program = Spoken(two, vgpus, PROGRAM)
+        try:
+            said(program, "runtime() or plain(2 * MIB)")
+            said(program, "physical(2 * MIB, 1)")  # has the hook look for contexts there, whatever comes of it
+            time.sleep(4.5)
+            assert int(said(program, "runtime(1) or fill()")) == 5
+        finally:
+            program.end()
 
 
 @pytest.mark.parametrize("stuck", ["server", "broker"])

@@ -250,11 +250,25 @@ def test_a_process_whose_kernel_takes_long_is_waited_for(stage: Stage) -> None:
     eventually(lambda: gets_it(second))
     time.sleep(0.15)
     assert stage.relays.entry(KEY).drained_epoch == 0  # by its prediction it takes a minute
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        first.see_busy()
-        time.sleep(0.01)
-    assert stage.relays.entry(KEY).drained_epoch == 0  # its thread says that it goes on
+    for sign_of_life in (first.see_busy, first.be_locked_out):
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            sign_of_life()
+            time.sleep(0.01)
+        assert stage.relays.entry(KEY).drained_epoch == 0  # its thread says that it goes on
+    first.finish()
+    first.drain(1)
+    assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
+
+
+def test_a_process_stopped_with_work_of_unknown_length_is_waited_for_much_longer(stage: Stage) -> None:
+    """The GPU goes on with it."""
+    first, second = stuck(stage)
+    first.leave_unpredicted()
+    first.see_busy()
+    eventually(lambda: gets_it(second))
+    time.sleep(0.5)
+    assert stage.relays.entry(KEY).drained_epoch == 0
     first.finish()
     first.drain(1)
     assert stage.listener.wait(EventKind.DRAINED, KEY, 1).wants
