@@ -230,7 +230,7 @@ class Migration:
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
         server.apply_shares()
         vgpu.broker = listener_at(server.settings.paths.broker_socket(vgpu_id)) or NO_PROCESS
-        if not await server.remember():
+        if not await server.remember(vgpu):
             server.forget(vgpu)
             raise unwritten(server)
         server.brokers.claim(vgpu)

@@ -74,7 +74,7 @@ class Server:
     def follow(self, generation: int, next_epoch: int) -> None:
         self.done.append(f"follow {generation} {next_epoch}")
 
-    async def remember(self) -> bool:
+    async def remember(self, new: Vgpu | None = None) -> bool:
         await trio.lowlevel.checkpoint()
         if self.writes:
             self.journal = {vgpu_id: vgpu.passage for vgpu_id, vgpu in self.vgpus.items()}
