@@ -164,8 +164,10 @@ class Registry:
         expires_unix_ns: int | None,
         *,
         suspended: bool,
+        again: str,
     ) -> VgpuRecord:
-        """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns."""
+        """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns. ``again``:
+        what to type once it is smaller."""
         if self.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
@@ -174,7 +176,8 @@ class Registry:
             )
         if spec.group is not None:
             self._check_group(spec.group, owner)
-        return self._admit(vgpu_id, spec, owner, created_unix_ns, expires_unix_ns, suspended=suspended)
+        typed = f"vgpuctl set {vgpu_id} {{}}, then {again}"
+        return self._admit(vgpu_id, spec, owner, created_unix_ns, expires_unix_ns, suspended=suspended, typed=typed)
 
     def _admit(
         self,
@@ -185,10 +188,11 @@ class Registry:
         expires_unix_ns: int | None,
         *,
         suspended: bool = False,
+        typed: str = "{}",
     ) -> VgpuRecord:
         record = self._meaning(vgpu_id, self._free_key(), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
         record = replace(record, suspended=suspended)
-        self._commit(self._records | {vgpu_id: record}, record)
+        self._commit(self._records | {vgpu_id: record}, record, typed=typed)
         return record
 
     def change(self, vgpu_id: str, changes: VgpuChanges, now_unix_ns: int) -> VgpuRecord:
@@ -208,10 +212,12 @@ class Registry:
         self._records = settled(self.mode, self._records | {vgpu_id: record})
         return record
 
-    def resume(self, vgpu_id: str) -> VgpuRecord:
-        """It is promised what it was. ``no-room``, and no change, where others have been promised that meanwhile."""
+    def resume(self, vgpu_id: str, owned_bytes: int = 0) -> VgpuRecord:
+        """It is promised what it was. ``no-room``, and no change, where others have been promised that meanwhile.
+        ``owned_bytes``: what it comes with, however little it is promised."""
         record = replace(self._records[vgpu_id], suspended=False)
-        self._commit(self._records | {vgpu_id: record}, record)
+        typed = f"vgpuctl set {vgpu_id} {{}}, then vgpuctl resume {vgpu_id}"
+        self._commit(self._records | {vgpu_id: record}, record, typed=typed, owned_bytes=owned_bytes)
         return self._records[vgpu_id]
 
     def remove(self, vgpu_id: str) -> VgpuRecord:
@@ -345,7 +351,9 @@ class Registry:
             partition=granted,
         )
 
-    def _commit(self, records: dict[str, VgpuRecord], changed: VgpuRecord) -> None:
+    def _commit(
+        self, records: dict[str, VgpuRecord], changed: VgpuRecord, *, typed: str = "{}", owned_bytes: int = 0
+    ) -> None:
         name = changed.spec.name
         for other in records.values():
             if name is not None and other.spec.name == name and other.vgpu_id != changed.vgpu_id:
@@ -364,7 +372,9 @@ class Registry:
             swap=changed.swaps,
         )
         if refusal is not None:
-            raise refusal_error(refusal, changed.spec, self.card.sm_count)
+            if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes < owned_bytes:
+                refusal = replace(refusal, largest_memory_bytes=0)
+            raise refusal_error(refusal, changed.spec, self.card.sm_count, typed)
         self._records = settled(self.mode, records)
 
     # --- proof
@@ -410,8 +420,9 @@ def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:
     return {i: replace(s, guarantee_ppm=max(1, s.guarantee_ppm * factor_ppm // PPM)) for i, s in shares.items()}
 
 
-def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int) -> VgpuError:
-    """A refusal in the options that a person typed. Whatever its hint offers is admitted, typed in place of theirs."""
+def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int, typed: str = "{}") -> VgpuError:
+    """A refusal in the options that a person typed. Whatever its hint offers is admitted, typed in place of theirs, or
+    as ``typed`` says where there were none."""
     ways: list[list[str]] = []  # for each thing that does not fit, the options of which any one makes it fit
     if refusal.largest_sm_mpercent is not None:
         ways.append(_partition_options(refusal, sm_count))
@@ -419,7 +430,7 @@ def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int) -> VgpuError:
         ways.append(_time_options(refusal.largest_guarantee_ppm, spec))
     if refusal.largest_memory_bytes is not None:
         ways.append(_memory_options(refusal.largest_memory_bytes, spec))
-    offers = [" ".join(options) for options in product(*ways)]
+    offers = [typed.format(" ".join(options)) for options in product(*ways)]
     hint = f"the largest that fits: {' or '.join(offers)}" if offers else "make room: vgpuctl rm ID"
     return VgpuError(ErrorCode.NO_ROOM, refusal.reason, hint)
 

@@ -196,7 +196,7 @@ class Control:
             )
         await server.swapping.make_room()
         await server.suspension.probe(vgpu)
-        if not await server.remember():
+        if not await server.remember(vgpu):
             await server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} could not be written into the journal")
             raise unwritten(server)
         server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
@@ -112,16 +112,31 @@ class VgpuRow:
         )
 
 
+_VGPU: Final = TypeAdapter(VgpuRow)
+
+
+class _Found(BaseModel):
+    """The server's row as it lies on the disk: SQLite keeps whatever was written, of any type."""
+
+    schema_version: int
+    generation: int
+    next_epoch: int
+    mode: Literal["", "temporal", "spatial"]
+    period_ns: int | None
+    window_ns: int | None
+
+
 class Journal:
     """One file. Errors of the beginning: ``VgpuError``, version for a file of a newer release, internal for one that
     cannot be read or written; of ``write``: ``sqlite3.Error``."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         with _readable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Used from whichever thread trio lends, never from two at once.
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        with _readable(path), self._closed_if_not():
             self._prepare()
 
     def _prepare(self) -> None:
@@ -147,40 +162,58 @@ class Journal:
     def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
         """What is remembered, for a server that begins now: with a generation of its own and epochs that nobody has
         seen, on disk already. It may be killed before it writes again, or never be able to."""
-        with _readable(self._path):
+        with _readable(self._path), self._closed_if_not():
             return self._begin()
 
+    @contextmanager
+    def _closed_if_not(self) -> Iterator[None]:
+        """Whoever is told to move the file away finds it alone: closed, SQLite's others beside it are gone."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _begin(self) -> tuple[ServerRow, list[VgpuRow]]:
-        with closing(
-            self._database.execute(
-                "SELECT schema_version, generation, next_epoch, mode, period_ns, window_ns FROM server"
-            )
-        ) as rows:
-            found = rows.fetchone()
-        if found is not None and found[0] > SCHEMA_VERSION:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                f"{self._path} was written by a newer release (schema {found[0]}, this one knows {SCHEMA_VERSION})",
-                "update st-vgpu",
-            )
-        row = ServerRow(found[1] + 1, found[2] + EPOCH_RESERVE, *found[3:]) if found else ServerRow(1, 1, "", None)
+        row = self._read_server()
+        if row is None:
+            row = ServerRow(1, 1, "", None)
+        else:
+            row = replace(row, generation=row.generation + 1, next_epoch=row.next_epoch + EPOCH_RESERVE)
         self.write_server(row)
         return row, self._read_vgpus()
+
+    def _read_server(self) -> ServerRow | None:
+        with closing(self._database.execute(f"SELECT {', '.join(_Found.model_fields)} FROM server")) as rows:
+            values = rows.fetchone()
+        if values is None:
+            return None
+        version = values[0]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                f"{self._path} was written by a newer release (schema {version}, this one knows {SCHEMA_VERSION})",
+                "update st-vgpu",
+            )
+        found = _Found.model_validate(dict(zip(_Found.model_fields, values, strict=True)))
+        return ServerRow(**found.model_dump(exclude={"schema_version"}))
 
     def _read_vgpus(self) -> list[VgpuRow]:
         with closing(self._database.execute(f"SELECT {_COLUMNS} FROM vgpu ORDER BY created_unix_ns")) as rows:
             return [
-                VgpuRow(
-                    vgpu_id=vgpu_id,
-                    key=key,
-                    spec=VgpuSpec.model_validate_json(spec),
-                    owner=Owner(uid, gid),
-                    created_unix_ns=created,
-                    expires_unix_ns=expires,
-                    book=None if book is None else _BOOK.validate_json(book),
-                    suspended=bool(suspended),
-                    passage=AT_REST if passage is None else _PASSAGE.validate_json(passage),
-                    dozing=() if dozing is None else _PROCESSES.validate_json(dozing),
+                _VGPU.validate_python(
+                    {
+                        "vgpu_id": vgpu_id,
+                        "key": key,
+                        "spec": VgpuSpec.model_validate_json(spec),
+                        "owner": {"uid": uid, "share_gid": gid},
+                        "created_unix_ns": created,
+                        "expires_unix_ns": expires,
+                        "book": None if book is None else _BOOK.validate_json(book),
+                        "suspended": suspended,
+                        "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
+                        "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                    }
                 )
                 for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
             ]
@@ -226,10 +259,10 @@ def _readable(path: Path) -> Iterator[None]:
     """What is wrong with the file, by its name, and what to type."""
     try:
         yield
-    except sqlite3.OperationalError as error:  # the disk's reasons, mostly; the file may be whole
+    except (sqlite3.OperationalError, OSError) as error:  # the disk's reasons, mostly; the file may be whole
         text = f"the journal {path} cannot be read and written: {error}"
         raise VgpuError(ErrorCode.INTERNAL, text, f"see: ls -l {path}; df -h {path.parent}") from error
-    except (sqlite3.DatabaseError, ValidationError) as error:
+    except (sqlite3.DatabaseError, ValueError) as error:  # pydantic's among the latter, and text that is none
         reason = explain(error) if isinstance(error, ValidationError) else error
         hint = f"without it the GPU is served, and its vGPUs are forgotten: mv {path} {path}.damaged"
         raise VgpuError(ErrorCode.INTERNAL, f"the journal {path} is damaged: {reason}", hint) from error

@@ -90,6 +90,8 @@ class MemoryWatch:
         self._past_peak: dict[tuple[str, int], int] = {}
         self._peak: dict[tuple[str, int], int] = {}
         """The most that it has been: while a process is suspended the driver shows nothing of it."""
+        self._past_ledgers: Mapping[str, Ledger] = {}
+        """As they were after the last reading."""
         self._uncertain = False
         self._again_s = AGAIN_S
 
@@ -136,9 +138,12 @@ class MemoryWatch:
                 self._compare(before, begun_ns)
                 self.readings += 1
             except VgpuError as error:
-                if not silent:
+                if silent:
+                    self._answer_blindly(before, begun_ns)
+                else:
                     log.warning("no memory reading", reason=str(error))
-                silent, self.latest = True, MemoryUse(self.latest.used_bytes, self._alive_by_proc())
+                silent = self._uncertain = True
+                self.latest = MemoryUse(self.latest.used_bytes, self._alive_by_proc())
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
@@ -160,8 +165,15 @@ class MemoryWatch:
             if earlier.rests_until(later):
                 found = drift_by_pid(earlier.slots, later.slots, self.latest.by_pid)
                 doubted |= {(vgpu_id, pid): amount for pid, amount in found.items()}
+        self._past_ledgers = after
         self._tell_drift(doubted)
         self._find_outsiders([*before.values(), *after.values()])
+
+    def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
+        """The driver has failed twice in a row: what it would show nobody need wait for. What is known counts on."""
+        for vgpu in self._vgpus():
+            if before.get(vgpu.record.vgpu_id, NO_LEDGER).known:
+                vgpu.grants.implicit_ns = begun_ns
 
     def _tell_drift(self, doubted: Mapping[tuple[str, int], int]) -> None:
         """Of who was doubted before, too."""
@@ -203,7 +215,7 @@ class MemoryWatch:
     def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> bool:
         """Whether all that the driver showed is charged. Where something was allocated or freed while it was asked, its
         figure is of neither ledger: what is known already counts on, as far as either ledger allows, and the driver is
-        asked again soon."""
+        asked again soon. Of whoever stands in the middle of that no other reading would tell more."""
         vgpu_id = vgpu.record.vgpu_id
         by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
         exact = rests = earlier.rests_until(later)
@@ -211,7 +223,9 @@ class MemoryWatch:
             self._uncertain = True
             bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
             by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
-            exact = all(low == high for low, high in bounds.values())
+            unsure = {pid for pid, (low, high) in bounds.items() if low != high}
+            past_slots = self._past_ledgers.get(vgpu_id, NO_LEDGER).slots
+            exact = unsure <= standing(past_slots, earlier.slots, later.slots)
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
@@ -259,6 +273,25 @@ def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> 
     is charged with its claim.
     """
     return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed_by_pid(slots).items()}
+
+
+def standing(*readings: Iterable[SlotReading]) -> set[int]:
+    """Of the last of these readings of a ledger, whose part of it does not get on by itself: who is dead, and who was
+    the same in all of them, as it was stopped, or waits in the driver. What such a one has reserved is charged, whether
+    the driver shows it yet or not."""
+    *past, now = (tuple(slots) for slots in readings)
+    before = [{slot.index: ledger_of(slot) for slot in slots} for slots in past]
+    goes_on = {
+        slot.pid
+        for slot in now
+        if slot.state is not SlotState.DEAD
+        and (slot.where == Where.MOVING or any(known.get(slot.index) != ledger_of(slot) for known in before))
+    }
+    return {slot.pid for slot in now} - goes_on
+
+
+def ledger_of(slot: SlotReading) -> tuple[int, int, tuple[int, ...], int]:
+    return slot.pid, slot.reserved_bytes, slot.committed_bytes, slot.away_bytes
 
 
 def implicit_bounds(

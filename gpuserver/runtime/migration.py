@@ -139,11 +139,8 @@ class Migration:
         vgpu.settled.set()
 
     def _stays(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> VgpuError:
-        vgpu_id, hint = vgpu.record.vgpu_id, refusal.hint
-        if refusal.code is ErrorCode.NO_ROOM and "--" in hint:
-            hint += f", by vgpuctl set {vgpu_id}"
-        text = f"{vgpu_id} stays on GPU {self._server.facts.index}; GPU {to}: {refusal.message}"
-        return VgpuError(refusal.code, text, hint)
+        text = f"{vgpu.record.vgpu_id} stays on GPU {self._server.facts.index}; GPU {to}: {refusal.message}"
+        return VgpuError(refusal.code, text, refusal.hint)
 
     async def go_on(self, vgpu: Vgpu) -> None:
         """It stood still for the way only. Where its programs cannot be brought back it is suspended."""
@@ -209,6 +206,7 @@ class Migration:
             arriving.created_unix_ns,
             arriving.expires_unix_ns,
             suspended=arriving.suspended,
+            again=f"vgpuctl migrate {arriving.vgpu} --gpu {server.facts.index}",
         )
 
     def _check_kind(self, arriving: Arrive) -> None:
@@ -232,7 +230,7 @@ class Migration:
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
         server.apply_shares()
         vgpu.broker = listener_at(server.settings.paths.broker_socket(vgpu_id)) or NO_PROCESS
-        if not await server.remember():
+        if not await server.remember(vgpu):
             server.forget(vgpu)
             raise unwritten(server)
         server.brokers.claim(vgpu)

@@ -38,7 +38,7 @@ class Place:
     """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
     and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter.
     ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row;
-    ``offered_ns``: since when there is room for its allocation of ``offered_bytes``.
+    ``offered_ns``: since when there is room for its allocation.
     """
 
     settled: bool = False
@@ -54,7 +54,6 @@ class Place:
     failures: int = 0
     not_before_ns: int = 0
     offered_ns: int = 0
-    offered_bytes: int = 0
     tidied_ns: int = 0
     hopeless: bool = False
     answer: Answer = field(default_factory=Answer)

@@ -35,7 +35,7 @@ from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.housekeeping import Housekeeping
-from gpuserver.runtime.journal import Journal, VgpuRow
+from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
@@ -209,7 +209,7 @@ class GpuServer:
         )
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
-            vgpu.dozing = row.dozing
+            vgpu.dozing, vgpu.written = row.dozing, True
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 self.nursery.start_soon(self.migration.settle, vgpu)
@@ -447,20 +447,16 @@ class GpuServer:
 
     # --- what outlives it
 
-    async def remember(self) -> bool:
-        """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False."""
+    async def remember(self, new: Vgpu | None = None) -> bool:
+        """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False. ``new``: with this
+        one; before that it is not written, and if it cannot be, whoever makes it takes it back."""
         async with self._journal_turn:
             books: dict[VgpuKey, Book] = self.tokens.books()
             rows = [
-                VgpuRow.of(
-                    vgpu.record,
-                    vgpu.booked(books.get(vgpu.record.key)),
-                    suspended=vgpu.still,
-                    passage=replace(vgpu.passage, programs=vgpu.programs),
-                    dozing=vgpu.dozing,
-                )
+                vgpu.row(books.get(vgpu.record.key))
                 for vgpu in self.vgpus.values()
-                if not vgpu.removed.is_set() or vgpu.still  # whoever cannot be brought back yet is not forgotten
+                if (vgpu.written or vgpu is new)
+                and (not vgpu.removed.is_set() or vgpu.still)  # whoever cannot be brought back yet is not forgotten
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
@@ -468,6 +464,8 @@ class GpuServer:
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
                 return False
+            if new is not None:
+                new.written = True
         return True
 
     def set_period(self, period_ns: int) -> None:

@@ -139,7 +139,7 @@ class Suspension:
             return
         if vgpu.record.suspended:
             server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
-            server.registry.resume(vgpu_id)  # promised, and counted, before anything moves
+            server.registry.resume(vgpu_id, vgpu.used_bytes)  # promised, and counted, before anything moves
             server.apply_shares()
         if vgpu.lends:
             vgpu.lends = False

@@ -159,7 +159,7 @@ class Swapping:
             self._begin(*tenants[key], on_card=False, after=answer)
         for tenant in seen:
             vgpu, place = tenants[tenant.key]
-            self._pass_over(tenant, place, now_ns, offered=tenant.key in moves.offered)
+            self._pass_over(place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
         self._admit()
@@ -176,10 +176,11 @@ class Swapping:
         place.tidied_ns = now_ns
         return True
 
-    def _pass_over(self, tenant: Tenant, place: Place, now_ns: int, *, offered: bool) -> None:
-        """Others have their turn if it does not take what it is offered."""
-        if not offered or tenant.room_bytes != place.offered_bytes:
-            place.offered_ns, place.offered_bytes = now_ns, tenant.room_bytes
+    def _pass_over(self, place: Place, now_ns: int, *, offered: bool) -> None:
+        """Others have their turn if it does not take what it is offered, whatever size it says that it waits for: with
+        that in hand it would wait no more, or for others to leave."""
+        if not offered:
+            place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
 

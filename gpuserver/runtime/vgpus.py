@@ -14,6 +14,7 @@ from gpuserver.core.leases import Book, Served, Share
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
+from gpuserver.runtime.journal import VgpuRow
 from vgpu.choices import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
@@ -104,7 +105,8 @@ class Vgpu:
     implicit of each of its processes. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs
     of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
     was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
-    what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever.
+    what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever. ``written``:
+    the journal has had it, so whoever asked for it is told that there is one.
     """
 
     record: VgpuRecord
@@ -143,6 +145,7 @@ class Vgpu:
     settled: trio.Event = field(default_factory=trio.Event)
     refusal: VgpuError | None = None
     custody: trio.CancelScope | None = None
+    written: bool = False
 
     @property
     def slots(self) -> list[SlotReading]:
@@ -276,6 +279,11 @@ class Vgpu:
             return None
         held_ns, busy_ns, _ = self.served
         return replace(book, held_ns=max(book.held_ns, held_ns), busy_ns=max(book.busy_ns, busy_ns))
+
+    def row(self, book: Book | None) -> VgpuRow:
+        """As the journal remembers it, with the account that it has now."""
+        passage = replace(self.passage, programs=self.programs)
+        return VgpuRow.of(self.record, self.booked(book), suspended=self.still, passage=passage, dozing=self.dozing)
 
     @property
     def share(self) -> Share:

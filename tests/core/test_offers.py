@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from gpuserver.core.leases import Mode
 from gpuserver.core.registry import Card
 from tests.core.test_registry import GIB, ME, registry
 from vgpu.errors import VgpuError
-from vgpu.spec import VgpuSpec
+from vgpu.spec import VgpuChanges, VgpuSpec
 
 OPTIONS = {
     "--sm": "sm_percent",
@@ -44,6 +46,11 @@ def asked(draw: st.DrawFn) -> dict[str, Any]:
     return fields
 
 
+def changes_of(options: str) -> dict[str, str]:
+    words = options.split()
+    return {OPTIONS[name]: value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
 @pytest.mark.parametrize("mode", Mode)
 @given(st.lists(asked(), min_size=2, max_size=12), st.sampled_from([132, 144, 7]))
 def test_what_is_offered_is_admitted_as_it_is_typed(mode: Mode, all_asked: list[dict[str, Any]], sm_count: int) -> None:
@@ -56,8 +63,31 @@ def test_what_is_offered_is_admitted_as_it_is_typed(mode: Mode, all_asked: list[
             hint = error.hint
         _, _, offers = hint.partition("the largest that fits: ")
         for offer in offers.split(" or ") if offers else ():
-            words = offer.split()
-            changes = {OPTIONS[name]: value for name, value in zip(words[::2], words[1::2], strict=True)}
-            found.create("offered", VgpuSpec.parse(**(fields | changes)), ME, 0)
+            found.create("offered", VgpuSpec.parse(**(fields | changes_of(offer))), ME, 0)
             found.remove("offered")
     found.check()
+
+
+@pytest.mark.parametrize("mode", Mode)
+@given(st.lists(asked(), min_size=2, max_size=6), st.data())
+def test_what_is_offered_for_one_that_was_suspended_can_be_typed(
+    mode: Mode, all_asked: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    found = registry(mode, Card(140 * GIB, 132))
+    found.create("v0", VgpuSpec.parse(**all_asked[0]), ME, 0)
+    found.suspend("v0")
+    for n, fields in enumerate(all_asked[1:], 1):
+        with suppress(VgpuError):
+            found.create(f"v{n}", VgpuSpec.parse(**fields), ME, 0)
+    owned = data.draw(st.integers(0, found["v0"].promised_memory_bytes))
+    hint = ""
+    try:
+        found.resume("v0", owned)
+    except VgpuError as error:
+        hint = error.hint
+    for options in re.findall(r"vgpuctl set v0 (.+?), then vgpuctl resume v0", hint):
+        trial = found.copy()
+        trial.change("v0", VgpuChanges.parse(**changes_of(options)), 0)
+        trial.occupied_bytes = max(0, owned - trial["v0"].promised_memory_bytes)
+        trial.resume("v0", owned)
+        trial.check()

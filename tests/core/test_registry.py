@@ -328,10 +328,14 @@ def test_a_suspended_one_is_promised_nothing_until_there_is_room_again() -> None
     found.change("a", VgpuChanges.parse(memory_bytes="10G"), 0)
     assert found["a"].suspended
     before = list(found)
-    with pytest.raises(VgpuError) as caught:
-        found.resume("a")
-    assert caught.value.code is ErrorCode.NO_ROOM
-    assert list(found) == before
+    for owned, hint in (
+        (8 * GIB, "the largest that fits: vgpuctl set a --sm 50 --mem 8192M, then vgpuctl resume a"),
+        (8 * GIB + 1, "make room: vgpuctl rm ID"),  # it comes with more, whatever it is promised
+    ):
+        with pytest.raises(VgpuError) as caught:
+            found.resume("a", owned)
+        assert (caught.value.code, caught.value.hint) == (ErrorCode.NO_ROOM, hint)
+        assert list(found) == before
     found.remove("b")
     assert not found.resume("a").suspended
     assert (found.guaranteed_memory_bytes, found.guaranteed_ratio) == (10 * GIB, 0.6)
@@ -429,16 +433,17 @@ TestPromises = Promises.TestCase
 def test_one_from_another_gpu_is_admitted_like_a_new_one_and_stays_what_it_was() -> None:
     found = registry()
     found.create("here", VgpuSpec.parse(sm_percent=60, memory_bytes="80G", name="here"), ME, 1)
-    spec = VgpuSpec.parse(sm_percent=60, memory_bytes="40G")
+    spec, again = VgpuSpec.parse(sm_percent=60, memory_bytes="40G"), "vgpuctl migrate comes --gpu 1"
     for trial in (found.copy(), found):
         with pytest.raises(VgpuError) as refused:
-            trial.adopt("comes", spec, ME, 5, 7, suspended=False)
+            trial.adopt("comes", spec, ME, 5, 7, suspended=False, again=again)
         assert refused.value.code is ErrorCode.NO_ROOM
+        assert refused.value.hint == f"the largest that fits: vgpuctl set comes --sm 40, then {again}"
         assert [record.vgpu_id for record in found] == ["here"]
     tried = found.copy()
-    tried.adopt("comes", spec, ME, 5, 7, suspended=True)
+    tried.adopt("comes", spec, ME, 5, 7, suspended=True, again=again)
     assert "comes" not in found
-    record = found.adopt("comes", spec, ME, 5, 7, suspended=True)
+    record = found.adopt("comes", spec, ME, 5, 7, suspended=True, again=again)
     assert (record.created_unix_ns, record.expires_unix_ns, record.suspended, record.key) == (5, 7, True, 1)
     with pytest.raises(VgpuError) as refused:
         found.resume("comes")
@@ -447,5 +452,5 @@ def test_one_from_another_gpu_is_admitted_like_a_new_one_and_stays_what_it_was()
     found.remove("here")
     assert not found.resume("comes").suspended
     with pytest.raises(VgpuError) as refused:
-        registry(Mode.SPATIAL).adopt("comes", spec, ME, 5, 7, suspended=False)
+        registry(Mode.SPATIAL).adopt("comes", spec, ME, 5, 7, suspended=False, again=again)
     assert refused.value.code is ErrorCode.MODE

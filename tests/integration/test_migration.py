@@ -257,6 +257,8 @@ def test_a_suspended_one_stays_suspended(node: SimulatedNode, workers: list[Work
         with pytest.raises(VgpuError) as refused:
             link.resume(vgpu.vgpu_id)
         assert refused.value.code is ErrorCode.NO_ROOM
+        assert f"vgpuctl set {vgpu.vgpu_id} --sm 20 --mem " in refused.value.hint
+        assert refused.value.hint.endswith(f", then vgpuctl resume {vgpu.vgpu_id}")
         assert workers[0].stands_still()
         link.remove(full.vgpu_id)
         assert link.resume(vgpu.vgpu_id).gpu_index == 1
@@ -292,6 +294,7 @@ def test_what_is_refused_changes_nothing(node: SimulatedNode, workers: list[Work
         no_room = refused(vgpu.vgpu_id, "1")
         assert no_room.code is ErrorCode.NO_ROOM
         assert "80 GiB of memory asked for" in no_room.message
+        assert no_room.hint.endswith(f", then vgpuctl migrate {vgpu.vgpu_id} --gpu 1")
         assert refused(vgpu.vgpu_id, "0").message == f"{vgpu.vgpu_id} is on GPU 0 already"
         assert refused(vgpu.vgpu_id, "7").code is ErrorCode.NOT_FOUND
         assert refused(vgpu.vgpu_id, "auto").code is ErrorCode.INVALID

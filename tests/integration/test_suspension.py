@@ -70,7 +70,7 @@ def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNod
     with node.link() as link:
         with pytest.raises(VgpuError) as refused:
             link.resume(vgpu.vgpu_id)
-        assert refused.value.code is ErrorCode.NO_ROOM
+        assert (refused.value.code, refused.value.hint) == (ErrorCode.NO_ROOM, "make room: vgpuctl rm ID")
         assert state(node, vgpu) == "suspended"
         assert all(program.stands_still() for program in programs[:2])
         link.remove(other.vgpu_id, force=True)

@@ -7,7 +7,9 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,42 @@ def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> 
         (gpu,) = link.gpus()
     assert gpu.guaranteed_memory_bytes == 0
     assert node.create(sm_percent=100, memory_bytes="4G", name="mine").name == "mine"
+
+
+LATE_BROKERS = """
+import pathlib, sys, time
+while "vgpu.broker" in sys.orig_argv and not pathlib.Path(__file__).with_name("now").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_vgpu_that_waits_for_its_broker_is_not_written_down_yet(tmp_path: Path) -> None:
+    """The journal is written once a second. If it cannot be once the broker is there, nobody is to find the vGPU."""
+    (tmp_path / "sitecustomize.py").write_text(LATE_BROKERS)
+    node = SimulatedNode()
+    node.environment["PYTHONPATH"] += f":{tmp_path}"
+    with node, ThreadPoolExecutor() as pool:
+        with node.link() as link:
+            path = node.paths.journal(link.gpus()[0].uuid)
+        making = pool.submit(node.create, sm_percent=30, memory_bytes="4G")
+        with node.link() as link, closing(sqlite3.connect(path)) as journal:
+
+            def said(question: str) -> int:
+                return int(journal.execute(question).fetchone()[0])
+
+            eventually(link.list, "it is being made")
+            for _ in range(2):  # a write may have begun before
+                known = said("PRAGMA data_version")
+                eventually(lambda known=known: said("PRAGMA data_version") != known, "the journal is written")
+            assert said("SELECT count(*) FROM vgpu") == 0
+            with full(node):
+                (tmp_path / "now").touch()
+                with pytest.raises(VgpuError, match="cannot be written"):
+                    making.result()
+                assert said("SELECT count(*) FROM vgpu") == 0
+        made = node.create(sm_percent=30, memory_bytes="4G")
+        with closing(sqlite3.connect(path)) as journal:
+            assert journal.execute("SELECT vgpu_id FROM vgpu").fetchall() == [(made.vgpu_id,)]
 
 
 def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: SimulatedNode) -> None:

@@ -88,6 +88,24 @@ def test_a_damaged_journal_is_named_and_moved_away_it_is_forgotten(path: Path) -
     assert begun(path) == (ServerRow(1, 1, "", None), [])
 
 
+def test_a_damaged_journal_lies_alone_when_it_is_to_be_moved_away(path: Path) -> None:
+    """Its server was killed, and has left a log with all that it had written."""
+    path.parent.mkdir()
+    abandoned = Journal(path.with_name("abandoned"))
+    server, _ = abandoned.begin()
+    abandoned.write(server, rows(3))
+    with closing(sqlite3.connect(path.with_name("abandoned"))) as raw, raw:
+        raw.execute("PRAGMA writable_schema = ON")
+        raw.execute("UPDATE sqlite_master SET sql = 'CREATE' WHERE name = 'vgpu'")
+    for end in ("", "-wal", "-shm"):
+        copyfile(path.with_name(f"abandoned{end}"), f"{path}{end}")
+    abandoned.close()
+    path.with_name("abandoned").unlink()
+    with pytest.raises(VgpuError, match="is damaged: malformed database schema"):
+        begun(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_of_a_journal_that_was_moved_away_nothing_is_read_back_from_its_log(path: Path) -> None:
     abandoned = Journal(path)
     server, _ = abandoned.begin()
@@ -100,13 +118,28 @@ def test_of_a_journal_that_was_moved_away_nothing_is_read_back_from_its_log(path
     assert begun(path) == (ServerRow(1, 1, "", None), [])
 
 
-def test_a_journal_of_which_a_row_is_damaged_is_named(path: Path, journal: Journal) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("vgpu SET spec = '{'", "Invalid JSON"),
+        ("vgpu SET key = 'x'", "key: "),
+        ("vgpu SET owner_uid = 'x'", "uid: "),
+        ("vgpu SET created_unix_ns = 1.5", "created_unix_ns: "),
+        ("server SET schema_version = 'x'", "schema_version: "),
+        ("server SET generation = 'abc'", "generation: "),
+        ("server SET next_epoch = x'00'", "next_epoch: "),
+        ("server SET mode = 'bogus'", ""),
+        ("server SET window_ns = 'x'", "--window: "),
+    ],
+)
+def test_a_journal_of_which_a_row_is_damaged_is_named(path: Path, journal: Journal, damage: str, reason: str) -> None:
     server, _ = journal.begin()
-    journal.write(server, rows(3))
+    journal.write(server, rows(1))
     with closing(sqlite3.connect(path)) as raw, raw:
-        raw.execute("UPDATE vgpu SET spec = '{' WHERE vgpu_id = 'v1'")
-    with pytest.raises(VgpuError, match=f"the journal {path} is damaged: Invalid JSON"):
+        raw.execute(f"UPDATE {damage}")
+    with pytest.raises(VgpuError, match=f"the journal {path} is damaged: {reason}") as refused:
         begun(path)
+    assert refused.value.code is ErrorCode.INTERNAL
 
 
 def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -115,6 +148,13 @@ def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(VgpuError, match=f"the journal {path} cannot be read and written: unable to open") as refused:
         Journal(path)
     assert refused.value.hint == f"see: ls -l {path}; df -h {tmp_path}"
+
+
+def test_a_journal_whose_directory_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    path = tmp_path / "state" / "gpu.sqlite"
+    with pytest.raises(VgpuError, match=f"the journal {path} cannot be read and written: .*File exists"):
+        Journal(path)
 
 
 def test_a_write_that_fails_leaves_what_was(path: Path, journal: Journal) -> None:

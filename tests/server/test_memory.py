@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from cython_ext.activitypage import ActivityPage
-from cython_ext.readings import SlotReading, SlotState
+from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse
 from gpuserver.runtime.memory import AGAIN_S, CALM_S, URGENT_S, MemoryWatch, implicit_by_pid
 from gpuserver.runtime.outside import drift_by_pid, outsiders, printable
@@ -102,13 +103,10 @@ class Page:
     class record:
         vgpu_id = "vgpu-1"
 
-    class grants:
-        implicit_bytes = 0
-        implicit_ns = 0
-
     implicit_peak_bytes = 0
 
     def __init__(self, *slots: SlotReading) -> None:
+        self.grants = SimpleNamespace(implicit_bytes=0, implicit_ns=0)
         self.slots = list(slots)
         self.epoch = 0
 
@@ -286,6 +284,71 @@ def test_a_reading_counts_as_one_from_when_it_was_begun_once_all_that_it_showed_
     assert said[3] == said[4] == said[2], "what the one has beside its ledger is not known"
     assert begun[3] < said[5] <= begun[4]
     assert seen[5][2] >= 500 * MIB
+
+
+@pytest.mark.parametrize("sibling", ["rests", "goes on"])
+@pytest.mark.parametrize("held", ["stopped", "killed", "killed as it was moved"])
+def test_a_reading_counts_beside_a_process_that_is_held_up_in_an_allocation(held: str, sibling: str) -> None:
+    """What it has reserved is charged, whether or not the driver shows it yet; here it does."""
+    stuck = replace(slot(0, 7, 400 * MIB), reserved_bytes=300 * MIB)
+    if held != "stopped":
+        where = Where.MOVING if held == "killed as it was moved" else Where.RESIDENT
+        stuck = replace(stuck, state=SlotState.DEAD, where=where)
+    vgpu = Page(slot(0, 7, 400 * MIB), slot(1, 8, 0))
+    seen: list[tuple[int, int]] = []
+    begun: list[int] = []
+
+    class Asked(Driver):
+        def memory_use(self) -> MemoryUse:
+            count = len(self.times)
+            seen.append((vgpu.grants.implicit_ns, vgpu.grants.implicit_bytes))
+            begun.append(time.monotonic_ns())
+            shown = {7: 500 * MIB, 8: 100 * MIB}
+            if count > 1:
+                vgpu.slots[0] = stuck
+                vgpu.epoch += count == 2 or sibling == "goes on"
+                shown = {7: 800 * MIB, 8: 900 * MIB}
+            self.times.append(trio.current_time())
+            return MemoryUse(0, shown)
+
+    watch(Asked({}), vgpu, lambda memory: memory.look(), 5)
+    assert seen[3][0] < begun[2], "the ledger was another when it was asked for"
+    assert begun[3] < seen[5][0]
+    assert seen[5][1] == seen[-1][1] == 1000 * MIB
+
+
+def test_of_a_process_that_goes_on_to_allocate_what_is_reserved_stays_in_doubt() -> None:
+    vgpu = Page(slot(0, 7, 400 * MIB))
+    driver = Driver({7: 2000 * MIB})
+    show = driver.memory_use
+
+    def memory_use() -> MemoryUse:
+        vgpu.slots = [replace(slot(0, 7, (400 + 2 * len(driver.times)) * MIB), reserved_bytes=2 * MIB)]
+        vgpu.epoch += 1
+        return show()
+
+    driver.memory_use = memory_use  # type: ignore[method-assign]
+    watch(driver, vgpu, lambda memory: memory.look(), 5)
+    assert vgpu.grants.implicit_ns == 0
+
+
+def test_nobody_waits_for_a_driver_that_has_failed_twice_in_a_row() -> None:
+    """Once it may fail in passing: it is asked again before anybody goes on without it."""
+    vgpu = Page(slot(0, 7, 400 * MIB))
+    said: list[int] = []
+
+    class Failing(Driver):
+        def memory_use(self) -> MemoryUse:
+            said.append(vgpu.grants.implicit_ns)
+            return super().memory_use()
+
+    reading = {7: 500 * MIB}
+    driver = Failing(reading, None, reading, None, None, None)
+    watch(driver, vgpu, lambda memory: memory.look(), 2)
+    counted = [before != after for before, after in pairwise(said)]
+    assert counted[:6] == [True, False, True, False, True, True]
+    assert driver.times[2] - driver.times[1] == pytest.approx(URGENT_S)
+    assert vgpu.grants.implicit_bytes == 100 * MIB
 
 
 def test_who_waits_for_a_reading_has_it_at_once_and_another_soon_if_it_does_not_count() -> None:

@@ -74,7 +74,7 @@ class Server:
     def follow(self, generation: int, next_epoch: int) -> None:
         self.done.append(f"follow {generation} {next_epoch}")
 
-    async def remember(self) -> bool:
+    async def remember(self, new: Vgpu | None = None) -> bool:
         await trio.lowlevel.checkpoint()
         if self.writes:
             self.journal = {vgpu_id: vgpu.passage for vgpu_id, vgpu in self.vgpus.items()}
@@ -291,18 +291,22 @@ def test_one_that_may_be_known_elsewhere_is_not_given_away(asked: Asked) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("fields", "code", "hint"),
     [
-        ({"gpu_name": "A100"}, ErrorCode.IN_USE),
-        ({"spec": VgpuSpec.parse(sm_percent=50, memory_bytes="400G")}, ErrorCode.NO_ROOM),
+        ({"gpu_name": "A100"}, ErrorCode.IN_USE, "end them first: vgpuctl ps"),
+        (
+            {"spec": VgpuSpec.parse(sm_percent=50, memory_bytes="400G")},
+            ErrorCode.NO_ROOM,
+            f"the largest that fits: vgpuctl set {ID} --mem 102400M, then vgpuctl migrate {ID} --gpu 0",
+        ),
     ],
 )
-def test_what_is_not_taken_leaves_nothing(asked: Asked, fields: dict[str, Any], code: ErrorCode) -> None:
+def test_what_is_not_taken_leaves_nothing(asked: Asked, fields: dict[str, Any], code: ErrorCode, hint: str) -> None:
     async def test(server: Server) -> None:
         for trial in (True, False):
             with pytest.raises(VgpuError) as refused:
                 await server.migration.arrive(arriving(trial=trial, **fields))
-            assert refused.value.code is code
+            assert (refused.value.code, refused.value.hint) == (code, hint)
         assert (server.vgpus, len(server.registry), server.done) == ({}, 0, [])
 
     run(test)

@@ -231,6 +231,24 @@ def test_nobody_leaves_for_a_program_that_was_stopped_half_way(stage: Callable[.
     play(scene)
 
 
+@pytest.mark.parametrize("sizes", [(1,), (1, 2)], ids=["one size", "another size each time"])
+def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
+    stage: Callable[..., Stage], sizes: tuple[int, ...]
+) -> None:
+    class Liar(Played):
+        movable_bytes = GIB
+        said = random.Random(1)
+        room_bytes = property(lambda self: self.said.choice(sizes) * GIB)  # type: ignore[assignment]
+
+    async def scene() -> None:
+        a, b, liar = Played("a", 1), Played("b", 2, Where.AWAY), Liar("liar", 3)
+        found = stage(a, b, liar)
+        await found.run(60)
+        assert min(a.left, b.left) >= 2
+
+    play(scene)
+
+
 def test_a_program_that_is_traced_is_moved_as_any_other(stage: Callable[..., Stage]) -> None:
     """At any moment it may be seen stopped, for microseconds."""
 

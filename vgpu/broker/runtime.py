@@ -47,7 +47,7 @@ from vgpu.protocol.broker import (
     Stop,
 )
 from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
-from vgpu.protocol.hello import Hello
+from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
 
@@ -87,6 +87,8 @@ class Broker:
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
+        self._version = OLDEST_VERSION
+        """What the server at the other end of the link understands."""
         self._stopped = False
         self._planned: dict[
             int, Adopt
@@ -125,8 +127,10 @@ class Broker:
 
     async def _converse(self, link: MessageStream) -> None:
         await link.send(Hello(role="broker").model_dump())
-        if await link.receive() is None:
+        answer = await link.receive()
+        if answer is None:
             return
+        self._version = agreed(answer[0])
         held = () if self._pages is None else known(self._pages.activity_fd, self._pages.store_fd)
         await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
         while (received := await link.receive()) is not None:
@@ -220,8 +224,9 @@ class Broker:
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 
     async def _tell(self, message: Message) -> None:
-        """Best effort: without a link it is dropped, since a new link begins with the whole state."""
-        if self._link is None:
+        """Best effort: without a link it is dropped, since a new link begins with the whole state; and so it is where
+        the server is an older one, which does not know it."""
+        if self._link is None or message.since > self._version:
             return
         try:
             await self._link.send(message.model_dump())
@@ -359,6 +364,13 @@ def _door_permissions(vgpu: Adopt) -> dict[str, int]:
     if os.geteuid() != 0:
         return {"mode": mode}
     return {"mode": mode, "uid": vgpu.owner_uid, "gid": vgpu.share_gid}
+
+
+def agreed(answer: dict[str, object]) -> int:
+    """The protocol version that both ends understand. ``ProtocolError``: there is none, with the server's reason."""
+    if answer.get("ok") is not True:
+        raise ProtocolError(str(answer.get("error")))
+    return Welcome.model_validate(answer.get("result")).version
 
 
 def known(*descriptors: int) -> tuple[int, ...]:

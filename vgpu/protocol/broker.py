@@ -5,7 +5,7 @@ Server and broker trust each other: same software, same user. A hook's ``Attach`
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -14,7 +14,11 @@ OBSERVER_SLOT: Final = -1
 
 
 class Message(BaseModel):
+    """``since``: the protocol version (hello.py) that has it. Ends of an older one close the link that it comes by."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    since: ClassVar[int] = 1
 
 
 # --- hook → broker ------------------------------------------------------------------------------------------------
@@ -119,6 +123,7 @@ class Reaped(Message):
 class Look(Message):
     """A process of the vGPU has a new context, which is not charged yet: NVML shows it."""
 
+    since: ClassVar[int] = 2
     op: Literal["look"] = "look"
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``."""
 OLDEST_VERSION = 1
 
 
