@@ -38,7 +38,7 @@ cdef inline int take_event(Gate* gate, void* context, bint timed) noexcept nogil
         elif event.timed == timed and event.context == context:
             event.used = 1
             return i
-        elif not event.held:             # else its context is being destroyed
+        elif not (event.held and load32(&state().dying)):    # else its context may be about to go
             other = i
     if free < 0:
         if other < 0:
@@ -52,6 +52,7 @@ cdef inline int take_event(Gate* gate, void* context, bint timed) noexcept nogil
     event.context = context
     event.timed = timed
     event.used = 1
+    event.held = 0
     return free
 
 

@@ -8,7 +8,7 @@ from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.durations cimport LaunchKey
 from cython_ext.logic.gate cimport GateState
 from cython_ext.logic.pools cimport PoolDue
-from cython_ext.logic.window cimport backlog_end_ns
+from cython_ext.logic.window cimport backlog_end_ns, backlog_unpredicted
 from cython_ext.native cimport loadi64, rarely, store32, storei64
 
 
@@ -224,9 +224,14 @@ cdef inline Gate* gate_here() noexcept nogil:
 
 
 cdef inline void publish_prediction(Gate* gate) noexcept nogil:
-    """Until when the GPU has work of ours, and whether anybody can know that. The caller holds gate.lock."""
-    store32(&gate.slot.unpredicted, gate.untracked or gate.backlog.unknown != 0)
+    """Until when the GPU has work of ours, and whether anybody can know that: nobody finds an end that is none without
+    being told so. The caller holds gate.lock."""
+    cdef bint unpredicted = gate.untracked or backlog_unpredicted(&gate.backlog)
+    if unpredicted:
+        store32(&gate.slot.unpredicted, 1)
     storei64(&gate.slot.predicted_end_ns, backlog_end_ns(&gate.backlog))
+    if not unpredicted:
+        store32(&gate.slot.unpredicted, 0)
 
 
 cdef inline void charge_contexts(Gate* gate) noexcept nogil:

@@ -127,9 +127,9 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
-        publish_prediction(gate)
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
     count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
+    publish_prediction(gate)         # behind a count: who finds it over finds us alive
     if publish:
         publish_drained(gate, gate.over_epoch)
     if drained:

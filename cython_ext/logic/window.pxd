@@ -140,6 +140,11 @@ cdef inline int64_t backlog_end_ns(const Backlog* backlog) noexcept nogil:
     return backlog.end_ns if backlog.busy else backlog.drained_ns
 
 
+cdef inline bint backlog_unpredicted(const Backlog* backlog) noexcept nogil:
+    """Whether nobody knows that: some of it is of unknown length, or was so long overdue that it has been forgiven."""
+    return backlog.unknown != 0 or (backlog.busy and backlog.forgiven_ns >= stretch_at(backlog, 0).first_ns)
+
+
 cdef inline uint64_t backlog_busy_ns(const Backlog* backlog) noexcept nogil:
     """Time with work on the GPU, as far as observed; never falls. For ``Slot.busy_ns``."""
     cdef int64_t known_ns

@@ -164,10 +164,12 @@ class Registry:
         expires_unix_ns: int | None,
         *,
         suspended: bool,
+        owned_bytes: int = 0,
         again: str,
     ) -> VgpuRecord:
-        """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns. ``again``:
-        what to type once it is smaller."""
+        """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns.
+        ``owned_bytes``: what it comes with, however little it is promised; ``again``: what to type once it is smaller.
+        """
         if self.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
@@ -177,7 +179,16 @@ class Registry:
         if spec.group is not None:
             self._check_group(spec.group, owner)
         typed = f"vgpuctl set {vgpu_id} {{}}, then {again}"
-        return self._admit(vgpu_id, spec, owner, created_unix_ns, expires_unix_ns, suspended=suspended, typed=typed)
+        return self._admit(
+            vgpu_id,
+            spec,
+            owner,
+            created_unix_ns,
+            expires_unix_ns,
+            suspended=suspended,
+            typed=typed,
+            owned_bytes=owned_bytes,
+        )
 
     def _admit(
         self,
@@ -189,10 +200,11 @@ class Registry:
         *,
         suspended: bool = False,
         typed: str = "{}",
+        owned_bytes: int = 0,
     ) -> VgpuRecord:
         record = self._meaning(vgpu_id, self._free_key(), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
         record = replace(record, suspended=suspended)
-        self._commit(self._records | {vgpu_id: record}, record, typed=typed)
+        self._commit(self._records | {vgpu_id: record}, record, typed=typed, owned_bytes=owned_bytes)
         return record
 
     def change(self, vgpu_id: str, changes: VgpuChanges, now_unix_ns: int) -> VgpuRecord:

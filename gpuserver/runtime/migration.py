@@ -170,6 +170,8 @@ class Migration:
             generation=vgpu.generation,
             next_epoch=server.tokens.next_epoch,
             book=None if book is None else asdict(book),
+            owned_bytes=vgpu.used_bytes,
+            excess_bytes=vgpu.excess_bytes,
             trial=trial,
         )
 
@@ -181,7 +183,7 @@ class Migration:
 
     async def arrive(self, arriving: Arrive) -> Arrival:
         """From the answer on it belongs here, whatever anybody remembers. Errors: as for ``create``; ``mode``;
-        ``in-use`` for programs that were begun on another kind of GPU."""
+        ``in-use`` for programs that were begun on another kind of GPU; ``unavailable`` while it is not written down."""
         server = self._server
         if arriving.vgpu not in server.vgpus:
             self._check_kind(arriving)
@@ -193,11 +195,14 @@ class Migration:
         with trio.move_on_after(BROKER_S):
             if vgpu is not None:
                 await vgpu.admits.wait()  # then nobody writes into the other GPU's pages any more
+        if vgpu is not None and not vgpu.written:  # whoever asked before is still at it, or has taken it back
+            text = f"{arriving.vgpu} is not in the journal of GPU {server.facts.index} yet"
+            raise VgpuError(ErrorCode.UNAVAILABLE, text, "try again in a moment")
         return Arrival()
 
     def _admit(self, arriving: Arrive, *, trial: bool) -> VgpuRecord:
         server = self._server
-        server.count_occupied()
+        server.count_occupied(besides=0 if arriving.suspended else arriving.excess_bytes)
         registry = server.registry.copy() if trial else server.registry
         return registry.adopt(
             arriving.vgpu,
@@ -206,6 +211,7 @@ class Migration:
             arriving.created_unix_ns,
             arriving.expires_unix_ns,
             suspended=arriving.suspended,
+            owned_bytes=0 if arriving.suspended else arriving.owned_bytes,
             again=f"vgpuctl migrate {arriving.vgpu} --gpu {server.facts.index}",
         )
 

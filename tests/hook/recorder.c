@@ -33,6 +33,7 @@ int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(stream >=
 int cuCtxPushCurrent_v2(void *context) { return context == NULL; }
 int cuCtxPopCurrent_v2(void **context) { *context = (void *)16; return 0; }
 int cuCtxDestroy_v2(void *context) { note('X', context); return 0; }
+int cuCtxDetach(void *context) { return context == NULL; } /* others have it still */
 int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *differs, void *data) { return !(capturing = 1); }
 int cuStreamEndCapture(void *stream, void **graph) { return capturing = 0; }
 /* With HOLD=n and ASKED=m the GPU has finished nothing from launch n on, before it was asked about m events. */

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.hook.programs import PROLOGUE, Endless
-from tests.hook.stage import Stage, StagedVgpu, eventually, stop
+from tests.hook.stage import MS, Stage, StagedVgpu, eventually, stop
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_who_waits_for_it_wants_and_has_no_work(vgpu: StagedVgpu, both: tuple[En
 
 
 LONG = """
-kernel = app.kernel(2000)
+kernel = app.kernel(5000)
 print("ready", flush=True)
 for line in sys.stdin:
     if line.strip() == "launch":
@@ -85,17 +85,27 @@ for line in sys.stdin:
 RUNS = "600"
 
 
-def test_a_stopped_process_whose_kernel_nobody_knows_is_waited_for_while_it_runs(stage: Stage) -> None:
-    """It was launched while nobody else wanted the GPU, so nobody has asked how long it takes."""
+@pytest.mark.parametrize("lives_s", [0, 0.5])
+@pytest.mark.parametrize("lease", ["open", "finite"])
+def test_a_stopped_process_whose_kernel_nobody_knows_is_waited_for_while_it_runs(
+    stage: Stage, lease: str, lives_s: float
+) -> None:
+    """Launched while nobody else wants the GPU it is not asked about; under a finite lease it is found long overdue."""
     vgpu = stage.vgpu()
     process = stage.start(PROLOGUE + LONG, stage.environment(vgpu))
     assert stage.heard(process) == "ready"
-    vgpu.open()
     stage.tell(process, "launch")
+    vgpu.await_want()
+    now = time.monotonic_ns()
+    epoch = vgpu.open() if lease == "open" else vgpu.lease(now, now + 60_000 * MS)
     assert stage.heard(process) == RUNS
     Endless(stage, vgpu).await_start()
-    epoch = vgpu.revoke(time.monotonic_ns())
+    time.sleep(lives_s)
     stop(process.pid)
+    if lease == "open":
+        epoch = vgpu.revoke(time.monotonic_ns())
+    else:
+        assert vgpu.end(epoch, time.monotonic_ns() + MS)
     time.sleep(0.7)
     told = stage.relay_page.entry(vgpu.key).drained_epoch == epoch
     process.send_signal(signal.SIGCONT)

@@ -270,19 +270,21 @@ def fill(first):
 
 fill(0x100)
 time.sleep(0.05)             # its markers are found to have passed
+{between}
 fill(0x1000)
 """
 
 
+@pytest.mark.parametrize("between", ["", "assert cuda.cuCtxDetach(c_void_p(16)) == 0  # it lives on"])
 def test_markers_that_one_context_needs_no_more_give_way_to_those_of_another(
-    stage: Stage, recorder: Path, tmp_path: Path
+    stage: Stage, recorder: Path, tmp_path: Path, between: str
 ) -> None:
     """There are 256 event objects; the first context has had most of them."""
     vgpu = stage.vgpu()
     record = tmp_path / "record"
     environment = stage.environment(vgpu, LD_LIBRARY_PATH=str(recorder), RECORD=str(record))
     with vgpu.granting(60_000 * MS):
-        ran = stage.run(PROGRAM + TWO_CONTEXTS, environment)
+        ran = stage.run(PROGRAM + TWO_CONTEXTS.format(between=between), environment)
     assert ran.returncode == 0, ran.stderr
     seen = record.read_text().split()
     marked = [sum(call == f"R{stream:x}" for call in seen) for stream in (0x100, 0x1100)]

@@ -309,6 +309,23 @@ def test_what_is_refused_changes_nothing(node: SimulatedNode, workers: list[Work
         assert refused(spatial.vgpu_id, "0").code is ErrorCode.MODE
 
 
+def test_one_that_owns_more_than_it_is_promised_does_not_set_out_in_vain(
+    node: SimulatedNode, workers: list[Worker]
+) -> None:
+    vgpu = node.create("0", sm_percent=30, memory_bytes="60G")
+    workers.append(Worker(node, vgpu, 40 * GIB))
+    node.create("1", sm_percent=30, memory_bytes="120G")
+    with node.link() as link:
+        for memory in ("60G", "20G"):
+            link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes=memory))
+            with pytest.raises(VgpuError) as refused:
+                link.migrate(vgpu.vgpu_id, "1")
+            assert refused.value.code is ErrorCode.NO_ROOM
+            assert "--mem" not in refused.value.hint  # what fits there is less than it has
+            workers[0].goes_on()
+            assert remembered(node, vgpu) == [0]
+
+
 def test_a_program_of_two_vgpus_holds_both_where_they_are(node: SimulatedNode) -> None:
     two = [node.create(str(gpu), sm_percent=30, memory_bytes="8G") for gpu in (0, 1)]
     body = "import sys; from tests.hook.app import App; App(); print('started', flush=True); sys.stdin.readline()"

@@ -31,6 +31,7 @@ BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=7, busy_ns=8, overuse_ns=9, tokens=1
 PROGRAM = Process(4711, 12)
 AWAY = VgpuError(ErrorCode.UNAVAILABLE, "nobody answers")
 FULL = VgpuError(ErrorCode.NO_ROOM, "too much")
+GRANTS = SimpleNamespace(implicit_bytes=3 << 30, total_memory_bytes=100 << 30)
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Server:
     vgpus: dict[str, Vgpu] = field(default_factory=dict)
     journal: dict[str, Passage] = field(default_factory=dict)
     programs: tuple[Process, ...] = (PROGRAM,)
+    brokers_are_quick: bool = True
+    disk: trio.Event | None = None
 
     def __post_init__(self) -> None:
         self.registry = Registry(Card(100 << 30, 132), self.mode)
@@ -59,9 +62,10 @@ class Server:
         return self.enlist(self.registry.create(ID, spec, Owner(1000), 5), None)
 
     def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
-        vgpu = Vgpu(record, 3, cast(Any, None), passage=passage, still=still)
+        vgpu = Vgpu(record, 3, cast(Any, GRANTS), passage=passage, still=still)
         vgpu.registered.set()
-        vgpu.admits.set()
+        if self.brokers_are_quick:
+            vgpu.admits.set()
         self.vgpus[record.vgpu_id] = vgpu
         self.book = book
         return vgpu
@@ -75,13 +79,20 @@ class Server:
         self.done.append(f"follow {generation} {next_epoch}")
 
     async def remember(self, new: Vgpu | None = None) -> bool:
-        await trio.lowlevel.checkpoint()
+        if self.disk is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self.disk.wait()
         if self.writes:
+            if new is not None:
+                new.written = True
             self.journal = {vgpu_id: vgpu.passage for vgpu_id, vgpu in self.vgpus.items()}
         return self.writes
 
     def apply_shares(self) -> None: ...
-    def count_occupied(self) -> None: ...
+    def count_occupied(self, *, besides: int) -> None:
+        self.registry.occupied_bytes = besides
+
     def check(self, vgpu: Vgpu) -> None: ...
     def happened(self, kind: str, vgpu: Vgpu, text: str, **fields: object) -> None:
         self.done.append(kind)
@@ -273,6 +284,54 @@ def test_what_cannot_be_written_is_not_taken(asked: Asked) -> None:
         assert "claim" not in server.done
 
     run(test, writes=False)
+
+
+def test_who_asks_again_while_it_is_written_is_not_told_that_it_is_here(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or nobody would remember it: whoever asks forgets it on that answer, and the disk may refuse."""
+    monkeypatch.setattr(migration, "BROKER_S", 0.1)
+    answers: list[str] = []
+
+    async def ask(server: Server) -> None:
+        try:
+            await server.migration.arrive(arriving())
+            answers.append("taken")
+        except VgpuError as error:
+            answers.append(error.message)
+
+    async def test(server: Server) -> None:
+        server.disk = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server)
+            await trio.testing.wait_all_tasks_blocked()
+            await ask(server)
+            server.disk.set()
+        assert server.vgpus == {}
+        assert answers == [f"{ID} is not in the journal of GPU 0 yet", "the journal of GPU 0 cannot be written"]
+
+    run(test, writes=False, brokers_are_quick=False)
+
+
+def test_it_comes_with_what_it_has(asked: Asked) -> None:
+    """However little it was promised. Suspended, it needs no room."""
+    asked[1].append(VgpuError(ErrorCode.NOT_FOUND, "gone"))
+    small = VgpuSpec.parse(sm_percent=50, memory_bytes="40G")
+
+    async def test(server: Server) -> None:
+        server.registry.create("vgpu-00000002", VgpuSpec.parse(sm_percent=1, memory_bytes="50G"), Owner(1000), 5)
+        for trial in (True, False):
+            coming = arriving(trial=trial, spec=small, owned_bytes=60 << 30, excess_bytes=20 << 30)
+            with pytest.raises(VgpuError) as refused:
+                await server.migration.arrive(coming)
+            assert refused.value.code is ErrorCode.NO_ROOM
+            assert "--mem" not in refused.value.hint  # less than it has would be refused again
+        assert server.vgpus == {}
+        await server.migration.arrive(
+            arriving(spec=small, suspended=True, goes_on=False, owned_bytes=60 << 30, excess_bytes=20 << 30)
+        )
+
+    run(test)
 
 
 def test_one_that_may_be_known_elsewhere_is_not_given_away(asked: Asked) -> None:

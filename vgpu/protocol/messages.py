@@ -86,7 +86,8 @@ class Arrive(Request):
     """GPU Server → GPU Server: a vGPU moves to you → ``Arrival``; refused as ``Create`` is. The same question has the
     same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
     ``home``, ``programs`` (pid, start): of ``gpuserver.core.passage``. ``generation``, ``next_epoch``: what its hooks
-    have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``."""
+    have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``.
+    ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str
@@ -104,6 +105,8 @@ class Arrive(Request):
     generation: int
     next_epoch: int
     book: dict[str, int] | None
+    owned_bytes: int = 0
+    excess_bytes: int = 0
     trial: bool = False
 
 
