@@ -159,7 +159,7 @@ cdef struct Gate:
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
     uint32_t slot_index
     uint32_t fences          # 1: the kernel fences nobody, so that each launch has to do it
-    uint32_t primary_known  # 0: there may be one that nobody has noted (implicit.pyx)
+    uint32_t primary_known   # 0: there may be one that nobody has noted (implicit.pyx)
     int64_t unanswered_ns    # ActivityPage.context_ns whose charge was waited for in vain
     # --- the next line: what allocations and frees look at besides
     Pieces pieces            # of its linear memory; under State.memory_lock
