@@ -194,24 +194,11 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
     """Before a launch of one of ``State.executables``, perhaps, and before its gate: CUDA_SUCCESS, and it has its
     memory, or out of memory. What else may be wrong the launch will say."""
-    cdef Gate* gate = gate_of(executable)
-    if gate != NULL and not (has_memory(executable) or state().stopping or vgpu_capturing(named(stream, own))):
-        charge_contexts(gate)    # others wait for who is inside a launch, so not there
-    return take(own, executable, stream)
+    return take(own, executable, stream, 1)
 
 
-cdef Gate* gate_of(void* executable) noexcept nogil:
-    cdef Block* known
-    cdef Gate* gate = NULL
-    lock_acquire(&state().memory_lock)
-    known = alloc_find(&state().executables, <uint64_t>executable)
-    if known != NULL:
-        gate = &state().gates[known.flags]
-    lock_release(&state().memory_lock)
-    return gate
-
-
-cdef int take(bint own, void* executable, void* stream) noexcept nogil:
+cdef int take(bint own, void* executable, void* stream, bint outside) noexcept nogil:
+    """``outside``: of any gate. Who is inside a launch is waited for by others, and waits for no charge."""
     cdef Block block
     cdef Block* known
     cdef uint64_t round = 0
@@ -224,6 +211,8 @@ cdef int take(bint own, void* executable, void* stream) noexcept nogil:
     lock_release(&state().memory_lock)
     if known == NULL or block.aux == round or state().stopping or vgpu_capturing(named(stream, own)):
         return CUDA_SUCCESS
+    if outside:
+        charge_contexts(&state().gates[block.flags])
     answer = vgpu_pool_begin(block.flags + 1, block.bytes)
     if answer == POOL_REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
@@ -243,18 +232,24 @@ cdef int take(bint own, void* executable, void* stream) noexcept nogil:
 cdef public int vgpu_graph_goes(bint own, void* executable, void* stream, Gate** gate) noexcept nogil:
     """Behind the gate, with the launch to follow: as ``vgpu_graph_takes``, and nobody trims until ``vgpu_graph_went``
     was told of ``gate``."""
+    cdef Block* known
     cdef int result
-    gate[0] = gate_of(executable)
+    gate[0] = NULL
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    if known != NULL:
+        gate[0] = &state().gates[known.flags]
+    lock_release(&state().memory_lock)
     if gate[0] == NULL:
         return CUDA_SUCCESS
-    result = take(own, executable, stream)   # if much has to be done, not while trims are held up
+    result = take(own, executable, stream, 0)    # if much has to be done, not while trims are held up
     while result == CUDA_SUCCESS:
         add32(&gate[0].graphs_under_way, 1)
         fence()
         if has_memory(executable):
             return CUDA_SUCCESS
         vgpu_graph_went(gate[0])
-        result = take(own, executable, stream)
+        result = take(own, executable, stream, 0)
         if not has_memory(executable):
             break            # its upload fails, and so may the launch: that is for it to say
     gate[0] = NULL
