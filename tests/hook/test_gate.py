@@ -421,8 +421,10 @@ def test_signals_reach_the_program(stage: Stage) -> None:
     program: subprocess.Popen[str] = stage.start(
         PROLOGUE
         + """
-import signal, time
-signal.signal(signal.SIGUSR1, lambda *_: print(threading.current_thread() is threading.main_thread(), flush=True))
+import os, signal, time
+def handle(*_):              # a print may be interrupted by the next one, which Python refuses
+    os.write(1, b"%s\\n" % str(threading.current_thread() is threading.main_thread()).encode())
+signal.signal(signal.SIGUSR1, handle)
 print("ready", flush=True)
 while True:
     time.sleep(0.05)         # signal.pause() would sleep on if one came just before it
