@@ -12,10 +12,14 @@ and a width s_i,
       late     who is predicted to drain after it keeps its SMs and is not chosen
       forced   who waited for more than four rounds' worth of its guarantee, most owed first, while they fit
       chosen   the set with the greatest Σ s_i·(max(owed_i, −R) + R + 1 ns) that fits the rest: high ones first
+      beside late ones, whose kernels last beyond the boundary at which those have drained only goes if it would also
+               be chosen if nobody were late
     chosen and holding: the end moves one round; chosen and not holding: a lease for the next round is published;
-    everybody else stops at the boundary.  In between, what is free is filled, most owed first.
+    everybody else stops at the boundary.  In between, what is free is filled, most owed first: by whose kernels fit the
+    rest of the round, and by who will be chosen for the next one anyway.
 
     charge: v += held/r, but planned time no further than V + R/r (filler costs at most a round); overuse in full
+    credit: with kernels longer than R/2, at most R and two such kernels
 
 Source: MaxWeight scheduling (Tassiulas, Ephremides: Stability properties of constrained queueing systems, 1992) on owed
 SM-time. It serves every set of guarantees that can be packed at all.
@@ -29,7 +33,7 @@ from dataclasses import replace
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.knapsack import best_set
-from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.leases import FAR_NS, Lease, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -260,6 +264,7 @@ class SpatialScheduler(Competition):
                 boundary += policy.round_ns
             self._boundary_ns = boundary
         boundary = self._boundary_ns
+        self._limit_credit()
         for a in self._accounts.values():
             for hold in a.holds.values():
                 if hold.lease.end_ns is None:
@@ -268,6 +273,18 @@ class SpatialScheduler(Competition):
         self._fill(now_ns, boundary)
         if boundary - policy.round_lookahead_ns <= now_ns < boundary - policy.round_guard_ns:
             self._plan(now_ns, boundary)
+
+    def _limit_credit(self) -> None:
+        """Nobody owes a vGPU what its own long kernels keep it from using: each time that it makes way for somebody, it
+        drains at any time and its SMs idle until the boundary. Where the packing does not leave that much, it would be
+        owed ever more, and others would get ever less of what is theirs."""
+        round_ns = self.policy.round_ns
+        for a in self._competing.values():
+            if 2 * a.longest_kernel_ns > round_ns and not a.holds:
+                least = self._clock - virtual(round_ns + 2 * a.longest_kernel_ns, a.guarantee)
+                if a.time < least:
+                    self._moment += a.guarantee * (least - a.time)
+                    a.time = least
 
     def _make_way(self, now_ns: int, boundary: int) -> None:
         """A high vGPU that waits, and is not ahead of its guarantee, does not wait for the boundary."""
@@ -321,16 +338,25 @@ class SpatialScheduler(Competition):
     def _fill(self, now_ns: int, boundary: int) -> None:
         """Give free SMs to whoever waits, until so long before the boundary that nothing hangs over: a gate starts a
         kernel of which half fits. A narrow vGPU that came late once would else keep a wide one out round after round.
+        Who will hold after the boundary anyway takes nothing from anybody: a vGPU with kernels of three rounds drains
+        at any time, and would lose a quarter of its time, and others theirs to it, if it waited for each boundary.
         """
         left = boundary - now_ns
         if left < self.policy.fill_min_ns:
             return
         free = CARD_MPERCENT - self._occupied(now_ns)
+        chosen: list[Account] | None = None
         for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
-            if a.width <= free and a.longest_kernel_ns <= left:
-                free -= a.width
-                end = boundary - a.longest_kernel_ns // 2
-                self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, end)))
+            if a.width > free:
+                continue
+            end = boundary - a.longest_kernel_ns // 2
+            if a.longest_kernel_ns > left:
+                chosen = self._choose(now_ns, boundary) if chosen is None else chosen
+                if a not in chosen:
+                    continue
+                end = boundary + self.policy.round_ns
+            free -= a.width
+            self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, end)))
 
     def _most_owed_first(self, accounts: list[Account], at_ns: int) -> list[Account]:
         clock = self.clock(at_ns)
@@ -401,18 +427,30 @@ class SpatialScheduler(Competition):
         )
 
     def _choose(self, now_ns: int, boundary: int) -> list[Account]:
-        """The set for the round that begins at ``boundary``."""
-        policy = self.policy
+        """The set for the round that begins at ``boundary``. Late ones keep their SMs. Beside them nobody begins a
+        kernel that lasts beyond the boundary at which they have drained, unless it would also be chosen if they had
+        already: two with long kernels would else take turns at being late, and a wide one that needs the SMs of both
+        would never find them free together."""
         revoked = {
             e for a in self._accounts.values() for h in a.holds.values() if h.lease.early for _, e in h.lease.after
         }
-        capacity = CARD_MPERCENT
-        candidates = []
+        late, candidates = [], []
         for a in self._accounts.values():
             if not a.barred and self._late(a, now_ns, boundary):
-                capacity -= a.width
+                late.append(a)
             elif a.competing and a.wants and not revoked & a.holds.keys() and not self._dry_at(a, boundary):
                 candidates.append(a)
+        drains_ns = max((hold.drains_by_ns - boundary for a in late for hold in a.holds.values()), default=FAR_NS)
+        rounds = max(1, -(-drains_ns // self.policy.round_ns))
+        longer = [a for a in candidates if a.longest_kernel_ns > rounds * self.policy.round_ns]
+        if longer:
+            best = self._best(candidates + [a for a in late if a.competing and a.wants], boundary, CARD_MPERCENT)
+            candidates = [a for a in candidates if a not in longer or a in best]
+        return self._best(candidates, boundary, CARD_MPERCENT - sum(a.width for a in late))
+
+    def _best(self, candidates: list[Account], boundary: int, capacity: int) -> list[Account]:
+        """Of ``candidates``, who are owed most at ``boundary`` and fit ``capacity`` (millipercent) together."""
+        policy = self.policy
         clock = self.clock(boundary)
         owed = {a.key: self._owed(a, boundary, clock) for a in candidates}
 

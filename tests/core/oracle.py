@@ -348,6 +348,13 @@ def guarantees(run: Run, slack_ns: int, begin: int = 0) -> list[str]:
     return found
 
 
+def behind_long_ones(run: Run, begin: int) -> list[str]:
+    """15, beside kernels of more than half a round: whose own are not longer than that is short by 4 R + 2 ô at most,
+    however long they run."""
+    found = guarantees(run, 4 * POLICY.round_ns + 2 * longest_overrun(run), begin)
+    return [words for words in found if 2 * run.apps[int(words.split()[0])].work.kernel_ns <= POLICY.round_ns]
+
+
 def packed(run: Run, begin: int = 0) -> list[str]:
     """13: the SMs of all that has begun and not drained, or come to its tail, fit the card (where nobody had to wait
     out the grace), unless all of it bursts."""

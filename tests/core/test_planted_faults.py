@@ -140,6 +140,34 @@ class FillWithoutKernelTest(SpatialScheduler):
             a.longest_kernel_ns = lengths[a.key]
 
 
+class LongOnesWaitForBoundaries(SpatialScheduler):
+    """Who drains its long kernel within a round idles until the next one."""
+
+    _filling = False
+
+    def _fill(self, now_ns: int, boundary: int) -> None:
+        self._filling = True
+        super()._fill(now_ns, boundary)
+        self._filling = False
+
+    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
+        return [] if self._filling else super()._choose(now_ns, boundary)
+
+
+class LongOnesTakeTurns(SpatialScheduler):
+    """Beside a late one everybody who fits begins a long kernel, and is late in turn."""
+
+    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
+        late = [a for a in self._accounts.values() if not a.barred and self._late(a, now_ns, boundary)]
+        rest = [a for a in self._accounts.values() if a.competing and a.wants and a not in late]
+        return self._best(rest, boundary, 100_000 - sum(a.width for a in late))
+
+
+class OwedWhatItCannotUse(SpatialScheduler):
+    def _limit_credit(self) -> None:
+        pass
+
+
 class LateNotCounted(SpatialScheduler):
     def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
         return False
@@ -166,6 +194,10 @@ def shortfall(bound_rounds: float) -> Callable[[Run], list[str]]:
         return oracle.guarantees(run, round(bound_rounds * oracle.POLICY.round_ns))
 
     return check
+
+
+def behind_long_ones(run: Run) -> list[str]:
+    return oracle.behind_long_ones(run, begin=1 * S)
 
 
 def watched(run: Run) -> list[str]:
@@ -248,6 +280,25 @@ CASES = [
         spatial((0.45, 60), (0.45, 60)),
         [Work(9 * MS), Work(MS, burst=7, pause_ns=2 * MS)],
         lambda run: oracle.overruns(run, 5500 * US, begin=1 * S),
+    ),
+    Case(
+        LongOnesWaitForBoundaries,
+        spatial((0.83, 50), (0.056, 60), (0.015, 80), (0.88, 30), (0.83, 20)),
+        [Work(30 * MS), *[Work()] * 4],
+        lambda run: oracle.guarantees(run, 8 * oracle.POLICY.round_ns, begin=1 * S),
+    ),
+    Case(
+        LongOnesTakeTurns,
+        spatial((0.4, 40), (0.4, 40), (0.4, 100)),
+        [Work(35 * MS), Work(25 * MS), Work()],
+        behind_long_ones,
+    ),
+    Case(
+        OwedWhatItCannotUse,
+        spatial((0.76, 40), (0.76, 24), (0.76, 24), (0.135, 80)),
+        [Work(30 * MS), *[Work()] * 3],
+        behind_long_ones,
+        20,
     ),
     Case(
         LateNotCounted,

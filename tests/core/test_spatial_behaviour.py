@@ -120,13 +120,27 @@ def test_less_than_two_milliseconds_of_a_round_are_not_filled() -> None:
 
 
 def test_a_kernel_that_does_not_fit_the_rest_of_a_round_does_not_fill_it() -> None:
+    """The next round is the wide one's."""
     for at, fits in ((14, True), (14.001, False)):
-        three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
+        three = desk(share(0.3, 60), share(0.3, 100), share(0.1, 40))
         three.runs(2, 0)
         three.drained(2, 1, 1, wants=False, longest_kernel_ns=6 * MS)
         three.runs(0, 1)
         three.wants(1, 2)
-        assert bool(leases(three.wants(2, at))) is fits
+        assert spans(three.wants(2, at)) == ([(2, 3, 14, 17)] if fits else [])
+
+
+def test_whoever_is_chosen_for_the_next_round_anyway_begins_a_long_kernel_in_this_one() -> None:
+    three = desk(share(0.3, 60), share(0.3, 60), share(0.1, 40))
+    three.runs(2, 0)
+    three.drained(2, 1, 1, wants=False, longest_kernel_ns=30 * MS)
+    three.runs(0, 1)
+    three.wants(1, 2)
+    assert spans(three.wants(2, 14)) == [(2, 3, 14, 30)]
+    three.went(2, 3, 14)
+    assert spans(three.observed(2, 3, 15, drains_by_ns=44 * MS))[0] == (2, 3, 14, 20)  # late: nothing more in it
+    three.tick(20)
+    assert three.statement(2, 20).holds
 
 
 def test_a_filler_ends_half_a_kernel_before_the_boundary() -> None:

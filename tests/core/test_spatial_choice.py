@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import FRACTION_BITS, Account, Hold, virtual
+from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
 from gpuserver.core.leases import Lease, Priority
-from gpuserver.core.membership import InvariantError
+from gpuserver.core.membership import InvariantError, Membership
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS, share
@@ -66,6 +66,51 @@ def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None
     scheduler = scheduler_with(*(replace(a) for a in accounts))
     found = scheduler._choose(995 * MS, 1000 * MS)
     assert sorted(a.key for a in found) == chosen
+
+
+def late(key: int, sm_percent: int, drains_ms: float) -> Account:
+    """One that will not have drained at the boundary, nor is owed anything."""
+    one = account(key, sm_percent, -10)
+    one.holds[1] = went(960, 970)
+    one.holds[1].drains_by_ns = round(drains_ms * MS)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("kernel_ms", "drains_ms", "wide_owed_ms", "chosen"),
+    [
+        (10, 1005, 90, [1]),  # done when the late one's SMs are free again
+        (10.001, 1005, 90, []),  # the wide one would have to wait for it
+        (20, 1010.001, 90, [1]),
+        (20, 1010, 90, []),
+        (30, 1005, 1, [1]),  # it is chosen anyway once nobody is late
+        (30, 970, 90, []),  # nobody knows when the late one drains
+    ],
+)
+def test_beside_a_late_one_nobody_begins_a_kernel_that_keeps_out_who_is_owed_more(
+    kernel_ms: float, drains_ms: float, wide_owed_ms: float, chosen: list[int]
+) -> None:
+    narrow, wide = account(1, 40, 5), account(2, 100, wide_owed_ms)
+    if wide_owed_ms == 1:
+        narrow, wide = account(1, 40, 50), account(2, 80, 1)
+    narrow.longest_kernel_ns = round(kernel_ms * MS)
+    scheduler = scheduler_with(late(0, 40, drains_ms), narrow, wide)
+    assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS)] == chosen
+
+
+@pytest.mark.parametrize(("kernel_ms", "owed_ms"), [(5, 500), (5.000001, 20.000002), (30, 70), (100, 210), (300, 500)])
+def test_nobody_is_owed_what_its_own_long_kernels_cost_it(kernel_ms: float, owed_ms: float) -> None:
+    """A round and two of its kernels, once they are longer than half a round. It was owed 500 ms."""
+    waits, holds = account(0, 60, 500), account(1, 60, 500)
+    for one in (waits, holds):
+        one.longest_kernel_ns = round(kernel_ms * MS)
+    holds.holds[1] = went(990, 1000)
+    scheduler = scheduler_with(waits, holds)
+    scheduler._limit_credit()
+    Membership.check(scheduler)
+    v = 1000 * MS << FRACTION_BITS
+    assert real(v - waits.time, waits.guarantee) == round(owed_ms * MS)
+    assert real(v - holds.time, holds.guarantee) == 500 * MS
 
 
 def test_the_mean_is_weighted_with_the_guarantees() -> None:
