@@ -91,9 +91,10 @@ def test_names_and_repetition_change_nothing(seed: int) -> None:
 @example(572, False)
 def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -> None:
     shares = packable(seed, 0.9)
-    lengths = [30 * MS] + [MS] * (len(shares) - 1)
-    run = simulate(shares, [Work(length) for length in lengths], seed=seed, together=together)
+    works = [Work(30 * MS), *[Work()] * (len(shares) - 1)]
+    run = simulate(shares, works, seed=seed, together=together)
     assert not oracle.behind_long_ones(run, begin=1 * S)
+    assert not oracle.round_waits(run)
     assert not oracle.packed(run, 1 * S)
 
 
@@ -103,8 +104,8 @@ def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -
 def test_what_long_kernels_cost_the_others_does_not_grow(seed: int, together: bool, long_ms: int) -> None:
     """Sets in which whoever makes way waits for a boundary more often than the packing leaves time for."""
     shares = packable(seed, 0.9)
-    lengths = [long_ms * MS] + [MS] * (len(shares) - 1)
-    run = simulate(shares, [Work(length) for length in lengths], seconds=12, seed=seed, together=together)
+    works = [Work(long_ms * MS), *[Work()] * (len(shares) - 1)]
+    run = simulate(shares, works, seconds=12, seed=seed, together=together)
     assert not oracle.behind_long_ones(run, begin=1 * S)
 
 
@@ -112,8 +113,8 @@ def test_what_long_kernels_cost_the_others_does_not_grow(seed: int, together: bo
 @example(26, True)  # two with long kernels that took turns at being late kept a wide one out
 def test_long_kernels_of_several_cost_the_others_little(seed: int, together: bool) -> None:
     shares, rng = packable(seed, 0.9), random.Random(7 * seed)
-    lengths = [rng.choice([MS, MS, 2 * MS, 5 * MS, 8 * MS, 15 * MS, 25 * MS, 35 * MS, 60 * MS]) for _ in shares]
-    run = simulate(shares, [Work(length) for length in lengths], seconds=5, seed=seed, together=together)
+    works = [Work(rng.choice([1, 1, 2, 5, 8, 15, 25, 35, 60]) * MS) for _ in shares]
+    run = simulate(shares, works, seconds=5, seed=seed, together=together)
     assert not oracle.behind_long_ones(run, begin=1 * S)
     assert not oracle.packed(run, 1 * S)
 
