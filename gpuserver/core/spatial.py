@@ -13,13 +13,13 @@ and a width s_i,
       forced   who waited for more than four rounds' worth of its guarantee, most owed first, while they fit
       chosen   the set with the greatest Σ s_i·(max(owed_i, −R) + R + 1 ns) that fits the rest: high ones first
       beside late ones, whose kernels last beyond the boundary at which those have drained only goes if it would also
-               be chosen if nobody were late
+               be chosen if nobody were late; nor does anybody begin early
     chosen and holding: the end moves one round; chosen and not holding: a lease for the next round is published;
     everybody else stops at the boundary.  In between, what is free is filled, most owed first: by whose kernels fit the
     rest of the round, and by who will be chosen for the next one anyway.
 
     charge: v += held/r, but planned time no further than V + R/r (filler costs at most a round); overuse in full
-    credit: with kernels longer than R/2, at most R and two such kernels
+    credit: with kernels longer than R/2, at most R and two of them, where somebody with shorter ones competes
 
 Source: MaxWeight scheduling (Tassiulas, Ephremides: Stability properties of constrained queueing systems, 1992) on owed
 SM-time. It serves every set of guarantees that can be packed at all.
@@ -33,7 +33,7 @@ from dataclasses import replace
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.knapsack import best_set
-from gpuserver.core.leases import FAR_NS, Lease, Priority, VgpuKey
+from gpuserver.core.leases import Lease, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -275,10 +275,12 @@ class SpatialScheduler(Competition):
             self._plan(now_ns, boundary)
 
     def _limit_credit(self) -> None:
-        """Nobody owes a vGPU what its own long kernels keep it from using: each time that it makes way for somebody, it
-        drains at any time and its SMs idle until the boundary. Where the packing does not leave that much, it would be
-        owed ever more, and others would get ever less of what is theirs."""
+        """Beside short kernels nobody is owed without bound what long ones keep it from using: each time that their
+        vGPU makes way for somebody, it drains at any time and its SMs idle until the boundary. Where the packing does
+        not leave that much, it would be owed ever more, and who has short kernels would get ever less of its own."""
         round_ns = self.policy.round_ns
+        if all(2 * a.longest_kernel_ns > round_ns for a in self._competing.values()):
+            return
         for a in self._competing.values():
             if 2 * a.longest_kernel_ns > round_ns and not a.holds:
                 least = self._clock - virtual(round_ns + 2 * a.longest_kernel_ns, a.guarantee)
@@ -338,8 +340,8 @@ class SpatialScheduler(Competition):
     def _fill(self, now_ns: int, boundary: int) -> None:
         """Give free SMs to whoever waits, until so long before the boundary that nothing hangs over: a gate starts a
         kernel of which half fits. A narrow vGPU that came late once would else keep a wide one out round after round.
-        Who will hold after the boundary anyway takes nothing from anybody: a vGPU with kernels of three rounds drains
-        at any time, and would lose a quarter of its time, and others theirs to it, if it waited for each boundary.
+        Who is to hold after the boundary anyway need not wait for it: a vGPU with kernels of three rounds drains at any
+        time, and would lose a quarter of its time, and others theirs to it, if it waited for each boundary.
         """
         left = boundary - now_ns
         if left < self.policy.fill_min_ns:
@@ -351,7 +353,7 @@ class SpatialScheduler(Competition):
                 continue
             end = boundary - a.longest_kernel_ns // 2
             if a.longest_kernel_ns > left:
-                chosen = self._choose(now_ns, boundary) if chosen is None else chosen
+                chosen = self._choose(now_ns, boundary, left) if chosen is None else chosen
                 if a not in chosen:
                     continue
                 end = boundary + self.policy.round_ns
@@ -426,11 +428,11 @@ class SpatialScheduler(Competition):
             for hold in account.holds.values()
         )
 
-    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
-        """The set for the round that begins at ``boundary``. Late ones keep their SMs. Beside them nobody begins a
-        kernel that lasts beyond the boundary at which they have drained, unless it would also be chosen if they had
-        already: two with long kernels would else take turns at being late, and a wide one that needs the SMs of both
-        would never find them free together."""
+    def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
+        """The set for the round that begins at ``boundary``, or ``early_ns`` before it. Late ones keep their SMs.
+        Beside them nobody begins a kernel early, nor one that lasts beyond the boundary at which the last of them has
+        drained, unless it would also be chosen if they had already: some with long kernels would else take turns at
+        being late, and a wide one that needs the SMs of all of them would never find them free together."""
         revoked = {
             e for a in self._accounts.values() for h in a.holds.values() if h.lease.early for _, e in h.lease.after
         }
@@ -440,13 +442,17 @@ class SpatialScheduler(Competition):
                 late.append(a)
             elif a.competing and a.wants and not revoked & a.holds.keys() and not self._dry_at(a, boundary):
                 candidates.append(a)
-        drains_ns = max((hold.drains_by_ns - boundary for a in late for hold in a.holds.values()), default=FAR_NS)
-        rounds = max(1, -(-drains_ns // self.policy.round_ns))
-        longer = [a for a in candidates if a.longest_kernel_ns > rounds * self.policy.round_ns]
-        if longer:
-            best = self._best(candidates + [a for a in late if a.competing and a.wants], boundary, CARD_MPERCENT)
-            candidates = [a for a in candidates if a not in longer or a in best]
-        return self._best(candidates, boundary, CARD_MPERCENT - sum(a.width for a in late))
+        capacity = CARD_MPERCENT - sum(a.width for a in late)
+        if late:
+            round_ns = self.policy.round_ns
+            drains_ns = max(hold.drains_by_ns for a in late for hold in a.holds.values()) - boundary
+            longest_ns = max(1, -(-drains_ns // round_ns)) * round_ns if early_ns is None else early_ns
+            longer = [a for a in candidates if a.longest_kernel_ns > longest_ns]
+            if longer:
+                drained = [a for a in late if a.competing and a.wants and not self._dry_at(a, boundary)]
+                best = self._best(candidates + drained, boundary, CARD_MPERCENT)
+                candidates = [a for a in candidates if a not in longer or a in best]
+        return self._best(candidates, boundary, capacity)
 
     def _best(self, candidates: list[Account], boundary: int, capacity: int) -> list[Account]:
         """Of ``candidates``, who are owed most at ``boundary`` and fit ``capacity`` (millipercent) together."""
@@ -458,7 +464,9 @@ class SpatialScheduler(Competition):
         starving = [
             a
             for a in candidates
-            if a.waiting and a.waiting_since_ns is not None and (boundary - a.waiting_since_ns) * a.guarantee > patience
+            if not a.undrained
+            and a.waiting_since_ns is not None
+            and (boundary - a.waiting_since_ns) * a.guarantee > patience
         ]
         chosen: list[Account] = []
         for a in sorted(starving, key=lambda a: (-owed[a.key], a.order)):

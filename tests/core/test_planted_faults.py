@@ -150,14 +150,14 @@ class LongOnesWaitForBoundaries(SpatialScheduler):
         super()._fill(now_ns, boundary)
         self._filling = False
 
-    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
-        return [] if self._filling else super()._choose(now_ns, boundary)
+    def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
+        return [] if self._filling else super()._choose(now_ns, boundary, early_ns)
 
 
 class LongOnesTakeTurns(SpatialScheduler):
     """Beside a late one everybody who fits begins a long kernel, and is late in turn."""
 
-    def _choose(self, now_ns: int, boundary: int) -> list[Account]:
+    def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
         late = [a for a in self._accounts.values() if not a.barred and self._late(a, now_ns, boundary)]
         rest = [a for a in self._accounts.values() if a.competing and a.wants and a not in late]
         return self._best(rest, boundary, 100_000 - sum(a.width for a in late))

@@ -98,19 +98,49 @@ def test_beside_a_late_one_nobody_begins_a_kernel_that_keeps_out_who_is_owed_mor
     assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS)] == chosen
 
 
-@pytest.mark.parametrize(("kernel_ms", "owed_ms"), [(5, 500), (5.000001, 20.000002), (30, 70), (100, 210), (300, 500)])
-def test_nobody_is_owed_what_its_own_long_kernels_cost_it(kernel_ms: float, owed_ms: float) -> None:
+@pytest.mark.parametrize(
+    ("kernel_ms", "others_ms", "owed_ms"),
+    [
+        (5, 5, 500),
+        (5.000001, 5, 20.000002),
+        (30, 5, 70),
+        (30, 5.000001, 500),  # nobody has short kernels
+        (30, 0, 70),  # or it is not known
+        (100, 5, 210),
+        (300, 5, 500),
+        (5, 30, 500),
+    ],
+)
+def test_beside_short_kernels_nobody_is_owed_without_bound_what_long_ones_cost(
+    kernel_ms: float, others_ms: float, owed_ms: float
+) -> None:
     """A round and two of its kernels, once they are longer than half a round. It was owed 500 ms."""
-    waits, holds = account(0, 60, 500), account(1, 60, 500)
-    for one in (waits, holds):
-        one.longest_kernel_ns = round(kernel_ms * MS)
+    waits, holds, other = account(0, 60, 500), account(1, 60, 500), account(2, 60, 0)
+    for one, length_ms in ((waits, kernel_ms), (holds, kernel_ms), (other, others_ms)):
+        one.longest_kernel_ns = round(length_ms * MS)
     holds.holds[1] = went(990, 1000)
-    scheduler = scheduler_with(waits, holds)
+    scheduler = scheduler_with(waits, holds, other)
     scheduler._limit_credit()
     Membership.check(scheduler)
     v = 1000 * MS << FRACTION_BITS
     assert real(v - waits.time, waits.guarantee) == round(owed_ms * MS)
     assert real(v - holds.time, holds.guarantee) == 500 * MS
+
+
+def test_beside_a_late_one_only_who_is_owed_most_begins_early() -> None:
+    for wide_owed_ms, chosen in ((1, [1]), (90, [])):
+        narrow, wide = account(1, 40, 50), account(2, 80, wide_owed_ms)
+        narrow.longest_kernel_ns = 6 * MS
+        scheduler = scheduler_with(late(0, 40, 1005), narrow, wide)
+        assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS)] == [1]  # it fits that round
+        assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS, 5 * MS)] == chosen
+
+
+def test_who_is_placed_first_stays_so_until_it_goes() -> None:
+    forced, most_owed = account(0, 60, 5, waited_ms=90), account(1, 60, 90)
+    forced.holds[1] = Hold(Lease(0, 1, 1000 * MS, 1010 * MS), 60_000)
+    scheduler = scheduler_with(forced, most_owed)
+    assert [a.key for a in scheduler._choose(996 * MS, 1000 * MS)] == [0]
 
 
 def test_the_mean_is_weighted_with_the_guarantees() -> None:

@@ -109,8 +109,18 @@ def test_what_long_kernels_cost_the_others_does_not_grow(seed: int, together: bo
     assert not oracle.behind_long_ones(run, begin=1 * S)
 
 
+@pytest.mark.parametrize("kernel_ms", [1, 6, 9])
+def test_kernels_of_less_than_a_round_do_not_keep_out_a_wide_one(kernel_ms: int) -> None:
+    """Three narrow ones that begin theirs whenever there is room would be late in turns, though nothing is promised
+    where all have kernels longer than half a round."""
+    shares = [Share(round(r * PPM), PPM, s * 1000) for r, s in ((0.69, 80), (0.21, 30), (0.21, 24), (0.21, 24))]
+    run = simulate(shares, [Work(kernel_ms * MS)] * 4, seconds=8, seed=1)
+    assert not oracle.guarantees(run, 8 * ROUND, begin=1 * S)
+
+
 @given(st.integers(0, 2**16), st.booleans())
 @example(26, True)  # two with long kernels that took turns at being late kept a wide one out
+@example(204, False)
 def test_long_kernels_of_several_cost_the_others_little(seed: int, together: bool) -> None:
     shares, rng = packable(seed, 0.9), random.Random(7 * seed)
     works = [Work(rng.choice([1, 1, 2, 5, 8, 15, 25, 35, 60]) * MS) for _ in shares]
