@@ -159,8 +159,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--over", type=float, default=1000.0, metavar="US", help="gaps that are told one by one")
     parser.add_argument("--ahead", choices=("on", "off"), default="on", help="queue work ahead of leases")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="what was found")
-    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
-    parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
+    Ground.add_options(parser)
     return parser.parse_args()
 
 

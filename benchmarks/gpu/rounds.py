@@ -61,8 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a window")
     parser.add_argument("--windows", type=int, default=1)
     parser.add_argument("--stamps", action="store_true", help="device timestamps, too")
-    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
-    parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
+    Ground.add_options(parser)
     return parser.parse_args()
 
 

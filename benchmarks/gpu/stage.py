@@ -10,6 +10,7 @@ seconds, and a row costs its window instead of the start of a few PyTorch proces
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import queue
@@ -170,6 +171,12 @@ class Ground:
         self._mps: dict[str, str] | None = None
         self._bypass: Path | None = None
         self._numbers = count(1)
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """``--gpu`` and ``--simulate``: what one is made of."""
+        parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
+        parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
 
     def __enter__(self) -> Self:
         return self

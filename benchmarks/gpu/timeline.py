@@ -53,8 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--split", type=crowded, default=(30.0, 70.0), metavar="A/B", help="shares, in percent")
     parser.add_argument("--mode", choices=("temporal", "spatial"), default="temporal")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the recording")
-    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="as NVML counts them; default: 0")
-    parser.add_argument("--simulate", action="store_true", help="stand-ins on the simulated GPU")
+    Ground.add_options(parser)
     parser.add_argument("--draw", action="store_true", help="only draw what is in FOLDER")
     return parser.parse_args()
 
