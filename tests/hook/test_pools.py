@@ -272,11 +272,14 @@ THREADS = """
 import threading
 keep_all(pool_of())
 refused = []
+together = threading.Barrier(6, timeout=60)    # however fast they are: each keeps its blocks until the others have theirs
 
 def work(seed):
     app.call("cuCtxSetCurrent", app.context)
     mine = []
     for i in range(400):
+        if i % 50 == 0:
+            together.wait()
         size = (1 + (i * 7919 + seed * 104729) % 40) * MIB
         code, address = allocate(size)
         assert code in (0, 2), code
