@@ -210,3 +210,17 @@ def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
         refused = subprocess.run([*command, "--vgpu", turn], capture_output=True, text=True, timeout=60, check=False)
         assert refused.returncode == 2
         assert f"{turn}: write SM/REQUEST/WORK" in refused.stderr
+
+
+def test_a_stream_that_pauses_its_trainer_has_the_gpu_to_itself() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", "--seconds", "1.5", "--rates", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    beside, paused = map(json.loads, done.stdout.splitlines())
+    assert (beside["pauses"], paused["pauses"]) == (False, True)
+    assert beside["requests"] == paused["requests"] > 20
+    assert paused["gpu_p50_ms"] < beside["gpu_p50_ms"], "the trainer submitted nothing meanwhile"
+    for split in ("10", "10/0", "20/90"):
+        refused = subprocess.run([*command, "--split", split], capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 2
+        assert f"{split}: write STREAM/TRAINER" in refused.stderr

@@ -272,7 +272,7 @@ THREADS = """
 import threading
 keep_all(pool_of())
 refused = []
-together = threading.Barrier(6, timeout=60)    # however fast they are: each keeps its blocks until the others have theirs
+together = threading.Barrier(6, timeout=60)    # however fast they are, all hold blocks at the same time
 
 def work(seed):
     app.call("cuCtxSetCurrent", app.context)
