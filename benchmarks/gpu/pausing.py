@@ -1,18 +1,21 @@
-"""A stream of requests that stops other processes while a request is on the GPU: what ``paused.py`` measures.
+"""A stream of requests that holds up a trainer while a request is on the GPU: what ``paused.py`` measures.
 
     python -m benchmarks.gpu.pausing --work NAME [--simulated]
 
-It speaks like ``sharer.py``. PAUSING_PIDS names a file of process numbers, read before each window: they get SIGSTOP
-when a request arrives and SIGCONT when it is done.
+It speaks like ``sharer.py``. PAUSING_HOW names a file that is read before each window: empty, nobody is held up; the
+number of a process, that gets SIGSTOP when a request arrives and SIGCONT when it is done; "word", the first four bytes
+of the file that PAUSING_WORD names are 1 meanwhile and else 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import mmap
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,32 +23,50 @@ from benchmarks.gpu.catalogue import WORKS
 from benchmarks.gpu.sharer import Window, build, requests, serve
 from benchmarks.gpu.works.program import Mark, Program
 
-PAUSED: Final = "PAUSING_PIDS"
+HOW: Final = "PAUSING_HOW"
+WORD: Final = "PAUSING_WORD"
+BY_WORD: Final = "word"
+
+
+class Word:
+    """The first four bytes of a file of one page or more, shared with whoever maps it too."""
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("r+b") as file:
+            self._mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        self._value = ctypes.c_uint32.from_buffer(self._mapped)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._value)
+
+    def hold(self, held: bool) -> None:
+        self._value.value = held
+
+
+def stop(pid: int, held: bool) -> None:
+    os.kill(pid, signal.SIGSTOP if held else signal.SIGCONT)
 
 
 class Pausing:
     """``program`` as ``sharer.requests`` uses it: a request begins with its first mark and is over when waited for."""
 
-    def __init__(self, program: Program, pids: Sequence[int]) -> None:
-        self._program, self._pids = program, pids
-        self._stopped = False
-
-    def _tell(self, number: signal.Signals) -> None:
-        self._stopped = number == signal.SIGSTOP
-        for pid in self._pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def __init__(self, program: Program, hold: Callable[[bool], None]) -> None:
+        self._program, self._hold = program, hold
+        self._holds = False
 
     def mark(self, timed: bool = False) -> Mark:
-        if not self._stopped:
-            self._tell(signal.SIGSTOP)
+        if not self._holds:
+            self._hold(True)
+            self._holds = True
         return self._program.mark(timed)
 
     def wait(self, mark: Mark) -> None:
         try:
             self._program.wait(mark)
         finally:
-            self._tell(signal.SIGCONT)
+            self._hold(False)
+            self._holds = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)
@@ -57,9 +78,13 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="the stand-in, on a simulated GPU")
     options = parser.parse_args()
 
+    word = Word(os.environ[WORD])
+
     def answer(program: Program, window: Window) -> dict[str, Any]:
-        pids = [int(pid) for pid in Path(os.environ[PAUSED]).read_text().split()]
-        return {"work": options.work, **requests(Pausing(program, pids), window)}
+        how = Path(os.environ[HOW]).read_text()
+        if how:
+            program = Pausing(program, word.hold if how == BY_WORD else partial(stop, int(how)))
+        return {"work": options.work, **requests(program, window)}
 
     serve(lambda: build(options.work, options.simulated), answer)
 
