@@ -27,8 +27,21 @@ from cython_ext.relaypage cimport RelayPage
 cdef extern from "limits.h":
     const int INT_MAX
 
+cdef extern from "sched.h" nogil:
+    int sched_yield()
+
 cdef enum:
     LOOK_NS = 1_000_000      # a return that was undone is noticed at the latest after this
+    SPINS = 1 << 14          # some 10 us; who does not come meanwhile may need this very core
+
+
+cdef inline void meet(const uint32_t* word, uint32_t value) noexcept nogil:
+    """Until the other thread has written ``value``."""
+    cdef uint32_t spins = 0
+    while load32(word) != value:
+        spins += 1
+        if spins > SPINS:
+            sched_yield()
 
 
 cdef uint32_t usable_epoch(Grants* grants, Activity* activity, Slot* slot, int64_t at_ns) noexcept nogil:
@@ -265,6 +278,7 @@ cdef class Revocation:
     (hook/fastpath.pxd, announce; hook/track.pyx, all_outside). Each method is for a thread of its own."""
 
     cdef uint32_t[128] words     # each on a line of its own
+    cdef uint32_t[1 << 20] far   # more than caches near the core hold
     cdef uint32_t* inside
     cdef uint32_t* open_epoch
     cdef uint32_t* begun
@@ -277,12 +291,14 @@ cdef class Revocation:
         )
 
     def launch(self, uint32_t rounds):
-        """Announce, and look whether the lease is open, once a round."""
-        cdef uint32_t index
+        """Announce, and look whether the lease is open, once a round; behind stores that take long to leave the core,
+        as a driver's do, so that without a fence the announcement is late."""
+        cdef uint32_t index, store
         with nogil:
             for index in range(1, rounds + 1):
-                while load32(self.begun) != index:
-                    pass
+                meet(self.begun, index)
+                for store in range(8):
+                    store32(&self.far[(index * 8 + store) * 4097 % (1 << 20)], index)
                 store32(self.inside, 1)
                 compiler_fence()
                 self.passed = load32(self.open_epoch) != 0
@@ -298,7 +314,7 @@ cdef class Revocation:
                 store32(self.inside, 0)
                 store32(self.open_epoch, 1)
                 store32(self.begun, index)
-                for _ in range(index % 64):
+                for _ in range(index % 1024):
                     compiler_fence()
                 store32(self.open_epoch, 0)
                 if fenced:
@@ -306,8 +322,7 @@ cdef class Revocation:
                 else:
                     fence()
                 seen = load32(self.inside) != 0
-                while load32(self.ended) != index:
-                    pass
+                meet(self.ended, index)
                 unseen += self.passed and not seen
         if not done:
             raise RuntimeError("membarrier(2) is not to be had here")
