@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.pausing --work NAME [--simulated]
 
-It speaks like ``sharer.py``. PAUSING_HOW names a file that is read before each window: empty, nobody is held up; the
-number of a process, that gets SIGSTOP when a request arrives and SIGCONT when it is done; "word", the first four bytes
-of the file that PAUSING_WORD names are 1 meanwhile and else 0.
+It speaks like ``sharer.py``. PAUSING_HOW names a file that is read before each window. Empty: nobody is held up. The
+number of a process: that gets SIGSTOP when a request arrives and SIGCONT when it is done. "word": the first four bytes
+of the file that PAUSING_WORD names are 1 meanwhile, and else 0. A result has ``pauses_made``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Word:
 
 
 def stop(pid: int, held: bool) -> None:
+    """ProcessLookupError if there is no such process."""
     os.kill(pid, signal.SIGSTOP if held else signal.SIGCONT)
 
 
@@ -54,19 +55,19 @@ class Pausing:
     def __init__(self, program: Program, hold: Callable[[bool], None]) -> None:
         self._program, self._hold = program, hold
         self._holds = False
+        self.made = 0
 
     def mark(self, timed: bool = False) -> Mark:
         if not self._holds:
             self._hold(True)
             self._holds = True
+            self.made += 1
         return self._program.mark(timed)
 
     def wait(self, mark: Mark) -> None:
-        try:
-            self._program.wait(mark)
-        finally:
-            self._hold(False)
-            self._holds = False
+        self._program.wait(mark)
+        self._hold(False)
+        self._holds = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)
@@ -77,14 +78,19 @@ def main() -> None:
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--simulated", action="store_true", help="the stand-in, on a simulated GPU")
     options = parser.parse_args()
-
     word = Word(os.environ[WORD])
 
     def answer(program: Program, window: Window) -> dict[str, Any]:
         how = Path(os.environ[HOW]).read_text()
-        if how:
-            program = Pausing(program, word.hold if how == BY_WORD else partial(stop, int(how)))
-        return {"work": options.work, **requests(program, window)}
+        if not how:
+            return {"work": options.work, "pauses_made": 0, **requests(program, window)}
+        hold = word.hold if how == BY_WORD else partial(stop, int(how))
+        pausing = Pausing(program, hold)
+        try:
+            result = requests(pausing, window)
+        finally:
+            hold(False)
+        return {"work": options.work, "pauses_made": pausing.made, **result}
 
     serve(lambda: build(options.work, options.simulated), answer)
 

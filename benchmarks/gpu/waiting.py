@@ -1,16 +1,19 @@
-"""A trainer whose stream waits, before each layer's kernels, while a word of the host's says so (``paused.py``).
+"""A trainer whose stream waits at each layer while a word of the host's says so: ``paused.py --way word``.
 
     python -m benchmarks.gpu.waiting --work resnet50-train
 
 It speaks like ``sharer.py``. PAUSING_WORD names the file, mapped by whoever writes the word too. What is queued stays
-queued, so its pauses cost it no refill; a request waits for the kernels of one layer at most.
+queued, so pauses cost no refill; a request waits for the kernels of one layer, or of the loss and the optimizer, before
+which there is no wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -20,7 +23,6 @@ from benchmarks.gpu.pausing import WORD, Word
 from benchmarks.gpu.sharer import serve, steady
 from benchmarks.gpu.works.cuda import TorchProgram
 
-PAGE_BYTES: Final = 4096
 MAPPED: Final = 2  # cuMemHostRegister: with an address for the device
 WAIT_EQ: Final = 1
 
@@ -31,8 +33,7 @@ class Waits:
     def __init__(self, word: Word) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._address = ctypes.c_uint64()
-        self.count = 0
-        self._call("cuMemHostRegister_v2", ctypes.c_void_p(word.address), ctypes.c_size_t(PAGE_BYTES), MAPPED)
+        self._call("cuMemHostRegister_v2", ctypes.c_void_p(word.address), ctypes.c_size_t(mmap.PAGESIZE), MAPPED)
         self._call(
             "cuMemHostGetDevicePointer_v2", ctypes.byref(self._address), ctypes.c_void_p(word.address), ctypes.c_uint(0)
         )
@@ -43,13 +44,12 @@ class Waits:
             raise RuntimeError(f"{name} said {code}")
 
     def __call__(self) -> None:
-        self.count += 1
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         self._call("cuStreamWaitValue32_v2", stream, self._address, ctypes.c_uint(0), ctypes.c_uint(WAIT_EQ))
 
 
-def before_each_layer(wait: Any) -> None:
-    """``wait()`` after each layer's forward kernels, and before its backward ones: those of all models made later."""
+def at_each_layer(wait: Callable[[], None]) -> None:
+    """``wait()`` after each layer's forward kernels and before its backward ones, of all models in this process."""
 
     def forward(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if next(module.children(), None) is None and isinstance(output, torch.Tensor):
@@ -71,7 +71,7 @@ def main() -> None:
     def build() -> TorchProgram:
         torch.cuda.init()
         torch.zeros(1, device="cuda")  # the context in which the word is registered
-        before_each_layer(Waits(Word(os.environ[WORD])))
+        at_each_layer(Waits(Word(os.environ[WORD])))
         return TorchProgram(work.name)
 
     serve(build, lambda program, window: {"work": work.name, **steady(work, program, window)})

@@ -212,15 +212,30 @@ def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
         assert f"{turn}: write SM/REQUEST/WORK" in refused.stderr
 
 
-def test_a_stream_that_pauses_its_trainer_has_the_gpu_to_itself() -> None:
+def test_a_stream_holds_its_trainer_up_at_each_request_and_lets_it_go() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", "--seconds", "1.5", "--rates", "40"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     beside, paused = map(json.loads, done.stdout.splitlines())
-    assert (beside["pauses"], paused["pauses"]) == (False, True)
-    assert beside["requests"] == paused["requests"] > 20
-    assert paused["gpu_p50_ms"] < beside["gpu_p50_ms"], "the trainer submitted nothing meanwhile"
-    for split in ("10", "10/0", "20/90"):
-        refused = subprocess.run([*command, "--split", split], capture_output=True, text=True, timeout=60, check=False)
-        assert refused.returncode == 2
-        assert f"{split}: write STREAM/TRAINER" in refused.stderr
+    assert (beside["pauses"], beside["pauses_made"]) == (False, 0)
+    assert paused["pauses"]
+    assert paused["pauses_made"] >= paused["requests"] == beside["requests"] > 20, "and those of the lead-in"
+    assert min(beside["trainer_percent"], paused["trainer_percent"]) > 0, "it was let go"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--split", "10"], "10: write STREAM/TRAINER"),
+        (["--split", "10/0"], "10/0: write STREAM/TRAINER"),
+        (["--split", "nan/50"], "nan/50: write STREAM/TRAINER"),
+        (["--split", "20/90"], "20/90: write STREAM/TRAINER"),
+        (["--rates", "250", "0"], "0: write a number above 0"),
+        (["--way", "word"], "leave out --simulate"),
+    ],
+)
+def test_what_a_stream_cannot_be_asked(options: list[str], complaint: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", *options]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert complaint in refused.stderr

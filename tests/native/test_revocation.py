@@ -8,7 +8,7 @@ import pytest
 
 from cython_ext.rehearsal import Revocation
 
-ROUNDS = 20_000
+ROUNDS = 200_000
 
 
 def unseen(fenced: bool) -> int:
