@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.gpu.__main__ import percents
 from benchmarks.gpu.parts.colocation import TRAINER, in_turns
 from benchmarks.gpu.pausing import BY_WORD, HOW, WORD, Word, stop
 from benchmarks.gpu.stage import SHARER, Ground, Sharer, Stage
@@ -54,30 +55,21 @@ def positive(text: str) -> float:
     return value
 
 
-def split(text: str) -> tuple[float, float]:
-    """``10/90``; argparse's error for anything else."""
-    try:
-        stream, trainer = map(positive, text.split("/"))
-    except (ValueError, argparse.ArgumentTypeError):
-        stream = trainer = 100.0
-    if stream + trainer > 100:
-        raise argparse.ArgumentTypeError(f"{text}: write STREAM/TRAINER in percent of the SMs, as in 10/90")
-    return stream, trainer
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.paused",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--split", type=split, default=(10.0, 90.0), metavar="STREAM/TRAINER")
+    parser.add_argument("--split", type=percents, default=(10.0, 90.0), metavar="STREAM/TRAINER", help="of the SMs")
     parser.add_argument("--rates", type=positive, nargs="+", default=[250.0, 100.0], metavar="REQUESTS_PER_SECOND")
     parser.add_argument("--seconds", type=positive, default=20.0, help="beside the trainer, and as long alone")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--way", choices=WAYS, default=WAYS[0])
     Ground.add_options(parser)
     args = parser.parse_args()
+    if len(args.split) != 2:
+        parser.error("--split: write the stream's and the trainer's percent of the SMs, as in 10/90")
     if args.simulate and args.way == BY_WORD:
         parser.error("the simulated GPU has no PyTorch, whose stream could wait for a word: leave out --simulate")
     return args
@@ -116,13 +108,12 @@ def main() -> int:
                 inner.ready()
                 for repeat in range(args.repeat):
                     for rate in args.rates:
-                        first, said = pace(), []
+                        first, said = pace(), {}
                         for pauses in (True, False) if repeat % 2 else (False, True):
                             how.write_text((BY_WORD if by_word else str(pid)) if pauses else "")
-                            outcome = in_turns(inner, stream_alone, (stream, trainer), rate, args.seconds)
-                            said.append((pauses, outcome.results))
+                            said[pauses] = in_turns(inner, stream_alone, (stream, trainer), rate, args.seconds).results
                         exclusive = statistics.fmean((first, pace()))
-                        for pauses, (requests, training) in said:
+                        for pauses, (requests, training) in said.items():
                             condition = {"split": args.split, "way": args.way, "rate": rate, "pauses": pauses}
                             percent = 100 * training["units_per_second"] / exclusive
                             print(json.dumps(condition | figures(requests, percent)), flush=True)

@@ -226,10 +226,9 @@ def test_a_stream_holds_its_trainer_up_at_each_request_and_lets_it_go() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--split", "10"], "10: write STREAM/TRAINER"),
-        (["--split", "10/0"], "10/0: write STREAM/TRAINER"),
-        (["--split", "nan/50"], "nan/50: write STREAM/TRAINER"),
-        (["--split", "20/90"], "20/90: write STREAM/TRAINER"),
+        (["--split", "10"], "the stream's and the trainer's percent of the SMs"),
+        (["--split", "nan/50"], "nan/50: write percents from 1 to 99"),
+        (["--split", "20/90"], "20/90: write percents from 1 to 99"),
         (["--rates", "250", "0"], "0: write a number above 0"),
         (["--way", "word"], "leave out --simulate"),
     ],
