@@ -279,14 +279,14 @@ class SpatialScheduler(Competition):
         vGPU makes way for somebody, it drains at any time and its SMs idle until the boundary. Where the packing does
         not leave that much, it would be owed ever more, and who has short kernels would get ever less of its own."""
         round_ns = self.policy.round_ns
-        if all(2 * a.longest_kernel_ns > round_ns for a in self._competing.values()):
+        long = [a for a in self._competing.values() if 2 * a.longest_kernel_ns > round_ns]
+        if len(long) == len(self._competing):
             return
-        for a in self._competing.values():
-            if 2 * a.longest_kernel_ns > round_ns and not a.holds:
-                least = self._clock - virtual(round_ns + 2 * a.longest_kernel_ns, a.guarantee)
-                if a.time < least:
-                    self._moment += a.guarantee * (least - a.time)
-                    a.time = least
+        for a in long:
+            least = self._clock - virtual(round_ns + 2 * a.longest_kernel_ns, a.guarantee)
+            if not a.holds and a.time < least:
+                self._moment += a.guarantee * (least - a.time)
+                a.time = least
 
     def _make_way(self, now_ns: int, boundary: int) -> None:
         """A high vGPU that waits, and is not ahead of its guarantee, does not wait for the boundary."""
