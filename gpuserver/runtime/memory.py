@@ -37,6 +37,7 @@ WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 BACK_S: Final = 3.0  # programs whose server and broker both died knock once a second, until they are let in again
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
+FALL_S: Final = 0.5  # a driver that gives much memory back passes through every lower figure on its way
 NO_USE: Final = MemoryUse(0, {})
 
 
@@ -49,6 +50,14 @@ class Dead:
     process: Process
     since: float
     asked: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Readings of one process that say less than is charged: since when, and the most that one of them said."""
+
+    since: float
+    most: int
 
 
 class MemoryWatch:
@@ -87,6 +96,8 @@ class MemoryWatch:
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
         """What the last reading, and this one, say is implicit."""
+        self._falls: dict[tuple[str, int], Fall] = {}
+        """Of the processes whose last readings said less than is charged."""
         self._past_peak: dict[tuple[str, int], int] = {}
         self._peak: dict[tuple[str, int], int] = {}
         """The most that it has been: while a process is suspended the driver shows nothing of it."""
@@ -226,6 +237,8 @@ class MemoryWatch:
             unsure = {pid for pid, (low, high) in bounds.items() if low != high}
             past_slots = self._past_ledgers.get(vgpu_id, NO_LEDGER).slots
             exact = unsure <= standing(past_slots, earlier.slots, later.slots)
+        for pid in contradicted(earlier.slots, later.slots, self.latest.by_pid):
+            by_pid[pid] = past.get((vgpu_id, pid), by_pid[pid])
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
@@ -237,15 +250,32 @@ class MemoryWatch:
         return exact and all(self.implicit[vgpu_id, pid] >= amount for pid, amount in by_pid.items())
 
     def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
-        """What differs from the known counts once a second reading says so, and as far as both say. Between a free and
-        its entry the ledger says too much, and so a reading too little; one at a peak that was over before the ledger
-        was read says too much. More than was known beside a ledger at rest counts at once."""
+        """More than is known counts at once beside a ledger at rest, else as far as two readings in a row say so: one
+        at a peak that was over before the ledger was read says too much.
+
+        Less counts once every reading of ``FALL_S`` has said so. Between a free and its entry the ledger says too much,
+        and the driver needs up to a second to give tens of GiB back. A process of which the driver shows nothing at all
+        has no context, or is suspended: then two readings are enough.
+        """
         before, self._read[name] = self._past_read.get(name, known), amount
-        if rests and amount > known:
-            return amount
-        believed = sorted((before, known, amount))[1]
+        if amount > known:
+            self._falls.pop(name, None)
+            believed = amount if rests else max(known, min(before, amount))
+        else:
+            nothing = self.latest.by_pid.get(name[1], 0) == 0
+            believed = max(before, amount) if nothing and before <= known else self._fallen(name, amount, known)
         self._uncertain |= believed != amount
         return believed
+
+    def _fallen(self, name: tuple[str, int], amount: int, known: int) -> int:
+        now = trio.current_time()
+        fall = self._falls.pop(name, None)
+        if amount == known:
+            return known
+        if fall is not None and now - fall.since >= FALL_S:
+            return max(fall.most, amount)
+        self._falls[name] = Fall(now, amount) if fall is None else Fall(fall.since, max(fall.most, amount))
+        return known
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):
@@ -273,6 +303,14 @@ def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> 
     is charged with its claim.
     """
     return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed_by_pid(slots).items()}
+
+
+def contradicted(earlier: Iterable[SlotReading], later: Iterable[SlotReading], by_pid: Mapping[int, int]) -> set[int]:
+    """The processes of which the driver shows less than both ledgers say: it is giving memory back that the ledger
+    still has, so its figure does not show what is implicit. Managed memory that is not on the card looks the same. A
+    process with the figure 0 is suspended, or the driver does not give its figure."""
+    before, after = committed_by_pid(earlier), committed_by_pid(later)
+    return {pid for pid, now in after.items() if 0 < by_pid.get(pid, 0) < min(before.get(pid, now), now)}
 
 
 def standing(*readings: Iterable[SlotReading]) -> set[int]:
