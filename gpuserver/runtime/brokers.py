@@ -24,6 +24,7 @@ from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
@@ -75,6 +76,7 @@ class Brokers:
         find: Callable[[str], Vgpu | None],
         books: Books,
         look: Callable[[], None],
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """``look``: at what the driver says of memory, at once."""
         self._paths = paths
@@ -85,6 +87,7 @@ class Brokers:
         self._find = find
         self._books = books
         self._look = look
+        self._limits = limits
         self._stopping = False
 
     # --- processes
@@ -124,6 +127,7 @@ class Brokers:
             *("--vgpu", vgpu.record.vgpu_id),
             *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
             *("--door", str(door)),
+            *(("--limits", self._limits.as_option()) if self._limits != DEFAULT_LIMITS else ()),
         ]
         self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.

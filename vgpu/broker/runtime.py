@@ -27,6 +27,7 @@ from cython_ext.relaypage import RelayPage
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
@@ -55,7 +56,6 @@ ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link 
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
-MOST_VISITORS: Final = 128
 
 
 @dataclass(slots=True)
@@ -78,11 +78,12 @@ class Pages:
 class Broker:
     """One vGPU's broker. ``run`` returns when the vGPU was removed or nobody needs the broker any more."""
 
-    def __init__(self, vgpu_id: str, server: Path, door: Path) -> None:
+    def __init__(self, vgpu_id: str, server: Path, door: Path, limits: Limits = DEFAULT_LIMITS) -> None:
         self._vgpu_id = vgpu_id
         self._server = server
         self._door = door
-        self._admissions = Admissions()
+        self._limits = limits
+        self._admissions = Admissions(limits.processes_per_vgpu)
         self._companies: dict[int, tuple[str, ...]] = {}
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
@@ -159,7 +160,9 @@ class Broker:
         if first:
             listener = listen(self._door, **_door_permissions(vgpu))
             self._nursery.start_soon(
-                partial(serve_links, listener, self._receive, self._cannot_accept, most=MOST_VISITORS)
+                partial(
+                    serve_links, listener, self._receive, self._cannot_accept, most=self._limits.visitors_per_broker
+                )
             )
         if self._link is None:
             self._link = link
