@@ -112,7 +112,7 @@ class Broker:
         pause, alone_since = RECONNECT_S[0], trio.current_time()
         while True:
             try:
-                async with await connect(self._server) as link:
+                async with await connect(self._server, takes_descriptors=True) as link:
                     await self._converse(link)
                     pause, alone_since = RECONNECT_S[0], trio.current_time()
             except (OSError, VgpuError, ValidationError) as error:
@@ -133,7 +133,10 @@ class Broker:
             return
         self._version = agreed(answer[0])
         held = () if self._pages is None else known(self._pages.activity_fd, self._pages.store_fd)
-        await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        try:
+            await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        except PermissionError:  # to this server it is no vGPU's broker, and is told to leave
+            await link.send(Register(vgpu_id=self._vgpu_id, holds_page=False).model_dump())
         while (received := await link.receive()) is not None:
             message, descriptors = received
             match TO_BROKER.validate_python(message):
@@ -253,7 +256,7 @@ class Broker:
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES) as stream:
+            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES, takes_descriptors=False) as stream:
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
@@ -266,11 +269,8 @@ class Broker:
         received = await stream.receive()
         if received is None:
             return
-        message, descriptors = received
-        for descriptor in descriptors:
-            os.close(descriptor)
         try:
-            attach = Attach.model_validate(message)
+            attach = Attach.model_validate(received[0])
         except ValidationError:
             await stream.send(Refused(code="protocol", error=f"{self._vgpu_id}: malformed attach request").model_dump())
             raise

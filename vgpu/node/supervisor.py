@@ -153,7 +153,7 @@ class Node:
 
         self._links[peer.uid] += 1
         try:
-            async with MessageStream(sock) as link:
+            async with MessageStream(sock, takes_descriptors=False) as link:
                 if self._links[peer.uid] > MOST_LINKS_OF_ONE and peer.uid not in {0, os.geteuid()}:
                     full = Failure(
                         id=0,
