@@ -18,6 +18,7 @@ from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import Limits
 from vgpu.logs import to_stderr
 from vgpu.paths import NodePaths
 from vgpu.precedence import go_first, keep_all
@@ -36,22 +37,24 @@ def main() -> None:
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     go_first()
-    settings = Settings(
-        arguments.index,
-        arguments.mode,
-        arguments.simulated,
-        NodePaths.from_environment(),
-        arguments.host_memory,
-        arguments.quantum,
-        arguments.window,
-    )
     try:
-        to_stderr("server", gpu=settings.index)
+        to_stderr("server", gpu=arguments.index)
+        settings = Settings(
+            arguments.index,
+            arguments.mode,
+            arguments.simulated,
+            NodePaths.from_environment(),
+            arguments.host_memory,
+            arguments.quantum,
+            arguments.window,
+            Limits.from_option(arguments.limits),
+        )
         run(settings)
     except VgpuError as error:
-        log.error("cannot serve", gpu=settings.index, code=error.code.value, reason=str(error))
+        log.error("cannot serve", gpu=arguments.index, code=error.code.value, reason=str(error))
         sys.exit(1)
 
 

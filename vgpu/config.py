@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
+from vgpu.limits import Limits
 from vgpu.listening import split_address
 from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
@@ -83,6 +84,7 @@ class Config(_Section):
     gpu: dict[Annotated[int, Field(ge=0, lt=MOST_GPUS)], GpuConfig] = Field(default_factory=dict)
     metrics: ListenConfig = ListenConfig()
     dashboard: ListenConfig = ListenConfig()
+    limits: Limits = Limits()
 
     def with_options(self, **options: Any) -> Config:
         """With what the command line of ``serve`` says (None: nothing) in place of what stands here, for every GPU;
@@ -188,7 +190,7 @@ def parse(text: str) -> Config | list[Problem]:
 
 def known_keys(*sections: str) -> list[str]:
     """What may be written under ``sections`` (a name that is a GPU's index stands for any)."""
-    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig}
+    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig, "limits": Limits}
     model = of_section.get(sections[0], ListenConfig) if sections else Config
     return [field.alias or name for name, field in model.model_fields.items()]
 

@@ -24,6 +24,7 @@ from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
@@ -40,6 +41,7 @@ from vgpu.protocol.broker import (
     Stop,
 )
 from vgpu.protocol.codec import ProtocolError
+from vgpu.protocol.descriptors import close_aside
 from vgpu.protocol.peer import is_alive, start_time
 from vgpu.protocol.stream import MessageStream
 
@@ -75,6 +77,7 @@ class Brokers:
         find: Callable[[str], Vgpu | None],
         books: Books,
         look: Callable[[], None],
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """``look``: at what the driver says of memory, at once."""
         self._paths = paths
@@ -85,6 +88,7 @@ class Brokers:
         self._find = find
         self._books = books
         self._look = look
+        self._limits = limits
         self._stopping = False
 
     # --- processes
@@ -124,6 +128,7 @@ class Brokers:
             *("--vgpu", vgpu.record.vgpu_id),
             *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
             *("--door", str(door)),
+            *(("--limits", self._limits.as_option()) if self._limits != DEFAULT_LIMITS else ()),
         ]
         self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.
@@ -195,14 +200,12 @@ class Brokers:
             raise ProtocolError("a broker has to register first")
         vgpu = self._find(register.vgpu_id)
         if vgpu is not None and vgpu.passage.leaving is not None:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             await trio.sleep(AWAY_S)  # it asks again, and then perhaps whoever has it
             return
         if vgpu is None or vgpu.broker != process:
             # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             await link.send(Stop(removed=True).model_dump())
             return
         self._take_pages(vgpu, descriptors)
@@ -213,6 +216,7 @@ class Brokers:
         try:
             await self._hand_over(vgpu)
             while (received := await link.receive()) is not None:
+                close_aside(received[1])
                 self._hear(vgpu, received[0])
         except (OSError, trio.ClosedResourceError) as error:
             log.info("broker link ended", vgpu=vgpu.record.vgpu_id, reason=str(error))
@@ -231,8 +235,7 @@ class Brokers:
         except PageError as error:
             raise ProtocolError(f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}") from error
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
         if vgpu.activity is None:
             vgpu.make_activity()
 

@@ -35,6 +35,7 @@ from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.happenings import Happening
+from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
     Arrive,
@@ -90,11 +91,17 @@ class Control:
     async def serve(self, sock: trio.socket.SocketType) -> None:
         """One link, of a node or a broker. Whatever is wrong with it ends it, and it alone."""
         peer = peer_of(sock)
-        async with MessageStream(sock) as link:
+
+        def greeted(hello: Hello) -> None:
+            known = any(vgpu.broker == peer.process for vgpu in self._server.vgpus.values())
+            if hello.role == "broker" and known:
+                link.admit_descriptors()  # its vGPU's pages
+
+        async with MessageStream(sock, takes_descriptors=False) as link:
             try:
                 if peer.uid not in {0, os.geteuid()}:
                     raise VgpuError(ErrorCode.NOT_YOURS, f"uid {peer.uid} has no business here")
-                hello = await welcome(link, os.getpid())
+                hello = await welcome(link, os.getpid(), greeted)
                 if hello is None:
                     return
                 if hello.role == "broker":

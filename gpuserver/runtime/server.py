@@ -47,6 +47,7 @@ from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
@@ -78,6 +79,7 @@ class Settings:
     host_memory_bytes: int
     period_ns: int | None = None
     window_ns: int | None = None
+    limits: Limits = DEFAULT_LIMITS
 
 
 class GpuServer:
@@ -147,6 +149,7 @@ class GpuServer:
 
     async def run(self, listener: trio.socket.SocketType, serve: Serve) -> None:
         """Serve until SIGTERM or SIGINT. ``serve`` answers one link."""
+        settings = self.settings
         with ExitStack() as owned:
             self._relay_page = RelayPage.create()
             owned.callback(self._relay_page.close)
@@ -164,6 +167,7 @@ class GpuServer:
                 self.vgpus.get,
                 self,
                 self.memory.look,
+                settings.limits,
             )
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery

@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from vgpu.broker.runtime import Broker
+from vgpu.limits import Limits
 from vgpu.precedence import go_first, keep_all
 
 
@@ -18,10 +19,12 @@ def main() -> None:
     parser.add_argument("--vgpu", required=True, metavar="ID")
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     go_first()
     keep_all()
-    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
+    limits = Limits.from_option(arguments.limits)
+    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, limits).run)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from cython_ext.relaypage import RelayPage
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
 from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
@@ -55,7 +56,6 @@ ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link 
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
-MOST_VISITORS: Final = 128
 
 
 @dataclass(slots=True)
@@ -78,11 +78,12 @@ class Pages:
 class Broker:
     """One vGPU's broker. ``run`` returns when the vGPU was removed or nobody needs the broker any more."""
 
-    def __init__(self, vgpu_id: str, server: Path, door: Path) -> None:
+    def __init__(self, vgpu_id: str, server: Path, door: Path, limits: Limits = DEFAULT_LIMITS) -> None:
         self._vgpu_id = vgpu_id
         self._server = server
         self._door = door
-        self._admissions = Admissions()
+        self._limits = limits
+        self._admissions = Admissions(limits.processes_per_vgpu)
         self._companies: dict[int, tuple[str, ...]] = {}
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
@@ -111,7 +112,7 @@ class Broker:
         pause, alone_since = RECONNECT_S[0], trio.current_time()
         while True:
             try:
-                async with await connect(self._server) as link:
+                async with await connect(self._server, takes_descriptors=True) as link:
                     await self._converse(link)
                     pause, alone_since = RECONNECT_S[0], trio.current_time()
             except (OSError, VgpuError, ValidationError) as error:
@@ -132,7 +133,10 @@ class Broker:
             return
         self._version = agreed(answer[0])
         held = () if self._pages is None else known(self._pages.activity_fd, self._pages.store_fd)
-        await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        try:
+            await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        except PermissionError:  # to this server it is no vGPU's broker, and is told to leave
+            await link.send(Register(vgpu_id=self._vgpu_id, holds_page=False).model_dump())
         while (received := await link.receive()) is not None:
             message, descriptors = received
             match TO_BROKER.validate_python(message):
@@ -159,7 +163,9 @@ class Broker:
         if first:
             listener = listen(self._door, **_door_permissions(vgpu))
             self._nursery.start_soon(
-                partial(serve_links, listener, self._receive, self._cannot_accept, most=MOST_VISITORS)
+                partial(
+                    serve_links, listener, self._receive, self._cannot_accept, most=self._limits.visitors_per_broker
+                )
             )
         if self._link is None:
             self._link = link
@@ -250,7 +256,7 @@ class Broker:
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = peer_of(sock)
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES) as stream:
+            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES, takes_descriptors=False) as stream:
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
@@ -263,11 +269,8 @@ class Broker:
         received = await stream.receive()
         if received is None:
             return
-        message, descriptors = received
-        for descriptor in descriptors:
-            os.close(descriptor)
         try:
-            attach = Attach.model_validate(message)
+            attach = Attach.model_validate(received[0])
         except ValidationError:
             await stream.send(Refused(code="protocol", error=f"{self._vgpu_id}: malformed attach request").model_dump())
             raise

@@ -34,6 +34,9 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
     [metrics]
     listen = "127.0.0.1:9835"
 
+    [limits]
+    vgpus_per_user = 64      # on each GPU
+
 Options of serve override the file."""
 
 config_app = typer.Typer(
@@ -105,7 +108,7 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
     from vgpu.paths import NodePaths
 
     config = loaded.config
-    for section in ("serve", "dashboard", "metrics"):
+    for section in ("serve", "dashboard", "metrics", "limits"):
         model = getattr(config, section)
         for name, field in type(model).model_fields.items():
             key = field.alias or name

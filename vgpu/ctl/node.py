@@ -47,10 +47,11 @@ def node_command(
     quantum_ns: int | None = None,
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
+    limits: str = "{}",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
-    another way."""
+    another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
     # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
     command = [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode]
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
@@ -58,6 +59,7 @@ def node_command(
         command += [] if value is None else [option, str(value)]
     for index in gpus:
         command += ["--gpu", str(index)]
+    command += ["--limits", limits] if limits != "{}" else []
     return command + (["--others", json.dumps(others)] if others else [])
 
 
@@ -80,6 +82,7 @@ def configured_command(config: Config) -> list[str]:
         quantum_ns=serve.quantum_ns,
         window_ns=serve.window_ns,
         others=others,
+        limits=config.limits.as_option(),
     )
 
 

@@ -18,6 +18,7 @@ import trio
 from client_hook.environment import simulation_libraries
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
@@ -48,12 +49,14 @@ def main() -> None:
         metavar="JSON",
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
+        limits = Limits.from_option(arguments.limits)
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
-        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
+        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory, limits)
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
         if not isinstance(error, VgpuError):
@@ -73,6 +76,7 @@ def run(
     simulate: int,
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
@@ -89,8 +93,9 @@ def run(
             simulated=bool(simulate),
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
+            limits=limits,
         )
-        trio.run(Node(paths, servers, served, simulated=bool(simulate)).run)
+        trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits).run)
 
 
 def chosen(gpus: Sequence[int], count: int) -> list[int]:

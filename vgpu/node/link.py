@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
+from vgpu.protocol.descriptors import refuse_descriptors
 from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import (
     Create,
@@ -67,6 +68,7 @@ class ControlLink:
         self._next_id = 0
         self._timeout_s = timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        refuse_descriptors(self._socket)
         self._socket.settimeout(timeout_s)
         try:
             self._connect()

@@ -19,6 +19,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.logfiles import trim
 from vgpu.node.loglines import last_words
 from vgpu.protocol.hello import Hello
@@ -78,6 +79,7 @@ class Servers:
         simulated: bool,
         environment: Mapping[str, str],
         host_memory_bytes: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
         swapped out."""
@@ -86,6 +88,7 @@ class Servers:
         self._host_memory_bytes = host_memory_bytes
         self._simulated = simulated
         self._environment = dict(environment)
+        self._limits = limits
         self._stopping = False
 
     async def keep(
@@ -168,6 +171,8 @@ class Servers:
         argv += ["--host-memory", str(self._host_memory_bytes)]
         for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]
+        if self._limits != DEFAULT_LIMITS:
+            argv += ["--limits", self._limits.as_option()]
         if self._simulated:
             argv.append("--simulated")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.events import EventFile, EventLog, server_restarted
 from vgpu.node.logfiles import keep_small
 from vgpu.node.readings import only
@@ -87,10 +88,19 @@ MOST_LINKS_OF_ONE: Final = 64
 class Node:
     """``run`` until SIGTERM or SIGINT; then the servers stop too."""
 
-    def __init__(self, paths: NodePaths, servers: Servers, gpus: Iterable[int], *, simulated: bool) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        servers: Servers,
+        gpus: Iterable[int],
+        *,
+        simulated: bool,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self._paths = paths
         self._servers = servers
         self._simulated = simulated
+        self._limits = limits
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
         self._links: Counter[int] = Counter()
@@ -143,7 +153,7 @@ class Node:
 
         self._links[peer.uid] += 1
         try:
-            async with MessageStream(sock) as link:
+            async with MessageStream(sock, takes_descriptors=False) as link:
                 if self._links[peer.uid] > MOST_LINKS_OF_ONE and peer.uid not in {0, os.geteuid()}:
                     full = Failure(
                         id=0,

@@ -36,8 +36,9 @@ def software_version() -> str:
         return "unknown"
 
 
-async def welcome(link: MessageStream, pid: int) -> Hello | None:
+async def welcome(link: MessageStream, pid: int, greeted: Callable[[Hello], None] = lambda _: None) -> Hello | None:
     """Shake hands with whoever connected. None: there is nobody to talk to, or no common version (and it was told so).
+    ``greeted`` is called before the peer is answered: what it does holds for the peer's next message.
 
     Errors: ``ProtocolError`` for a peer that says something else first, or nothing.
     """
@@ -62,6 +63,7 @@ async def welcome(link: MessageStream, pid: int) -> Hello | None:
         failure = Failure(id=hello.id, code=ErrorCode.VERSION, error=text, hint="install the same release on both ends")
         await link.send(failure.model_dump(mode="json"))
         return None
+    greeted(hello)
     result = Welcome(version=common, software=software_version(), pid=pid).model_dump(mode="json")
     await link.send(Reply(id=hello.id, result=result).model_dump(mode="json"))
     return hello

@@ -19,6 +19,13 @@ import trio
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
+from vgpu.protocol.descriptors import (
+    KERNEL_MOST,
+    close_aside,
+    refuse_descriptors,
+    refuses_descriptors,
+    take_descriptors,
+)
 
 STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
@@ -29,7 +36,8 @@ _BREATH_S: Final = 0.1
 
 class MessageStream:
     """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
-    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent.
+    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``takes_descriptors``
+    False: a peer that passes any has broken the rules, until ``admit_descriptors`` is called.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
     """
@@ -39,8 +47,12 @@ class MessageStream:
         sock: trio.socket.SocketType,
         takes_bytes: int = MAX_CONTROL_BYTES,
         gives_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        takes_descriptors: bool = True,
     ) -> None:
         self.socket = sock
+        self._takes_descriptors = takes_descriptors
+        self._kernel_refuses = refuses_descriptors(sock)
         self._gives_bytes = gives_bytes
         self._decoder = Decoder(takes_bytes)
         self._inbox: deque[tuple[Message, list[int]]] = deque()
@@ -54,12 +66,23 @@ class MessageStream:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def admit_descriptors(self) -> None:
+        """The peer is known by now, and may pass some."""
+        take_descriptors(self.socket)
+        self._takes_descriptors, self._kernel_refuses = True, False
+
     def close(self) -> None:
         """Idempotent. Descriptors received but never collected are closed too."""
-        self.socket.close()
+        if self._takes_descriptors or self._kernel_refuses:
+            self.socket.close()
+        elif self.socket.fileno() >= 0:
+            # What the peer passed and this end never received is closed with the socket, which may block.
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+            trio.lowlevel.notify_closing(self.socket)
+            close_aside([self.socket.detach()])
         for descriptors in (self._arrived, self._pending, *(found for _, found in self._inbox)):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             descriptors.clear()
 
     async def receive(self) -> tuple[Message, list[int]] | None:
@@ -101,15 +124,18 @@ class MessageStream:
         self._arrived = []
 
     async def _receive_bytes(self) -> bytes:
-        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, flags, _ = await self.socket.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        if self._kernel_refuses:
+            return await self.socket.recv(_READ_BYTES)
+        room = socket.CMSG_SPACE(KERNEL_MOST * array.array("i").itemsize)
+        data, ancillary, _, _ = await self.socket.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._arrived += received
-        if flags & socket.MSG_CTRUNC or len(self._arrived) + len(self._pending) > MAX_DESCRIPTORS:
-            raise ProtocolError(f"the peer sent more than {MAX_DESCRIPTORS} descriptors")
+        most = MAX_DESCRIPTORS if self._takes_descriptors else 0
+        if len(self._arrived) + len(self._pending) > most:
+            raise ProtocolError(f"the peer sent more than {most} descriptors" if most else "the peer sent descriptors")
         return data
 
     async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
@@ -125,19 +151,22 @@ class MessageStream:
             raise VgpuError(ErrorCode.TIMEOUT, f"the peer did not read its messages for {STALL_S:g} s")
 
 
-async def connect(path: Path) -> MessageStream:
-    """A link to the socket at ``path``; ``OSError`` if nobody listens."""
+async def connect(path: Path, *, takes_descriptors: bool = False) -> MessageStream:
+    """A link to the socket at ``path``; ``OSError`` if nobody listens. ``takes_descriptors``: from the listener."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if not takes_descriptors:
+            refuse_descriptors(sock)
         await sock.connect(str(path))
     except BaseException:
         sock.close()
         raise
-    return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES)
+    return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, takes_descriptors=takes_descriptors)
 
 
 def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
     """A listening socket at ``path`` with these permissions from its first instant, replacing one left by the dead.
+    Its connections take no descriptors.
 
     Errors: ``VgpuError`` (invalid) where the path does not fit a socket address; ``OSError``.
     """
@@ -153,6 +182,7 @@ def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socke
         fresh.chmod(mode)
         if uid >= 0 or gid >= 0:
             os.chown(fresh, uid, gid)
+        refuse_descriptors(sock)
         sock.listen(128)
         fresh.rename(path)
     except BaseException:
