@@ -55,8 +55,10 @@ demo: setup ## two vGPUs, 30 and 70 %, on the GPU here or on a simulated one
 	$(BIN)/vgpuctl demo
 
 # Tests wait more than they compute: more of them at the same time than there are cores. All tests of a file run in one
-# worker, for they share its node; the longest files begin (tests/conftest.py). No test may depend on what else runs.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# worker, for they share its node. No test may depend on what else runs.
+# Byte code is kept, wherever the caller forbids that: thousands of processes would each compile what they import.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pycache) \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: setup ## for every change: all packages, real processes; five minutes on two cores, no GPU
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(PYTEST) -m "not slow"

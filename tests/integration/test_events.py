@@ -121,7 +121,7 @@ def test_what_was_refused_to_a_program_that_has_ended_is_known_and_a_new_server_
         return reading.processes, reading.memory_refusals, reading.memory_refused_bytes
 
     eventually(lambda: known() == (1, 2, 2 << 30), "one is here")
-    os.kill(node.server_pid(), signal.SIGKILL)
+    os.kill(node.server_pid(vgpu.gpu_index), signal.SIGKILL)
     eventually(lambda: known() == (1, 1, 2 << 30), "the program is back")
     stays.communicate("\n", timeout=60)
     eventually(lambda: known() == (0, 1, 2 << 30), "and ends")
