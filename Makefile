@@ -2,14 +2,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# For tests without a clock in them. More than there are cores, or than a container may use of them, take longer.
-WORKERS ?= 2
-# Runs a command only while nobody else wants the CPU.
-SPARE := $(shell command -v chrt >/dev/null && echo chrt --idle 0 || echo nice -n 19)
+# Of tests, at the same time.
+WORKERS ?= 4
 NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbol.py client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format bench mutation wheel clean
+.PHONY: help setup build demo test test-slow test-all lint format bench mutation wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,15 +54,21 @@ build: setup ## compile what changed in the native code
 demo: setup ## two vGPUs, 30 and 70 %, on the GPU here or on a simulated one
 	$(BIN)/vgpuctl demo
 
-# Real processes and threads are tested one at a time, for they are timed and have to be awake. What has no clock in it
-# needs neither: it runs beside them, in what they leave of the cores, and is shown after them. Both run to their end, so
-# that one look shows every failure.
-test: setup ## all tests that need no GPU
-	@mkdir -p build; $(SPARE) $(BIN)/python -m pytest -m parallel --numprocesses $(WORKERS) --dist worksteal >build/parallel.log 2>&1 & \
-	beside=$$!; trap 'kill $$beside' INT TERM; \
-	$(BIN)/python -m pytest -m "not parallel"; alone=$$?; \
-	wait $$beside; parallel=$$?; cat build/parallel.log; \
-	[ $$alone -eq 0 ] && [ $$parallel -eq 0 ]
+# Tests wait more than they compute: more of them at the same time than there are cores. All tests of a file run in one
+# worker, for they share its node. No test may depend on what else runs.
+# Byte code is kept, wherever the caller forbids that: thousands of processes would each compile what they import.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pycache) \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: setup ## for every change: all packages, real processes; five minutes on two cores, no GPU
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(PYTEST) -m "not slow"
+
+test-slow: setup ## what `make test` leaves out: long matrices, a death at every moment, browser, benchmarks' rehearsal
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m slow
+
+# Both run to their end, so that one look shows every failure.
+test-all: setup ## before a release, and where .ci/run runs: `make test`, then `make test-slow`
+	@tests=0; $(MAKE) --no-print-directory test || tests=1; $(MAKE) --no-print-directory test-slow && exit $$tests
 
 lint: setup ## ruff, mypy --strict, import contracts, cython-lint
 	$(BIN)/ruff check .

@@ -6,11 +6,14 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu.node import Node, plain_environment
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "gpu" / "asking.c"
 
 
+@pytest.mark.slow
 def test_each_call_is_measured_in_each_state(tmp_path: Path) -> None:
     program = tmp_path / "asking"
     subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-pthread", "-o", program, SOURCE, "-ldl"], check=True)

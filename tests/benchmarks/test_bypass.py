@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.gpu.stage import Ground
 
 PROGRAM = """
@@ -46,6 +48,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 def test_every_way_to_a_launch_leads_through_the_switch() -> None:
     with Ground(simulated=True) as ground:
         node = ground.node("temporal")
@@ -62,6 +65,7 @@ def test_every_way_to_a_launch_leads_through_the_switch() -> None:
     assert json.loads(done.stdout) == {way: [1, 2] for way in ways}
 
 
+@pytest.mark.slow
 def test_without_a_hook_both_ways_are_the_drivers() -> None:
     with Ground(simulated=True) as ground:
         done = subprocess.run(

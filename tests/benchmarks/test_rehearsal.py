@@ -37,6 +37,7 @@ def assert_rows(out: Path, part: str, *options: str) -> None:
     assert found == set(PARTS[part].rows(options_of(PARTS[part], arguments(options))))
 
 
+@pytest.mark.slow
 def test_shares_and_their_tables(tmp_path: Path) -> None:
     options = ("--works", "gemm4096", "--splits", "30", "30/70")
     shown = rehearse(tmp_path, "--part", "shares", *options)
@@ -75,6 +76,7 @@ def test_pairs_with_all_their_baselines(tmp_path: Path) -> None:
     assert_rows(tmp_path, "pairs", "--works", "gemm4096", "--splits", "30/70")
 
 
+@pytest.mark.slow
 def test_handovers(tmp_path: Path) -> None:
     rehearse(tmp_path, "--part", "handover")
     temporal, hardware, spatial = read([tmp_path]).measurements
@@ -90,6 +92,7 @@ def test_handovers(tmp_path: Path) -> None:
     assert_rows(tmp_path, "handover")
 
 
+@pytest.mark.slow
 def test_where_the_time_of_handovers_went(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.gaps", "--simulate", "--seconds", "0.5", "--over", "100"]
     done = subprocess.run([*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False)
@@ -124,12 +127,14 @@ def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
     assert all(m.results[1]["units_per_second"] > 0 for m in ours if m.way != "exclusive")
 
 
+@pytest.mark.slow
 def test_dependent_launches(tmp_path: Path) -> None:
     rehearse(tmp_path, "--part", "pdl")
     assert [m.row for m in read([tmp_path]).measurements] == ["serial", "pdl", "100 %", "50 %"]
     assert_rows(tmp_path, "pdl")
 
 
+@pytest.mark.slow
 def test_sms_of_a_spatial_vgpu(tmp_path: Path) -> None:
     options = ("--works", "gemm4096", "--splits", "30")
     rehearse(tmp_path, "--part", "sms", *options)
@@ -178,6 +183,7 @@ def test_shares_that_no_gpu_has_are_refused(split: str, tmp_path: Path) -> None:
     assert "--splits" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.timeline", str(tmp_path)]
     options = ["--simulate", "--seconds", "0.5", "--work", "gemm4096"]
@@ -197,6 +203,7 @@ def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> Non
     assert "there is no recording.json" in refused.stderr
 
 
+@pytest.mark.slow
 def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.rounds", "--simulate", "--seconds", "1.5", "--windows", "2"]
     done = subprocess.run([*command, "--stamps"], capture_output=True, text=True, timeout=100, check=False)
@@ -212,6 +219,7 @@ def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
         assert f"{turn}: write SM/REQUEST/WORK" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_stream_holds_its_trainer_up_at_each_request_and_lets_it_go() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", "--seconds", "1.5", "--rates", "40"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.gpu.node import Node, plain_environment
 
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_the_simulated_driver_takes_what_the_real_one_was_seen_to_take() -> None:
     with Node(simulate=1) as node:
         answers = subprocess.run(

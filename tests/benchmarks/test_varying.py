@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.varying import PATTERNS
 
 
@@ -16,6 +18,7 @@ def test_patterns_are_as_often_long_as_they_say() -> None:
     assert [PATTERNS["fifty"](n) for n in (0, 49, 50, 99, 100)] == [False, False, True, True, False]
 
 
+@pytest.mark.slow
 def test_both_are_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.varying", "--patterns", "fifty", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -73,6 +73,7 @@ def test_what_cython_puts_around_names_is_left_out(symbol: str, name: str) -> No
     assert plain(symbol) == name
 
 
+@pytest.mark.slow
 def test_a_launch_is_looked_at() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.where", "--simulate", "--what", "paced"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -246,7 +246,7 @@ def part(cluster: Cluster, key: int) -> float:
     return cluster.progress[key].done * cluster.kernel_ns[key] / cluster.now_ns
 
 
-@pytest.mark.parametrize("kernel_ns", [300 * US, MS])
+@pytest.mark.parametrize("kernel_ns", [pytest.param(300 * US, marks=pytest.mark.slow), MS])
 @pytest.mark.parametrize(
     ("shares", "least"),
     [
@@ -283,7 +283,7 @@ def test_a_ring_of_gangs_fills_its_gpus() -> None:
     assert min(part(cluster, key) for key in range(3)) > 0.2
 
 
-@pytest.mark.parametrize("limit_ppm", [PPM, 990_000], ids=["no limit", "limit"])
+@pytest.mark.parametrize("limit_ppm", [pytest.param(PPM, marks=pytest.mark.slow), 990_000], ids=["no limit", "limit"])
 @pytest.mark.parametrize("beside", [0, 1], ids=["the other leads from below", "the other leads from above"])
 def test_a_leader_that_is_alone_on_its_gpu_leaves_others_their_turns(beside: int, limit_ppm: int) -> None:
     """Two gangs meet where both follow. One leader has a GPU to itself and holds for ever, the other has not."""
@@ -383,6 +383,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(clusters(), st.integers(0, 2))
 def test_gangs_never_lock_up_nor_take_what_is_others(cluster: Cluster, stopped: int) -> None:
@@ -399,6 +400,7 @@ def test_gangs_never_lock_up_nor_take_what_is_others(cluster: Cluster, stopped: 
     assert cluster.messages < 40_000
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 2**16), st.sampled_from([200_000, 500_000, 800_000]), st.booleans())
 def test_a_gang_takes_nothing_from_who_is_in_none(seed: int, gang_ppm: int, hard: bool) -> None:

@@ -36,7 +36,11 @@ def part(cluster: Cluster, key: int = 0) -> float:
     return cluster.progress[key].done * cluster.kernel_ns[key] / cluster.now_ns
 
 
-@pytest.mark.parametrize("gpus", [(0,), (1,), (0, 1)], ids=["where it leads", "where it follows", "on both"])
+@pytest.mark.parametrize(
+    "gpus",
+    [pytest.param((0,), marks=pytest.mark.slow), pytest.param((1,), marks=pytest.mark.slow), (0, 1)],
+    ids=["where it leads", "where it follows", "on both"],
+)
 @pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
 @pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.LOW])
 def test_beside_a_high_one_that_never_rests_a_gang_has_most_of_its_guarantee(
@@ -91,7 +95,9 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
 
 @pytest.mark.parametrize("hard", [False, True], ids=["beside bursting ones", "beside hard ones"])
 @pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.HIGH])
-@pytest.mark.parametrize("percent", [2, 3, 5])
+@pytest.mark.parametrize(
+    "percent", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Priority, hard: bool) -> None:
     """Its leases are shorter than the time in which who holds on the other GPU gives way."""
     ppm = PPM * percent // 100
@@ -135,7 +141,9 @@ def test_planted_fault_urgent_waits_for_classes() -> None:
     assert part(small_beside(Priority.NORMAL, (0, 1), UrgentWaitsForClasses)) < 0.035
 
 
-@pytest.mark.parametrize("kernel_ns", [300 * US, MS, 3 * MS])
+@pytest.mark.parametrize(
+    "kernel_ns", [pytest.param(300 * US, marks=pytest.mark.slow), MS, pytest.param(3 * MS, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
 def test_a_high_and_a_low_gang_cross(limit_ppm: int, kernel_ns: int) -> None:
     jobs = [
@@ -156,7 +164,9 @@ def two_gangs_and_two_aside(kernel_ns: int, kind: type[TemporalScheduler] = Temp
     return Cluster([*gangs, *aside], delay_ns=100 * US, kind=kind).run(5 * S)
 
 
-@pytest.mark.parametrize("kernel_ns", [3 * MS, 10 * MS, 30 * MS])
+@pytest.mark.parametrize(
+    "kernel_ns", [pytest.param(3 * MS, marks=pytest.mark.slow), 10 * MS, pytest.param(30 * MS, marks=pytest.mark.slow)]
+)
 def test_urgent_turns_are_no_way_to_more_than_the_share(kernel_ns: int) -> None:
     """A kernel of 3 ms is late after 2. Were the other member called for it each time, and its next kernel late in
     turn, a gang would go on like that for seconds, deep in debt, and the other one starve."""
@@ -173,11 +183,13 @@ class AlwaysAsSoonLate(TemporalScheduler):
         return self.policy.muster_late_ns
 
 
+@pytest.mark.slow
 def test_planted_fault_always_as_soon_late() -> None:
     cluster = two_gangs_and_two_aside(3 * MS, AlwaysAsSoonLate)
     assert min(part(cluster, gang) for gang in (0, 1)) < 0.21
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(
     st.lists(

@@ -29,7 +29,11 @@ def part(cluster: Cluster) -> float:
     return cluster.progress[0].done * MS / cluster.now_ns
 
 
-@pytest.mark.parametrize("gpus", [(0,), (1,), (0, 1)], ids=["where it leads", "where it follows", "on both"])
+@pytest.mark.parametrize(
+    "gpus",
+    [pytest.param((0,), marks=pytest.mark.slow), pytest.param((1,), marks=pytest.mark.slow), (0, 1)],
+    ids=["where it leads", "where it follows", "on both"],
+)
 @pytest.mark.parametrize("ppm", [330_000, 500_000])
 def test_beside_who_fills_the_gpu_it_gets_its_share(ppm: int, gpus: tuple[int, ...]) -> None:
     cluster = beside(ppm, gpus)

@@ -15,9 +15,10 @@ from tests.core.model import MS, US, Run, S, Work
 from vgpu.spec import LONGEST_PERIOD_NS, SHORTEST_PERIOD_NS
 
 PERIODS = [SHORTEST_PERIOD_NS, 6 * MS, 40 * MS, 200 * MS, LONGEST_PERIOD_NS]
+SLOW = {6 * MS, 200 * MS}
 
 
-@pytest.mark.parametrize("period_ns", PERIODS)
+@pytest.mark.parametrize("period_ns", [pytest.param(ns, marks=[pytest.mark.slow] * (ns in SLOW)) for ns in PERIODS])
 @pytest.mark.parametrize(
     "shares",
     [

@@ -23,7 +23,7 @@ from vgpu.paths import NodePaths
 from vgpu.protocol.messages import ModeChoice, VgpuReading
 from vgpu.spec import VgpuSpec
 
-PATIENCE_S = 30.0  # generous: only a hang takes that long
+PATIENCE_S = 60.0  # generous: only a hang takes that long
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class SimulatedNode:
         self._mode: ModeChoice = mode
         self._argv = [sys.executable, "-m", "tests.integration.hasty" if hasty else "vgpu.node"]
         self._argv += ["--simulate", str(count), "--mode", mode, *options]
+        self._started: list[subprocess.Popen[str]] = []
         self._children: list[process.Child] = []
 
     def __enter__(self) -> SimulatedNode:
@@ -90,19 +91,36 @@ class SimulatedNode:
         """A process of its own in the vGPU; ``use``: it wants tokens all the time."""
         child = process.Child(self.paths.broker_socket(vgpu_id), self.environment, use=use)
         self._children.append(child)
+        child.await_attached()
         return child
 
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """A command beside the node, in its environment unless ``env`` gives another. Ended with the node, or by
+        ``clear``, if its test has not ended it."""
+        options = {"env": self.environment, "cwd": ROOT, "text": True} | options
+        self._started.append(subprocess.Popen(argv, **options))
+        return self._started[-1]
+
     def program(self, vgpu: VgpuReading | Sequence[VgpuReading], body: str, *arguments: str) -> subprocess.Popen[str]:
-        """Python under the real hook, in one vGPU or several, that is talked to by lines. The caller ends it."""
+        """Python under the real hook, in one vGPU or several, that is talked to by lines. Ended as ``popen``'s."""
         vgpus = [vgpu] if isinstance(vgpu, VgpuReading) else vgpu
-        return subprocess.Popen(
-            [sys.executable, "-c", body, *arguments],
-            env=attachment(vgpus).environment(self.environment),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        environment = attachment(vgpus).environment(self.environment)
+        return self.popen([sys.executable, "-c", body, *arguments], env=environment, stdin=pipe, stdout=pipe)
+
+    def end_started(self) -> None:
+        """What a test that failed has left would run on beside the next ones, and fail one of them as a warning."""
+        for started in self._started:
+            started.kill()
+            started.wait()
+            for pipe in (started.stdin, started.stdout, started.stderr):
+                with suppress(OSError):  # what was never flushed has no reader any more
+                    if pipe is not None:
+                        pipe.close()
+        self._started.clear()
+        for child in self._children:
+            child.kill()
+        self._children.clear()
 
     def server_pid(self, gpu: int = 0) -> int:
         """Never 0, which kill would take for this process's own group."""
@@ -116,6 +134,7 @@ class SimulatedNode:
     def clear(self) -> None:
         """As it was at its start, for the next test: nobody on its GPUs, and these in the mode that they had. Journals
         and logs remember more, and a GPU's period and window stay."""
+        self.end_started()
 
         def empty() -> bool:
             with suppress(VgpuError), self.link() as link:  # a server may have been killed a moment ago
@@ -147,8 +166,7 @@ class SimulatedNode:
     ) -> None:
         if kind is not None:
             print(self.logs(), file=sys.stderr)
-        for child in self._children:
-            child.kill()
+        self.end_started()
         if self.supervisor.poll() is None:
             self.supervisor.send_signal(signal.SIGTERM)
             try:

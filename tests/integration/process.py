@@ -117,7 +117,9 @@ class Child:
         self._attached = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        assert self._attached.wait(30), "the process did not attach"
+
+    def await_attached(self) -> None:
+        assert self._attached.wait(60), "the process did not attach"
 
     @property
     def pid(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cython_ext.simengine import Engine
-from tests.integration.node import ROOT, SimulatedNode, eventually
+from tests.integration.node import SimulatedNode, eventually
 from vgpu.protocol.messages import GpuReading, VgpuReading
 
 GRANTED_SMS = 40  # for 30 % of 132
@@ -24,9 +24,7 @@ class Worker:
     def __init__(self, node: SimulatedNode, vgpu_id: str, seconds: float = 600) -> None:
         argv = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu_id, "--"]
         argv += [sys.executable, "-m", "vgpu.workload", "--seconds", str(seconds), "-o", "json"]
-        self.popen = subprocess.Popen(
-            argv, env=node.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.popen = node.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     @property
     def pid(self) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from cython_ext.simengine import Engine
-from tests.integration.node import ROOT, SimulatedNode, eventually
+from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
@@ -290,13 +290,11 @@ def test_no_room_for_now(node: SimulatedNode, programs: list[Spoken]) -> None:
     program = Idle(node, vgpu, 90 * GIB)
     programs.append(program)
     dozes(node, vgpu)
-    outsider = subprocess.Popen(
+    outsider = node.popen(
         [sys.executable, "-c", BODY, str(100 * GIB)],
         env={**node.environment, **outside_environment(vgpu)},
-        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
     try:
         assert outsider.stdout is not None

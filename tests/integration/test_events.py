@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode, eventually
+from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from vgpu.node.loglines import parsed_all
 from vgpu.protocol.messages import EventReading
 from vgpu.spec import VgpuChanges
@@ -42,7 +42,7 @@ def test_changes_say_by_whom_also_of_a_vgpu_that_is_gone(node: SimulatedNode) ->
 
 def test_whoever_follows_misses_nothing_and_sees_nothing_twice(node: SimulatedNode) -> None:
     command = [sys.executable, "-m", "vgpu.ctl", "events", "-f", "-o", "json", "-n", "1000"]
-    following = subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    following = node.popen(command, stdout=subprocess.PIPE)
     ids = [node.create(sm_percent=1, memory_bytes="64M", gpu=str(n % 2)).vgpu_id for n in range(3)]
     with node.link() as link:
         for vgpu_id in ids:
@@ -52,8 +52,7 @@ def test_whoever_follows_misses_nothing_and_sees_nothing_twice(node: SimulatedNo
     while not {(vgpu_id, "removed") for vgpu_id in ids} <= {(one["vgpu_id"], one["kind"]) for one in seen}:
         seen.append(json.loads(following.stdout.readline()))
     following.send_signal(signal.SIGINT)
-    assert following.wait(30) == 0
-    following.stdout.close()
+    assert following.wait(PATIENCE_S) == 0
     assert seen == [event.model_dump(mode="json") for event in told(node)]
 
 
@@ -122,7 +121,7 @@ def test_what_was_refused_to_a_program_that_has_ended_is_known_and_a_new_server_
         return reading.processes, reading.memory_refusals, reading.memory_refused_bytes
 
     eventually(lambda: known() == (1, 2, 2 << 30), "one is here")
-    os.kill(node.server_pid(), signal.SIGKILL)
+    os.kill(node.server_pid(vgpu.gpu_index), signal.SIGKILL)
     eventually(lambda: known() == (1, 1, 2 << 30), "the program is back")
     stays.communicate("\n", timeout=60)
     eventually(lambda: known() == (0, 1, 2 << 30), "and ends")

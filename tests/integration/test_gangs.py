@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from client_hook.environment import Attachment, Simulation, hook_library, simulation_libraries
-from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
+from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.integration.ranks import COLLECTIVES
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuReading
@@ -44,13 +44,11 @@ class Job:
         for ranks in self._ranks:
             argv = [sys.executable, "-m", "tests.integration.ranks", str(self._flags), str(len(self.vgpus)), str(steps)]
             self.processes.append(
-                subprocess.Popen(
+                self._node.popen(
                     [*argv, *map(str, ranks)],
                     env=self._environment([self.vgpus[rank] for rank in ranks]),
-                    cwd=ROOT,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    text=True,
                 )
             )
         for process in self.processes:

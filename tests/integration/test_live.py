@@ -27,7 +27,7 @@ def pair(node: SimulatedNode) -> Iterator[tuple[str, str]]:
         for vgpu_id in made:
             command = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu_id, "--"]
             command += [sys.executable, "-m", "vgpu.workload", "--seconds", "600", "-o", "json"]
-            program = subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+            program = node.popen(command, stdout=subprocess.DEVNULL)
             owned.callback(program.wait)
             owned.callback(program.kill)
         first, second = made

@@ -425,7 +425,7 @@ def asks_by_command(node: SimulatedNode, vgpu: VgpuReading, to: int) -> subproce
     """So does ``vgpuctl``, about when this returns: it takes a while to start."""
     argv = [sys.executable, "-m", "vgpu.ctl", "migrate", vgpu.vgpu_id, "--gpu", str(to)]
     pipe = subprocess.PIPE
-    command = subprocess.Popen(argv, env=node.environment, stderr=pipe, stdout=pipe, text=True)
+    command = node.popen(argv, stderr=pipe, stdout=pipe)
     time.sleep(0.3)
     return command
 

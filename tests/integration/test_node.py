@@ -87,7 +87,7 @@ def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
     outside["LD_PRELOAD"] = ""
     command = [sys.executable, "-m", "vgpu.workload"]
     programs = [
-        subprocess.Popen([*command, "--seconds", "600"], env=env, stdout=subprocess.DEVNULL)
+        node.popen([*command, "--seconds", "600"], env=env, stdout=subprocess.DEVNULL)
         for env in (outside, inside.environment(node.environment))
     ]
 

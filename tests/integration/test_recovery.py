@@ -277,7 +277,7 @@ def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders(
         vgpu = node.create(sm_percent=30, memory_bytes="2G")
         command = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
         environment = attachment([vgpu]).environment(node.environment)
-        program = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        program = node.popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
             eventually(lambda: node.reading(vgpu.vgpu_id).memory_implicit_bytes, "its context is seen")
             with node.link() as watcher:

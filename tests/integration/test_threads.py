@@ -16,12 +16,11 @@ def test_programs_that_do_everything_at_once_beside_each_other(ahead: str) -> No
     run = [sys.executable, "-m", "vgpu.ctl", "run"]
     with SimulatedNode() as node:
         programs = [
-            subprocess.Popen(
+            node.popen(
                 [*run, "--sm", share, "--mem", "4G", "--", sys.executable, "-m", "tests.integration.threads", "4"],
                 env=node.environment | {"VGPU_AHEAD": ahead},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
             )
             for share in ("30", "70")
         ]

@@ -40,7 +40,7 @@ def pair(node: SimulatedNode) -> Iterator[tuple[VgpuReading, VgpuReading]]:
     with ExitStack() as owned:
         for vgpu in made:
             environment = attachment([vgpu]).environment(node.environment)
-            program = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+            program = node.popen(command, env=environment, stdout=subprocess.DEVNULL)
             owned.callback(program.wait)
             owned.callback(program.kill)
 

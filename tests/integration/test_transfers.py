@@ -14,24 +14,8 @@ RUN = [sys.executable, "-m", "vgpu.ctl", "run"]
 
 
 def program(node: SimulatedNode, share: int, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *RUN,
-            "--sm",
-            str(share),
-            "--mem",
-            "4G",
-            "--",
-            sys.executable,
-            "-m",
-            "tests.integration.transfers",
-            *arguments,
-        ],
-        env=node.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    argv = [*RUN, "--sm", str(share), "--mem", "4G", "--", sys.executable, "-m", "tests.integration.transfers"]
+    return node.popen([*argv, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(

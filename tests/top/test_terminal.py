@@ -92,13 +92,10 @@ def stage() -> Iterator[Stage]:
         small = node.create(sm_percent=20, memory_bytes=1 << 30, name="a-small")
         large = node.create(sm_percent=60, memory_bytes=1 << 30, name="b-large")
         programs = [
-            subprocess.Popen(WORK, env=attachment([vgpu]).environment(node.environment), stdout=subprocess.DEVNULL)
+            node.popen(WORK, env=attachment([vgpu]).environment(node.environment), stdout=subprocess.DEVNULL)
             for vgpu in (small, large)
         ]
         yield Stage(node, small, large, programs[0].pid)
-        for program in programs:
-            program.kill()
-            program.wait()
 
 
 def test_a_person_looks_at_a_node(stage: Stage) -> None:

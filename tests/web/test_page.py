@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
+from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -108,7 +108,7 @@ def test_a_program_in_it_shows_its_tokens_and_its_share(
 ) -> None:
     command = [sys.executable, "-m", "vgpu.ctl", "exec", "web-made", "--"]
     command += [sys.executable, "-m", "vgpu.workload", "--seconds", "600", "-o", "json"]
-    program.append(subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.DEVNULL))
+    program.append(node.popen(command, stdout=subprocess.DEVNULL))
     mine = row(page, "web-made")
     eventually(lambda: float(mine.locator(".cell.rate b").inner_text()) > 1, "its token rate")
     eventually(lambda: abs(percent(mine.locator(".cell.share b")) - 30) < 6, "a share of 30 %")
