@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from client_hook import interpreter
 from gpuserver.device import simulated_mps
 from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
@@ -173,9 +173,15 @@ class SimulatedMpsDaemon:
             directory.mkdir(parents=True, exist_ok=True)
         if self.look(serving=False).daemon is not None:
             return
-        argv = [sys.executable, "-P", "-m", simulated_mps.__name__, str(self.directories.pipe)]
+        argv = interpreter.command(simulated_mps.__name__, str(self.directories.pipe))
         try:
-            started = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=_COMMAND_S, check=False)
+            started = subprocess.run(
+                argv,
+                env=interpreter.environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise VgpuError(ErrorCode.MODE, f"the simulated MPS daemon did not start: {error}") from error
         if started.returncode or self.look(serving=False).daemon is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -17,6 +16,7 @@ import structlog
 import trio
 from pydantic import ValidationError
 
+from client_hook import interpreter
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
 from gpuserver.runtime.stores import Stores
@@ -122,14 +122,13 @@ class Brokers:
             # Nobody brought a page and nobody is left who could: what processes there were begin anew.
             vgpu.make_activity()
         door = self._paths.broker_socket(vgpu.record.vgpu_id)
-        argv = [
-            sys.executable,
-            *("-P", "-m", "vgpu.broker"),
+        argv = interpreter.command(
+            "vgpu.broker",
             *("--vgpu", vgpu.record.vgpu_id),
             *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
             *("--door", str(door)),
             *(("--limits", self._limits.as_option()) if self._limits != DEFAULT_LIMITS else ()),
-        ]
+        )
         self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.
         pid = _spawn(argv)
@@ -299,7 +298,7 @@ def _spawn(argv: list[str]) -> int:
     return os.posix_spawn(
         argv[0],
         argv,
-        os.environ,
+        interpreter.environment(os.environ),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from client_hook import interpreter
 from gpuserver.core.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
@@ -269,8 +269,9 @@ class Suspension:
         names = [f"{process.pid}:{process.start_time}" for process in processes]
         home = vgpu.passage.home
         onto = [f"{home}={self._server.facts.uuid}"] if home else []
-        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names]
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DRIVER}
+        argv = interpreter.command("gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names)
+        inherited = interpreter.environment(os.environ)
+        environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}
         try:
             # One thread from start to end: the child is killed with the thread that started it (PR_SET_PDEATHSIG).
             with trio.CancelScope(shield=True):  # half done is worse than late

@@ -15,6 +15,7 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
+from vgpu.ctl.main import run as vgpuctl
 from vgpu.protocol.messages import VgpuReading
 
 
@@ -182,3 +183,31 @@ def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNod
         assert len(link.list()) == 2
         link.inspect(vgpu.vgpu_id)
         link.remove(other.vgpu_id, force=True)
+
+
+def test_a_command_that_would_write_on_roots_terminal(
+    door: Path,
+    node: SimulatedNode,
+    vgpu: VgpuReading,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where it enters, and in every list that shows it."""
+    hostile = "x\x1b[2J\x9b2J\r\n12:00:00 GPU 0 removed by uid 0\u202e"
+    reply, descriptors = knock(door, attach_request(command=hostile))
+    assert reply["ok"]
+    with ActivityPage.map(descriptors[1]) as activity:
+        assert activity.read_slot(reply["slot"]).command.isprintable()
+    close(descriptors)
+    for name, value in node.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def listed() -> bool:
+        with node.link() as link:
+            return any("attached" in event.text for event in link.events(vgpu.vgpu_id))
+
+    eventually(listed, "the event of the process")
+    for command in (["events"], ["events", "-o", "json"], ["ps"], ["ps", "-o", "json"], ["logs"], ["top", "--once"]):
+        vgpuctl(command)
+        said = capsys.readouterr().out
+        assert said.replace("\n", "").isprintable(), command

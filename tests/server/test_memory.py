@@ -20,7 +20,7 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse
 from gpuserver.runtime.memory import AGAIN_S, CALM_S, FALL_S, URGENT_S, MemoryWatch, implicit_by_pid
-from gpuserver.runtime.outside import drift_by_pid, outsiders, printable
+from gpuserver.runtime.outside import drift_by_pid, outsiders
 from gpuserver.runtime.vgpus import Ledger
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
@@ -91,10 +91,6 @@ def test_who_is_in_no_vgpu_is_named() -> None:
     (stranger,) = outsiders({2**22 + 1: 5}, inside=[], mps_pid=None)
     assert (stranger.uid, stranger.command, stranger.process.start_time) == (-1, "", 0)
     assert outsiders({os.getpid(): 5}, inside=[], mps_pid=os.getppid()) == (), "a child of the MPS daemon is its server"
-
-
-def test_a_strangers_words_are_no_commands_to_a_terminal() -> None:
-    assert printable("python\x1b[2Jx\n") == "python?[2Jx?"
 
 
 class Page:

@@ -185,7 +185,7 @@ def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[
 
 
 def _line_of_json(event: EventReading) -> None:
-    print(event.model_dump_json(), flush=True)
+    output.print_json_text(event.model_dump_json())
 
 
 def _print(past: Sequence[EventReading], names: Names) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from client_hook import interpreter
 from vgpu.ctl import gpus, progress
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.options import Mode, Output, OutputOption
@@ -52,8 +53,7 @@ def node_command(
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
-    # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
-    command = [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode]
+    command = interpreter.command("vgpu.node", "--mode", mode)
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
@@ -120,7 +120,7 @@ def serve(
     command = configured_command(config)
     if not detach:
         sys.stdout.flush()
-        os.execv(command[0], command)
+        os.execve(command[0], command, interpreter.environment(os.environ))
     import subprocess
 
     from vgpu.paths import NodePaths, unusable
@@ -133,7 +133,12 @@ def serve(
         raise unusable(log, error, "VGPU_STATE_DIR") from error
     with file as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=interpreter.environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     with progress.waiting("the node starts"):
         status = wait_until_serving(process, log)

@@ -12,6 +12,7 @@ from vgpu.ctl import completion, progress
 from vgpu.ctl.exits import Exit, say
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import replaced
+from vgpu.printable import printable_json
 
 if TYPE_CHECKING:
     from vgpu.trace.recording import Recording
@@ -86,7 +87,9 @@ def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None
     from vgpu.units import counted
 
     with progress.waiting(f"writing {out}"), replaced(out) as file:
-        file.write(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False).encode())
+        file.write(
+            printable_json(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False)).encode()
+        )
     for recording in recordings:
         what = f"GPU {recording.gpu.index}: {recording.length_ns / 1e9:.3g} s, {counted(recording.events, 'event')}"
         held = [f"{recording.label(v)} held {100 * recording.held_ratio(v):.1f} %" for v in recording.vgpus]

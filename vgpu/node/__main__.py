@@ -15,6 +15,7 @@ import psutil
 import structlog
 import trio
 
+from client_hook import interpreter
 from client_hook.environment import simulation_libraries
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
@@ -135,7 +136,7 @@ def simulated_gpus(folder: Path, count: int) -> int:
 
 def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
     """What GPU Servers and brokers are started with: this node's places, and no vGPU of their own."""
-    environment = dict(os.environ)
+    environment = interpreter.environment(os.environ)
     for name in ("VGPU_ID", "VGPU_SIM_DIR", "NOTIFY_SOCKET"):
         environment.pop(name, None)
     libraries = [part for part in environment.pop("LD_LIBRARY_PATH", "").split(":") if part]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import structlog
 import trio
 from pydantic import ValidationError
 
+from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.logfiles import trim
@@ -167,7 +167,7 @@ class Servers:
 
     def _spawn(self, server: ServerProcess) -> int:
         sharing = self._others.get(server.index, self._sharing)
-        argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", sharing.mode]
+        argv = interpreter.command("gpuserver", "--index", str(server.index), "--mode", sharing.mode)
         argv += ["--host-memory", str(self._host_memory_bytes)]
         for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]

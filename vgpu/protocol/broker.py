@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from vgpu.protocol.printed import CommandName, Line
+
 HOOK_VERSION: Final = 1
 OBSERVER_SLOT: Final = -1
 
@@ -32,7 +34,7 @@ class Attach(Message):
     op: Literal["attach"] = "attach"
     version: int
     role: Literal["process", "observer"] = "process"
-    command: str = Field(default="", max_length=4096)
+    command: CommandName = Field(default="", max_length=4096)
     now_ns: int = 0
     slot: int = Field(default=-1, ge=-1, lt=64)
     vgpus: str = Field(default="", max_length=256)
@@ -64,7 +66,7 @@ class Refused(Message):
 
     ok: Literal[False] = False
     code: Literal["not-yours", "full", "removed", "version", "mode", "protocol", "unavailable"]
-    error: str
+    error: Line
 
 
 # --- broker → server ----------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class Attached(Message):
     slot: int
     pid: int
     start_time: int
-    command: str
+    command: CommandName
     vgpus: tuple[str, ...] = ()
     sm_planned: int = 0
     memory_planned_bytes: int = 0
@@ -133,7 +135,7 @@ class Closed(Message):
     op: Literal["closed"] = "closed"
     pid: int
     uid: int
-    reason: str
+    reason: Line
 
 
 FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Look | Closed, Field(discriminator="op")]

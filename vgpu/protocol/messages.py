@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
+from vgpu.protocol.printed import CommandName, Fields, Line
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
@@ -241,7 +242,7 @@ class VgpuReading(Reading):
     """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
 
     vgpu_id: str  # vgpu- and 8 hex digits: the value of VGPU_ID
-    name: str | None
+    name: Line | None
     gpu_index: int
     gpu_uuid: str
     simulated: bool
@@ -262,7 +263,7 @@ class VgpuReading(Reading):
         "restarting",
         "failed",
     ]
-    reason: str = ""  # of "failed", and of anything worth a remark
+    reason: Line = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
     created_unix_s: float
@@ -313,7 +314,7 @@ class ProcessReading(Reading):
     gpu_index: int
     slot: int
     pid: int
-    command: str
+    command: CommandName
     alive: bool  # False: died, its memory not yet released by the driver
     wants: bool
     has_work: bool  # submitted, and not yet seen to be drained
@@ -374,7 +375,7 @@ class OutsideProcess(Reading):
     gpu_index: int
     pid: int
     uid: int
-    command: str
+    command: CommandName
     memory_bytes: int
 
 
@@ -383,12 +384,12 @@ class GpuReading(Reading):
 
     index: int
     uuid: str
-    name: str
+    name: Line
     simulated: bool
     state: Literal["serving", "restarting", "failed"]
-    reason: str = ""
+    reason: Line = ""
     mode: ModeName
-    mode_reason: str  # why this mode: the default, asked for, or why auto chose it
+    mode_reason: Line  # why this mode: the default, asked for, or why auto chose it
     period_ns: int  # temporal: one round of turns; spatial: length of a round
     sm_count: int
     total_memory_bytes: int
@@ -407,7 +408,7 @@ class GpuReading(Reading):
     window_ns: int = 0  # the most predicted GPU time that a process may have in flight while others want
     mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
     mps_restarts: int = 0  # daemons that were started because one had died
-    mps_reason: str = ""  # why there is none
+    mps_reason: Line = ""  # why there is none
     outside: tuple[OutsideProcess, ...] = ()
     host_memory_limit_bytes: int = 0  # the most that what is swapped out may have of the host's
     host_memory_bytes: int = 0  # what has been set aside of that, and touched
@@ -459,11 +460,11 @@ class EventReading(Reading):
     """Something that happened. ``kind``: a ``Happening``, or what another version of the node knew."""
 
     at_unix_s: float
-    kind: str
+    kind: Line
     gpu_index: int
-    vgpu_id: str = ""
-    text: str
-    fields: dict[str, int | float | str] = Field(default_factory=dict)
+    vgpu_id: Line = ""
+    text: Line
+    fields: Fields = Field(default_factory=dict)
 
 
 class EventList(Reading):
@@ -487,8 +488,8 @@ class Failure(Reading):
     id: int
     ok: Literal[False] = False
     code: ErrorCode
-    error: str
-    hint: str = ""
+    error: Line
+    hint: Line = ""
 
 
 class Notice(Reading):

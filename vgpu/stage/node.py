@@ -14,6 +14,7 @@ from typing import IO, Final
 
 import trio
 
+from client_hook import interpreter
 from vgpu.ctl.node import START_UP_S, did_not_start, node_command
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
@@ -59,7 +60,8 @@ async def private_node(
         run = partial(
             trio.run_process,
             node_command(1 if simulated else 0, mode, gpus),
-            env=os.environ | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
+            env=interpreter.environment(os.environ)
+            | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
             stdin=subprocess.DEVNULL,
             stdout=place.output,
             stderr=place.output,
