@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
-    vgpu_say, vgpu_start_thread, vgpu_take_slot,
+    vgpu_say, vgpu_set_for_driver, vgpu_start_thread, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -37,8 +37,6 @@ cdef extern from *:
 
 cdef extern from "hook/connect.h" nogil:
     long vgpu_cores() noexcept
-    int setenv(const char* name, const char* value, int overwrite) noexcept
-    int unsetenv(const char* name) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
     int munmap(void* address, size_t size) noexcept
@@ -135,27 +133,28 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     return CUDA_SUCCESS
 
 
+cdef inline void set_if_given(const char* name, const char* value) noexcept nogil:
+    if value[0]:
+        vgpu_set_for_driver(name, value, 0)
+
+
 cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
     """Which MPS daemon the driver talks to. Without one of ours: a directory that is not there, so that none captures
     us."""
     cdef char[256] nowhere
     nowhere[0] = 0
     if reply.pipe_directory[0]:
-        setenv(b"CUDA_MPS_PIPE_DIRECTORY", reply.pipe_directory, 1)
+        vgpu_set_for_driver(b"CUDA_MPS_PIPE_DIRECTORY", reply.pipe_directory, 0)
     else:
         append(nowhere, sizeof(nowhere), gate.directory)
         append(nowhere, sizeof(nowhere), b"/no-mps")
-        setenv(b"CUDA_MPS_PIPE_DIRECTORY", nowhere, 1)
-    if reply.log_directory[0]:
-        setenv(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory, 1)
-    if reply.active_thread_percentage[0]:
-        setenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage, 1)
-    elif reply.pipe_directory[0]:
-        unsetenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")       # all SMs: not what its parent had in another vGPU
-    if reply.pinned_memory_limit[0]:
-        setenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit, 1)
-    if reply.client_priority[0]:
-        setenv(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority, 1)
+        vgpu_set_for_driver(b"CUDA_MPS_PIPE_DIRECTORY", nowhere, 0)
+    set_if_given(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory)
+    set_if_given(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage)
+    if reply.pipe_directory[0] and not reply.active_thread_percentage[0]:
+        vgpu_set_for_driver(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", NULL, 0)   # all SMs, whatever its environment says
+    set_if_given(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit)
+    set_if_given(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority)
 
 
 cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:

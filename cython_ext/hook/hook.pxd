@@ -22,6 +22,10 @@ cdef extern:
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
     void vgpu_look_again(Gate* view) noexcept nogil
+    # environment.pyx
+    bint vgpu_set_for_driver(const char* name, const char* value, bint stays) noexcept nogil
+    int vgpu_lend_environment(bint* lent) noexcept nogil
+    void vgpu_return_environment() noexcept nogil
     # partition.pyx
     int vgpu_check_partition(int error) noexcept nogil
     # thread.pyx

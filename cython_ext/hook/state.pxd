@@ -265,6 +265,13 @@ cdef struct Capture:
     Thread* owner            # whose default stream it is, else NULL
 
 
+cdef struct Setting:
+    char[40] name
+    char[1024] value
+    bint given               # else the driver is to find none
+    bint stays               # also after the driver's start
+
+
 cdef struct State:
     # --- the first two lines, and those of each gate, are all that an allocation or a free looks at
     uint32_t attached        # 1 once every gate is there
@@ -302,6 +309,14 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+    # --- under attach_lock: what the driver finds in the environment while it starts (environment.pyx)
+    uint32_t setting_count
+    Setting[8] settings
+    uint32_t lenders         # threads in the driver's cuInit
+    char** lent_environment
+    char** lent_copy         # the same, to see whether somebody has changed it
+    char** later_environment
+    char** own_environment   # the program's, as it was
 
 
 cdef struct Pooled:

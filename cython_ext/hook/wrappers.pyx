@@ -21,8 +21,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter,
-    vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit,
-    vgpu_stream_dies,
+    vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_lend_environment,
+    vgpu_return_environment, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
@@ -74,9 +74,15 @@ cdef public int cuInit(unsigned int flags) noexcept nogil:
     """Attach first: the driver reads devices and MPS from the environment when it starts, and cudart caches what it
     sees."""
     cdef int error = vgpu_attach(0)
+    cdef bint lent
+    if error != CUDA_SUCCESS:
+        return error
+    error = vgpu_lend_environment(&lent)
     if error != CUDA_SUCCESS:
         return error
     error = vgpu_check_partition(real_cuInit(flags))
+    if lent:
+        vgpu_return_environment()
     if attached():
         vgpu_stop_at_exit()
         if error == CUDA_SUCCESS:

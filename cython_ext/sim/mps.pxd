@@ -1,5 +1,5 @@
 """Simulated MPS: a process stands for daemon and server, a file in the pipe directory names it, the environment has its
-settings.
+settings, as it was when the driver started: nothing that is set or unset afterwards counts (as on an H100).
 
 As with the real one: without such a file the driver runs as if there were no MPS. A named process that is dead refuses
 who comes (CUDA_ERROR_MPS_CONNECTION_FAILED), and whoever was there gets errors from now on (share.pxd). A server takes
@@ -8,10 +8,20 @@ SIM_MPS_PROCESSES processes; after a fatal fault it takes none until those that 
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport getenv, strtod, strtoull
+from libc.stdlib cimport strtod, strtoull
 
 from cython_ext.sim.share cimport O_CLOEXEC, O_RDONLY, close, open, read, sim_server_is_alive, sim_server_number
 from cython_ext.sim.state cimport CONTEXT_ALIVE, SIM_CONTEXTS, SimContext, SimGpu
+
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    /* The driver's; who asks without a driver is told of the environment as it is. */
+    extern const char *drv_setting(const char *name) __attribute__((weak));
+    static inline const char *sim_setting(const char *name) { return drv_setting ? drv_setting(name) : getenv(name); }
+    """
+    const char* sim_setting(const char* name) noexcept nogil
 
 
 cdef enum:
@@ -25,7 +35,7 @@ cdef enum:
 
 cdef inline uint64_t sim_mps_named() noexcept nogil:
     """The number of the server that the pipe directory names, dead or alive; 0 if it names none."""
-    cdef const char* folder = getenv(b"CUDA_MPS_PIPE_DIRECTORY")
+    cdef const char* folder = sim_setting(b"CUDA_MPS_PIPE_DIRECTORY")
     cdef char path[4096]
     cdef char text[64]
     cdef char* end
@@ -72,7 +82,7 @@ cdef inline int sim_mps_refusal(SimGpu* gpu, uint64_t server, int pid) noexcept 
 
 cdef inline uint32_t sim_granted_sms(uint32_t sms) noexcept nogil:
     """SMs granted for CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: rounded down to steps of 2, at least 8 (as on an H200)."""
-    cdef const char* text = getenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    cdef const char* text = sim_setting(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     cdef double percent
     cdef uint32_t granted
     if text == NULL or text[0] == 0:
@@ -86,7 +96,7 @@ cdef inline uint32_t sim_granted_sms(uint32_t sms) noexcept nogil:
 
 cdef inline uint64_t sim_mps_limit(uint32_t device) noexcept nogil:
     """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT ("0=8G,1=512M") for a device; 0: none."""
-    cdef const char* at = getenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    cdef const char* at = sim_setting(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     cdef char* end
     cdef uint64_t index, size
     while at != NULL and at[0] != 0:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, getenv, strtoul
-from libc.string cimport memset, strlen, strncasecmp
+from libc.string cimport memset, strcmp, strcpy, strlen, strncasecmp
 
 from cython_ext.native cimport add32, load32, now_ns
 from cython_ext.sim.cuda.driver cimport (
@@ -19,10 +19,14 @@ from cython_ext.sim.state cimport SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu, pt
 cdef extern from *:
     """
     #include "sim/cuda/sim_native.h"
+    static const char *const setting_names[3] = {
+        "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    };
     __thread SimThread sim_thread;
     static pthread_mutex_t sim_process_mutex = PTHREAD_MUTEX_INITIALIZER;
     """
     pthread_mutex_t sim_process_mutex
+    const char** setting_names
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
@@ -47,6 +51,8 @@ cdef uint32_t forked
 cdef Stream* streams
 cdef Stream* unused
 cdef uint32_t ids
+cdef char[3][4096] settings
+cdef bint[3] setting_there
 
 
 # -- start
@@ -101,6 +107,26 @@ cdef int choose_devices(int count) noexcept nogil:
     return chosen
 
 
+cdef void note_settings() noexcept nogil:
+    """Of MPS: read while the driver starts, and never again."""
+    cdef const char* value
+    cdef int i
+    for i in range(3):
+        value = getenv(setting_names[i])
+        setting_there[i] = value != NULL and strlen(value) < sizeof(settings[0])
+        if setting_there[i]:
+            strcpy(settings[i], value)
+
+
+cdef public const char* drv_setting(const char* name) noexcept nogil:
+    """What the environment said when the driver started; NULL: nothing."""
+    cdef int i
+    for i in range(3):
+        if setting_there[i] and strcmp(name, setting_names[i]) == 0:
+            return settings[i]
+    return NULL
+
+
 cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
     global initialised, init_result, device_count
     if forked:
@@ -109,6 +135,7 @@ cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
         return INVALID_VALUE
     pthread_mutex_lock(&sim_process_mutex)
     if not initialised:
+        note_settings()
         device_count = choose_devices(sim_map_all(gpus))
         init_result = SUCCESS if device_count > 0 else NO_DEVICE
         if sim_mps_named() != 0 and sim_mps_server() == 0:
