@@ -80,12 +80,12 @@ async def serve(server: GpuServer, settings: Settings) -> None:
 
 def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
     """This GPU's own MPS daemon, not started yet."""
-    base = settings.paths.gpu_dir(settings.index)
-    if settings.simulated:
-        return SimulatedMpsDaemon(MpsDirectories(base / "mps", base / "mps-log"))
     # Processes of the vGPUs' owners go there, so it cannot lie below the server's private directory.
     public = settings.paths.runtime / "mps" / str(settings.index)
-    return NvidiaMpsDaemon(uuid, MpsDirectories(public / "pipe", public / "log"), multi_user=os.geteuid() == 0)
+    directories = MpsDirectories(public / "pipe", public / "log")
+    if settings.simulated:
+        return SimulatedMpsDaemon(directories)
+    return NvidiaMpsDaemon(uuid, directories, multi_user=os.geteuid() == 0)
 
 
 def lock(path: Path, refusal: str) -> IO[str]:

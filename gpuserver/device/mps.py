@@ -40,6 +40,15 @@ class MpsDirectories:
     pipe: Path
     log: Path
 
+    def make(self) -> None:
+        """Processes of the vGPUs' owners reach the pipes, whatever our umask is. MPS itself checks who they are."""
+        for directory in (self.pipe, self.log):
+            missing = [place for place in directory.parents if not place.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
+            for place in missing:
+                place.chmod(0o711)
+            directory.chmod(0o755)
+
 
 @dataclass(frozen=True, slots=True)
 class MpsLook:
@@ -89,10 +98,7 @@ class NvidiaMpsDaemon:
             )
         if self._answers():
             return
-        for directory in (self.directories.pipe, self.directories.log):
-            directory.mkdir(parents=True, exist_ok=True)
-            # Processes of the vGPUs' owners have to reach the pipes; MPS itself checks who they are.
-            directory.chmod(0o755)
+        self.directories.make()
         started = self._launch()
         if started.returncode and self.look(serving=False).daemon is None:
             # What a killed daemon left behind may keep the next one out; the directory is ours alone.
@@ -169,8 +175,7 @@ class SimulatedMpsDaemon:
         self.directories = directories
 
     def start(self) -> None:
-        for directory in (self.directories.pipe, self.directories.log):
-            directory.mkdir(parents=True, exist_ok=True)
+        self.directories.make()
         if self.look(serving=False).daemon is not None:
             return
         argv = interpreter.command(simulated_mps.__name__, str(self.directories.pipe))
@@ -193,7 +198,7 @@ class SimulatedMpsDaemon:
 
     def look(self, *, serving: bool) -> MpsLook:
         try:
-            pid, started = self._marker.read_text().split()
+            pid, started, *_ = self._marker.read_text().split()
         except (OSError, ValueError):
             return MpsLook(None)
         process = Process(int(pid), int(started))

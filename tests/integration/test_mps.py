@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from client_hook.environment import simulation_libraries
 from cython_ext import nativememory as native
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
@@ -205,3 +206,41 @@ def test_in_temporal_mode_a_fatal_fault_stays_with_its_process() -> None:
             assert worker.popen.wait(60) == 0
         finally:
             worker.end()
+
+
+ANOTHER_USER = """
+import ctypes, os
+driver = ctypes.CDLL("libcuda.so.1")
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+context, sms = ctypes.c_void_p(), ctypes.c_int()
+codes = driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+driver.cuDeviceGetAttribute(ctypes.byref(sms), 16, 0)
+print(*codes, sms.value)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_every_user_reaches_the_daemon_whatever_the_nodes_umask_is() -> None:
+    before = os.umask(0o077)
+    try:
+        with SimulatedNode(mode="spatial") as node:
+            node.directory.chmod(0o755)
+            told = node.attach(node.create(sm_percent=25, memory_bytes="1G").vgpu_id).replies[0]
+            places = {
+                "VGPU_SIM_DIR": str(node.paths.runtime / "sim"),
+                "LD_LIBRARY_PATH": str(simulation_libraries()),
+                "CUDA_MPS_PIPE_DIRECTORY": told["mps_pipe_directory"],
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+            }
+            ran = subprocess.run(
+                [sys.executable, "-c", ANOTHER_USER],
+                env=node.environment | places,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+    finally:
+        os.umask(before)
+    assert ran.stdout == "0 0 32\n", "it runs under MPS, with a quarter of the SMs"

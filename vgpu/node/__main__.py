@@ -15,7 +15,7 @@ import psutil
 import structlog
 import trio
 
-from client_hook import interpreter
+from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
@@ -81,6 +81,7 @@ def run(
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
+    check_namespace()
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
@@ -97,6 +98,16 @@ def run(
             limits=limits,
         )
         trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits).run)
+
+
+def check_namespace() -> None:
+    """``VgpuError`` (mode): in a PID namespace of its own the node would admit no program from outside."""
+    if namespaces.is_foreign_pid_namespace() and not namespaces.is_allowed(os.environ):
+        raise VgpuError(
+            ErrorCode.MODE,
+            "this node would run in a PID namespace of its own, and could not identify programs outside it",
+            namespaces.REMEDY,
+        )
 
 
 def chosen(gpus: Sequence[int], count: int) -> list[int]:
@@ -124,13 +135,19 @@ def only_node(paths: NodePaths) -> IO[str]:
 
 
 def simulated_gpus(folder: Path, count: int) -> int:
-    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them."""
-    from cython_ext.simengine import create_gpus
+    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them, unless
+    another version of the simulated driver made them."""
+    from cython_ext.simengine import Engine, create_gpus
 
     if not 1 <= count <= MOST_SIMULATED:
         raise VgpuError(ErrorCode.INVALID, f"{count} simulated GPUs: ask for 1 to {MOST_SIMULATED}")
-    if len(list(folder.glob("gpu*"))) != count:
+    try:
+        kept = len(list(folder.glob("gpu*"))) == count and all(Engine(folder, index) for index in range(count))
+    except FileNotFoundError:
+        kept = False
+    if not kept:
         create_gpus(folder, count)
+    folder.chmod(0o755 if os.geteuid() == 0 else 0o700)  # the vGPUs' owners use what is in it, whatever our umask is
     return count
 
 

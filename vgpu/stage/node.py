@@ -15,6 +15,7 @@ from typing import IO, Final
 import trio
 
 from client_hook import interpreter
+from client_hook.namespaces import ALLOW
 from vgpu.ctl.node import START_UP_S, did_not_start, node_command
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
@@ -61,7 +62,8 @@ async def private_node(
             trio.run_process,
             node_command(1 if simulated else 0, mode, gpus),
             env=interpreter.environment(os.environ)
-            | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
+            | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)}
+            | {ALLOW: "1"},  # its programs are children of this command, and so in the same namespace
             stdin=subprocess.DEVNULL,
             stdout=place.output,
             stderr=place.output,

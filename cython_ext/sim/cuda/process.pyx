@@ -6,15 +6,21 @@ from libc.string cimport memset, strcmp, strcpy, strlen, strncasecmp
 
 from cython_ext.native cimport add32, load32, now_ns
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Stream,
-    drv_contexts, drv_serve, sim_sleep_until,
+    CONTEXT_IS_DESTROYED, Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY,
+    SUCCESS, Stream, drv_contexts, drv_serve, sim_sleep_until,
 )
 from cython_ext.sim.engine cimport sim_earliest
-from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, sim_mps_named, sim_mps_server
+from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, SimServer, sim_mps_look
 from cython_ext.sim.queues cimport sim_free_context, sim_has_room, sim_open_stream, sim_reached
-from cython_ext.sim.share cimport pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock
-from cython_ext.sim.state cimport SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu, pthread_mutex_t
+from cython_ext.sim.share cimport SIM_MAX_GPUS, pthread_atfork, sim_enter, sim_map_all, sim_unlock
+from cython_ext.sim.state cimport LIBRARY_CUDA, SIM_CONTEXTS, SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu
 
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_lock(pthread_mutex_t* m) noexcept
+    int pthread_mutex_unlock(pthread_mutex_t* m) noexcept
 
 cdef extern from *:
     """
@@ -27,10 +33,6 @@ cdef extern from *:
     """
     pthread_mutex_t sim_process_mutex
     const char** setting_names
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil) noexcept
 
 cdef extern from "<stdio.h>" nogil:
     int snprintf(char* text, size_t size, const char* form, ...) noexcept
@@ -129,6 +131,7 @@ cdef public const char* drv_setting(const char* name) noexcept nogil:
 
 cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
     global initialised, init_result, device_count
+    cdef SimServer server
     if forked:
         return NOT_INITIALIZED
     if flags:
@@ -136,9 +139,10 @@ cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
     pthread_mutex_lock(&sim_process_mutex)
     if not initialised:
         note_settings()
-        device_count = choose_devices(sim_map_all(gpus))
+        device_count = choose_devices(sim_map_all(gpus, LIBRARY_CUDA))
         init_result = SUCCESS if device_count > 0 else NO_DEVICE
-        if sim_mps_named() != 0 and sim_mps_server() == 0:
+        sim_mps_look(&server)
+        if server.number != 0 and not server.alive:
             init_result = <CUresult>MPS_CONNECTION_FAILED
         pthread_atfork(NULL, NULL, in_child)
         initialised = 1
@@ -194,6 +198,8 @@ cdef public CUresult drv_begin(Context* context) noexcept nogil:
         drv_follow()
         gpu = context.gpu
         drv_enter(gpu)
+        if context.gpu == gpu and gpu.contexts[context.slot].generation != context.generation:
+            return CONTEXT_IS_DESTROYED     # this program closed the descriptor by which its context lives
         if context.gpu == gpu and not gpu.contexts[context.slot].frozen:
             return <CUresult>gpu.contexts[context.slot].error
         drv_leave(gpu)
@@ -209,8 +215,8 @@ cdef public void drv_end(Context* context) noexcept nogil:
 cdef void follow(Context* context, SimContext* left) noexcept nogil:
     """Nothing of it was queued when it was checkpointed: its streams begin anew, and what had happened is told."""
     cdef SimGpu* old = context.gpu
-    cdef SimGpu* new = gpus[left.moved_to - 1]
-    cdef uint32_t slot = left.moved_slot, before = context.slot, number
+    cdef SimGpu* new = gpus[(left.moved_to - 1) % SIM_MAX_GPUS]
+    cdef uint32_t slot = left.moved_slot % SIM_CONTEXTS, before = context.slot, number
     cdef Stream* stream = streams
     cdef int d
     sim_enter(old)
@@ -230,6 +236,7 @@ cdef void follow(Context* context, SimContext* left) noexcept nogil:
     sim_unlock(new)
     context.gpu = new
     context.slot = slot
+    context.generation = new.contexts[slot].generation
     sim_enter(old)
     sim_free_context(old, before)
     sim_unlock(old)

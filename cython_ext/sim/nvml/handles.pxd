@@ -13,6 +13,7 @@ cdef enum NvmlResultValue:
     INSUFFICIENT_SIZE = 7
     LIBRARY_NOT_FOUND = 12
     VERSION_MISMATCH = 25
+    UNKNOWN = 999
 
 
 cdef extern NvmlResult sim_check(SimGpu* gpu) noexcept nogil

@@ -7,7 +7,7 @@ from cython_ext.sim.queues cimport sim_memory_used
 from cython_ext.sim.nvml.handles cimport (
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS, VERSION_MISMATCH, sim_check,
 )
-from cython_ext.sim.share cimport sim_enter, sim_reap, sim_unlock
+from cython_ext.sim.share cimport sim_context_pid, sim_enter, sim_learn_pids, sim_reap, sim_unlock
 from cython_ext.sim.state cimport (
     CONTEXT_FREE, FROZEN_CHECKPOINTED, SIM_CONTEXTS, SIM_WINDOW_NS, SimContext, SimGpu,
 )
@@ -42,6 +42,15 @@ cdef NvmlResult look(SimGpu* gpu) noexcept nogil:
         sim_enter(gpu)
         sim_reap(gpu)
     return result
+
+
+cdef NvmlResult look_at_processes(SimGpu* gpu) noexcept nogil:
+    """``look``, and every pid is known then: as the real driver's, of the caller's PID namespace. A process that cannot
+    be seen from there is not listed."""
+    cdef NvmlResult result = sim_check(gpu)
+    if result == SUCCESS:
+        sim_learn_pids(gpu)
+    return look(gpu)
 
 
 # -- memory
@@ -115,7 +124,8 @@ cdef public NvmlResult nvmlDeviceGetProcessUtilization(SimGpu* gpu, ProcessSampl
     cdef uint32_t i, k, found = 0
     cdef unsigned int percent, room = count[0]
     cdef int64_t ended_us
-    cdef NvmlResult result = look(gpu)
+    cdef int pid
+    cdef NvmlResult result = look_at_processes(gpu)
     if result != SUCCESS:
         return result
     ended_us = (sim_wall_ns() - gpu.time_ns % SIM_WINDOW_NS) / 1000
@@ -123,16 +133,17 @@ cdef public NvmlResult nvmlDeviceGetProcessUtilization(SimGpu* gpu, ProcessSampl
         if gpu.contexts[i].state == CONTEXT_FREE or ended_us <= <int64_t>since_us:
             continue
         percent = <unsigned int>(100 * sim_load_ratio(&gpu.contexts[i].load, gpu.time_ns) + 0.5)
-        if percent == 0:
+        pid = sim_context_pid(gpu, i)
+        if percent == 0 or pid == 0:
             continue
         k = 0
-        while samples != NULL and k < min(found, room) and samples[k].pid != <unsigned int>gpu.contexts[i].pid:
+        while samples != NULL and k < min(found, room) and samples[k].pid != <unsigned int>pid:
             k += 1
         if samples != NULL and k < min(found, room):
             samples[k].sm = min(<unsigned int>100, samples[k].sm + percent)
             continue
         if samples != NULL and found < room:
-            samples[found].pid = gpu.contexts[i].pid
+            samples[found].pid = pid
             samples[found].time_us = ended_us
             samples[found].sm = percent
             samples[found].memory = samples[found].encoder = samples[found].decoder = 0
@@ -158,7 +169,8 @@ cdef NvmlResult processes(SimGpu* gpu, unsigned int* count, ProcessInfo* infos, 
     cdef unsigned int room = count[0]
     cdef ProcessInfo all[128]
     cdef SimContext* context
-    cdef NvmlResult result = look(gpu)
+    cdef int pid
+    cdef NvmlResult result = look_at_processes(gpu)
     if result != SUCCESS:
         return result
     for i in range(SIM_CONTEXTS):
@@ -167,11 +179,14 @@ cdef NvmlResult processes(SimGpu* gpu, unsigned int* count, ProcessInfo* infos, 
             continue
         if mps_only and context.server == 0:
             continue
+        pid = sim_context_pid(gpu, i)
+        if pid == 0:
+            continue
         k = 0
-        while k < found and all[k].pid != <unsigned int>context.pid:
+        while k < found and all[k].pid != <unsigned int>pid:
             k += 1
         if k == found:
-            all[k].pid = context.pid
+            all[k].pid = pid
             all[k].used_bytes = 0
             all[k].gpu_instance = all[k].compute_instance = <unsigned int>-1
             found += 1
