@@ -20,6 +20,7 @@ from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.limits import Limits
 from vgpu.logs import to_stderr
+from vgpu.openfiles import raise_limit
 from vgpu.paths import NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     go_first()
+    raise_limit()
     try:
         to_stderr("server", gpu=arguments.index)
         settings = Settings(

@@ -116,7 +116,7 @@ class Limits(BaseModel):
         64,
         "descriptors of one process of the node",
         "The event loop, the journal and the logs work on when links and vGPUs have taken all others.",
-        least=16,
+        least=64,
         most=4096,
     )
 

@@ -12,6 +12,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as serve_asgi
 from starlette.types import ASGIApp
 
+from vgpu.openfiles import raise_limit
 from vgpu.precedence import keep_all
 
 IDLE_S: Final = 120.0
@@ -21,6 +22,7 @@ IDLE_S: Final = 120.0
 async def serve_http(app: ASGIApp, listening: socket.socket, ready: Callable[[], None], stop_s: float) -> None:
     """Takes ``listening`` over. ``ready`` is called once requests are answered; ``stop_s``: for answers that are on
     their way at the end."""
+    raise_limit()
     config = Config()
     config.bind = [f"fd://{listening.detach()}"]
     config.graceful_timeout = config.shutdown_timeout = stop_s

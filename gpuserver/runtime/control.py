@@ -90,14 +90,18 @@ class Control:
 
     async def serve(self, sock: trio.socket.SocketType) -> None:
         """One link, of a node or a broker. Whatever is wrong with it ends it, and it alone."""
-        peer = peer_of(sock)
-
-        def greeted(hello: Hello) -> None:
-            known = any(vgpu.broker == peer.process for vgpu in self._server.vgpus.values())
-            if hello.role == "broker" and known:
-                link.admit_descriptors()  # its vGPU's pages
-
         async with MessageStream(sock, takes_descriptors=False) as link:
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                log.warning("link closed", reason=f"its peer cannot be found out: {error}")
+                return
+
+            def greeted(hello: Hello) -> None:
+                known = any(vgpu.broker == peer.process for vgpu in self._server.vgpus.values())
+                if hello.role == "broker" and known:
+                    link.admit_descriptors()  # its vGPU's pages
+
             try:
                 if peer.uid not in {0, os.geteuid()}:
                     raise VgpuError(ErrorCode.NOT_YOURS, f"uid {peer.uid} has no business here")
@@ -187,9 +191,14 @@ class Control:
         server = self._server
         owner = Owner(uid, _group_id(create.spec.share_group))
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        server.require_descriptors()
         server.count_occupied()
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
-        vgpu = server.enlist(record, None)
+        try:
+            vgpu = server.enlist(record, None)
+        except BaseException:
+            server.registry.remove(vgpu_id)
+            raise
         server.apply_shares()
         server.nursery.start_soon(server.brokers.keep, vgpu)
         with trio.move_on_after(ADMIT_S):

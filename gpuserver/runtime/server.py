@@ -48,6 +48,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.openfiles import require
+from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
@@ -60,8 +62,9 @@ log = structlog.get_logger(__name__)
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
 """How long a gate waits on a silent server before --on-server-loss applies."""
+DESCRIPTORS_PER_VGPU: Final = 6
+"""Grants page, activity page, its broker's link and pidfd, its owner's store, and one for a moment."""
 _SHUTDOWN_S: Final = 5.0
-_MOST_LINKS: Final = 1024
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -101,6 +104,7 @@ class GpuServer:
         self._journal_turn = trio.Lock()
         self.events = EventFeed()
         self._row, self._remembered = journal.begin()
+        self.require_descriptors(len(self._remembered))
         # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
         found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
@@ -180,7 +184,7 @@ class GpuServer:
                 nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
-                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
+                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=settings.limits.links))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
                 )
@@ -226,6 +230,11 @@ class GpuServer:
         self._remembered = []
 
     # --- vGPUs
+
+    def require_descriptors(self, vgpus: int = 1) -> None:
+        """``VgpuError`` (unavailable): this process has not enough left for so many more vGPUs."""
+        needed, kept = vgpus * DESCRIPTORS_PER_VGPU, self.settings.limits.descriptors_kept
+        require(needed, kept, f"the server of GPU {self.facts.index}")
 
     def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
@@ -497,5 +506,10 @@ def _environment(settings: Settings) -> dict[str, str]:
     return found
 
 
+_complaints: Final[Pace[str]] = Pace(1.0)
+
+
 def _complain(error: OSError) -> None:
-    log.warning("cannot accept a link", reason=str(error))
+    missed = _complaints.due("", time.monotonic())
+    if missed is not None:
+        log.warning("cannot accept a link", reason=str(error) + and_more(missed))

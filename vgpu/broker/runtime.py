@@ -29,6 +29,7 @@ from vgpu.errors import VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
+from vgpu.pacing import Pace, and_more
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
     TO_BROKER,
@@ -91,6 +92,7 @@ class Broker:
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
+        self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._planned: dict[
             int, Adopt
         ] = {}  # by slot: as it was when its process came. In the page a tenant could write
@@ -247,23 +249,27 @@ class Broker:
         return self._pages.activity
 
     def _cannot_accept(self, error: OSError) -> None:
-        self._say("cannot accept a process", error)
+        missed = self._complaints.due("", time.monotonic())
+        if missed is not None:
+            self._say("cannot accept a process" + and_more(missed), error)
 
     def _say(self, text: str, error: Exception) -> None:
         """A broker reports through its link; only what concerns links themselves goes to stderr (the server's log)."""
         tell("warning", text, "broker", vgpu=self._vgpu_id, reason=str(error))
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
-        peer = peer_of(sock)
+        peer: Peer | None = None
         try:
             async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES, takes_descriptors=False) as stream:
+                peer = peer_of(sock)
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
         except (OSError, VgpuError, ValidationError) as error:
             reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
-            await self._tell(Closed(pid=peer.process.pid, uid=peer.uid, reason=reason))
+            pid, uid = (peer.process.pid, peer.uid) if peer else (0, -1)
+            await self._tell(Closed(pid=pid, uid=uid, reason=reason))
 
     async def _attach(self, stream: MessageStream, peer: Peer) -> None:
         received = await stream.receive()
@@ -329,11 +335,15 @@ class Broker:
 
     async def _watch_pid(self, slot: int, process: Process) -> None:
         """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            await self._died(slot, process)
-            return
+        while True:
+            try:
+                pidfd = os.pidfd_open(process.pid)
+                break
+            except ProcessLookupError:
+                await self._died(slot, process)
+                return
+            except OSError:  # no descriptor is left: the mutex of the slot tells meanwhile
+                await trio.sleep(RECONNECT_S[2])
         try:
             if is_alive(process):
                 await trio.lowlevel.wait_readable(pidfd)

@@ -22,6 +22,7 @@ from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
+from vgpu.openfiles import raise_limit
 from vgpu.paths import NodePaths
 from vgpu.stage.signals import cause_of
 
@@ -54,6 +55,7 @@ def main() -> None:
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
+        raise_limit()
         limits = Limits.from_option(arguments.limits)
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
         run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory, limits)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from functools import partial
@@ -20,6 +19,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.events import EventFile, EventLog, server_restarted
 from vgpu.node.logfiles import keep_small
@@ -27,7 +27,10 @@ from vgpu.node.readings import only
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
+from vgpu.node.sources import Places, Source, read_owners
 from vgpu.node.survey import SILENT, Survey
+from vgpu.openfiles import is_kept
+from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
 from vgpu.precedence import keep_all
 from vgpu.protocol.hello import Hello
@@ -68,7 +71,8 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
-from vgpu.protocol.stream import MessageStream, listen, serve_links
+from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, listen, serve_links
+from vgpu.spec import explain
 
 log = structlog.get_logger(__name__)
 
@@ -80,9 +84,9 @@ LOOK_AGAIN_S: Final = 0.05
 RESTART_S: Final = 8.0
 """A request waits that long for a server that is being restarted, which takes half a second, and seconds on a machine
 with much else to do."""
-MOST_LINKS: Final = 1024
-MOST_LINKS_OF_ONE: Final = 64
-"""One user's, other than root's and the node's own: who opens links without end must not take the others' room."""
+COMPLAINT_S: Final = 1.0
+OWNERS_S: Final = 60.0
+"""Between two readings of /etc/subuid."""
 
 
 class Node:
@@ -103,7 +107,8 @@ class Node:
         self._limits = limits
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
-        self._links: Counter[int] = Counter()
+        self._closed: Pace[Source] = Pace(COMPLAINT_S)
+        self._places = Places(limits, frozenset({0, os.geteuid()}))
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         self._events = EventLog(EventFile(paths.events))
         self._processes = {
@@ -121,6 +126,7 @@ class Node:
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._events.write)
+            nursery.start_soon(self._know_owners)
             nursery.start_soon(self._survey.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
@@ -133,7 +139,7 @@ class Node:
             keep_all()
             tell_service_manager("READY=1")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
-            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
+            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -145,32 +151,51 @@ class Node:
 
     # --- links
 
-    async def _converse(self, sock: trio.socket.SocketType) -> None:
-        peer = peer_of(sock)
+    async def _know_owners(self) -> None:
+        """The owners of subordinate uids, as the machine's files have them."""
+        while True:
+            self._places.owners = await trio.to_thread.run_sync(read_owners)
+            await trio.sleep(OWNERS_S)
 
+    async def _converse(self, sock: trio.socket.SocketType) -> None:
+        async with MessageStream(sock, takes_descriptors=False) as link:
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                log.warning("link closed", reason=f"its peer cannot be found out: {error}")
+                return
+            try:
+                await self._converse_with(peer, link)
+            except ValidationError as error:
+                self._note_closed(peer, explain(error))
+            except (OSError, VgpuError, trio.ClosedResourceError) as error:
+                self._note_closed(peer, str(error))
+            except Exception:
+                log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
+
+    def _note_closed(self, peer: Peer, reason: str) -> None:
+        missed = self._closed.due(self._places.owners.source_of(peer.uid), time.monotonic())
+        if missed is not None:
+            log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=reason + and_more(missed))
+
+    async def _converse_with(self, peer: Peer, link: MessageStream) -> None:
         async def answer(request: AnyRequest) -> BaseModel:
             return await self._answer(request, peer.uid)
 
-        self._links[peer.uid] += 1
+        kept = LAST_DESCRIPTORS if peer.uid in self._places.exempt else self._limits.descriptors_kept
         try:
-            async with MessageStream(sock, takes_descriptors=False) as link:
-                if self._links[peer.uid] > MOST_LINKS_OF_ONE and peer.uid not in {0, os.geteuid()}:
-                    full = Failure(
-                        id=0,
-                        code=ErrorCode.UNAVAILABLE,
-                        error=f"uid {peer.uid} has {MOST_LINKS_OF_ONE} links to this node already",
-                        hint="end some of its programs that watch or ask",
-                    )
-                    await link.send(full.model_dump(mode="json"))
-                    return
-                if await welcome(link, os.getpid()) is not None:
-                    await serve(link, REQUESTS, answer, self._notices)
-        except (OSError, VgpuError, ValidationError, trio.ClosedResourceError) as error:
-            log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=str(error))
-        except Exception:
-            log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
+            if is_kept(link.socket.fileno(), kept):
+                raise VgpuError(ErrorCode.UNAVAILABLE, "this node has no descriptors left for links", "try again later")
+            place = self._places.enter(peer.uid)
+        except VgpuError as full:
+            failure = Failure(id=0, code=full.code, error=full.message, hint=full.hint)
+            await link.send(failure.model_dump(mode="json"))
+            return
+        try:
+            if await welcome(link, os.getpid()) is not None:
+                await serve(link, REQUESTS, answer, self._notices)
         finally:
-            self._links[peer.uid] -= 1
+            self._places.leave(place)
 
     def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
         match request:
@@ -421,5 +446,10 @@ def _own(directory: Path, mode: int) -> None:
     directory.chmod(mode)
 
 
+_complaints: Final[Pace[str]] = Pace(COMPLAINT_S)
+
+
 def _complain(error: OSError) -> None:
-    log.warning("cannot accept a link", reason=str(error))
+    missed = _complaints.due("", time.monotonic())
+    if missed is not None:
+        log.warning("cannot accept a link", reason=str(error) + and_more(missed))
