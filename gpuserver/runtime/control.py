@@ -90,7 +90,8 @@ class Control:
 
     async def serve(self, sock: trio.socket.SocketType) -> None:
         """One link, of a node or a broker. Whatever is wrong with it ends it, and it alone."""
-        async with MessageStream(sock, takes_descriptors=False) as link:
+        first_bytes = self._server.settings.limits.first_message_bytes
+        async with MessageStream(sock, takes_descriptors=False, first_bytes=first_bytes) as link:
             try:
                 peer = peer_of(sock)
             except OSError as error:

@@ -473,12 +473,15 @@ class GpuServer:
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
-                await trio.to_thread.run_sync(self._journal.write, server, rows)
+                unfit = await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
                 return False
             if new is not None:
-                new.written = True
+                new.written = new.record.vgpu_id not in unfit
+                return new.written
+            if unfit:
+                log.error("vGPUs were not written into the journal: their values do not fit", vgpus=", ".join(unfit))
         return True
 
     def set_period(self, period_ns: int) -> None:

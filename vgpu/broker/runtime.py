@@ -25,7 +25,7 @@ from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
-from vgpu.errors import VgpuError
+from vgpu.errors import VgpuError, cleaned
 from vgpu.identity import Peer, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
@@ -48,7 +48,7 @@ from vgpu.protocol.broker import (
     Register,
     Stop,
 )
-from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
+from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
@@ -260,14 +260,21 @@ class Broker:
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer: Peer | None = None
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES, takes_descriptors=False) as stream:
+            async with MessageStream(
+                sock,
+                MAX_HOOK_BYTES,
+                MAX_HOOK_BYTES,
+                takes_descriptors=False,
+                first_bytes=self._limits.first_message_bytes,
+                most_items=MAX_REQUEST_ITEMS,
+            ) as stream:
                 peer = peer_of(sock)
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
         except (OSError, VgpuError, ValidationError) as error:
-            reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
+            reason = "its attach request is malformed" if isinstance(error, ValidationError) else cleaned(str(error))
             pid, uid = (peer.process.pid, peer.uid) if peer else (0, -1)
             await self._tell(Closed(pid=pid, uid=uid, reason=reason))
 

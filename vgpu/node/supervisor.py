@@ -33,6 +33,7 @@ from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
 from vgpu.precedence import keep_all
+from vgpu.protocol.codec import MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     REQUESTS,
@@ -158,7 +159,13 @@ class Node:
             await trio.sleep(OWNERS_S)
 
     async def _converse(self, sock: trio.socket.SocketType) -> None:
-        async with MessageStream(sock, takes_descriptors=False) as link:
+        async with MessageStream(
+            sock,
+            MAX_REQUEST_BYTES,
+            takes_descriptors=False,
+            first_bytes=self._limits.first_message_bytes,
+            most_items=MAX_REQUEST_ITEMS,
+        ) as link:
             try:
                 peer = peer_of(sock)
             except OSError as error:

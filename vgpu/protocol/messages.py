@@ -160,7 +160,7 @@ class Watch(Request):
     op: Literal["watch"] = "watch"
     snapshots: bool = True
     events: bool = False
-    interval_ns: int = Field(default=500_000_000, ge=50_000_000)
+    interval_ns: int = Field(default=500_000_000, ge=50_000_000, le=3_600_000_000_000)
     vgpus: tuple[str, ...] = ()
 
 
@@ -227,7 +227,7 @@ class Forward(Request):
     another GPU Server: its own."""
 
     op: Literal["forward"] = "forward"
-    uid: int
+    uid: int = Field(ge=0, lt=1 << 32)
     request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
 
 

@@ -40,7 +40,8 @@ LAST_DESCRIPTORS: Final = 32
 
 class MessageStream:
     """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
-    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``takes_descriptors``
+    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``first_bytes``,
+    ``most_items``: as of ``Decoder``. ``takes_descriptors``
     False: a peer that passes any has broken the rules, until ``admit_descriptors`` is called.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
@@ -53,12 +54,14 @@ class MessageStream:
         gives_bytes: int = MAX_ANSWER_BYTES,
         *,
         takes_descriptors: bool = True,
+        first_bytes: int | None = None,
+        most_items: int | None = None,
     ) -> None:
         self.socket = sock
         self._takes_descriptors = takes_descriptors
         self._kernel_refuses = refuses_descriptors(sock)
         self._gives_bytes = gives_bytes
-        self._decoder = Decoder(takes_bytes)
+        self._decoder = Decoder(takes_bytes, first_bytes=first_bytes, max_items=most_items)
         self._inbox: deque[tuple[Message, list[int]]] = deque()
         self._arrived: list[int] = []  # with the latest read
         self._pending: list[int] = []  # of the message that is not complete yet
