@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import sys
-from pathlib import Path
-from typing import IO
 
 import structlog
 import trio
@@ -18,6 +15,7 @@ from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive
 from vgpu.limits import Limits
 from vgpu.logs import to_stderr
 from vgpu.openfiles import raise_limit
@@ -64,7 +62,9 @@ def run(settings: Settings) -> None:
     """Serve until told to stop. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock(directory / "lock", f"GPU {settings.index} is served already"), NvmlGpu(settings.index) as gpu:
+    text = f"GPU {settings.index} is served already"
+    refusal = VgpuError(ErrorCode.EXISTS, text, f"its lock is {directory / 'lock'}")
+    with exclusive(directory / "lock", refusal), NvmlGpu(settings.index) as gpu:
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
             server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
@@ -88,17 +88,6 @@ def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
     # Processes of the vGPUs' owners go there, so it cannot lie below the server's private directory.
     public = settings.paths.runtime / "mps" / str(settings.index)
     return NvidiaMpsDaemon(uuid, MpsDirectories(public / "pipe", public / "log"), multi_user=os.geteuid() == 0)
-
-
-def lock(path: Path, refusal: str) -> IO[str]:
-    """The file, locked for as long as it is open. ``VgpuError`` (exists) if another process holds it."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise VgpuError(ErrorCode.EXISTS, refusal, f"its lock is {path}") from None
-    return file
 
 
 if __name__ == "__main__":

@@ -38,6 +38,11 @@ class NodePaths:
     def control_socket(self) -> Path:
         return self.runtime / "control.sock"
 
+    @property
+    def node_lock(self) -> Path:
+        """In a directory of the node alone: whoever can open a file can lock it."""
+        return self.runtime / "gpus" / "node.lock"
+
     def gpu_dir(self, index: int) -> Path:
         return self.runtime / "gpus" / str(index)
 
