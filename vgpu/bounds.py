@@ -6,6 +6,7 @@ so that no field is without: not the next one either.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, GetCoreSchemaHandler
@@ -15,7 +16,7 @@ MOST_STORED: Final = (1 << 63) - 1
 """What SQLite keeps, and what a signed word of a page holds."""
 MOST_CARRIED: Final = (1 << 64) - 1
 """What msgpack carries: a counter may be an unsigned word of a page."""
-LARGEST_REAL: Final = 1e300
+LARGEST_REAL: Final = sys.float_info.max
 LONGEST_TEXT: Final = 4096
 MOST_ITEMS: Final = 1024
 

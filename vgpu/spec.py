@@ -39,6 +39,7 @@ SHORTEST_WINDOW_NS: Final = 250_000
 LONGEST_WINDOW_NS: Final = 100_000_000
 LONGEST_DURATION_NS: Final = 100 * 365 * 86400 * 10**9  # an end stays within 64 bits until the year 2162
 SHORTEST_IDLE_NS: Final = 1_000_000_000  # below, a program would wait for its memory more often than it works
+LONGEST_GROUP: Final = 255
 _LONGEST_MESSAGE: Final = 1000
 _LIKE_ID: Final = re.compile(r"vgpu-.*|[0-9a-f]{8}", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
@@ -110,9 +111,18 @@ def checked_window(value: int) -> int:
 
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
+        raise ValueError(
+            f"{cleaned(value, 80)!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first"
+        )
     if value.startswith("vgpu-"):
         raise ValueError(f"{value!r} looks like a vGPU id: choose a name that does not start with 'vgpu-'")
+    return value
+
+
+def _checked_group(value: str) -> str:
+    """Of any name service: those of directories have blanks and backslashes in their names."""
+    if not 0 < len(value) <= LONGEST_GROUP or not value.isprintable() or ":" in value:
+        raise ValueError(f"{cleaned(value, 80)!r} is not the name of a group")
     return value
 
 
@@ -133,6 +143,7 @@ PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_per
 WindowNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_window)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
+Group = Annotated[str, AfterValidator(_checked_group)]
 
 
 class VgpuSpec(BoundedRequest):
@@ -173,7 +184,7 @@ class VgpuSpec(BoundedRequest):
     name: Name | None = None
     ttl_ns: DurationNs | None = None
     idle_suspend_ns: IdleNs = 0
-    share_group: str | None = None
+    share_group: Group | None = None
     group: Name | None = None
 
     @model_validator(mode="after")

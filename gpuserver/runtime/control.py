@@ -3,7 +3,6 @@ whom the node asks for is what the kernel told the node."""
 
 from __future__ import annotations
 
-import grp
 import os
 import secrets
 import time
@@ -34,6 +33,7 @@ from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
+from vgpu.groups import Groups
 from vgpu.happenings import Happening
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
@@ -85,6 +85,7 @@ class Control:
     def __init__(self, server: GpuServer) -> None:
         self._server = server
         self._tracing = Tracing(server)
+        self._groups = Groups()
 
     # --- links
 
@@ -126,7 +127,7 @@ class Control:
             case Watch():
                 return self._server.events.watch(forward.id)
             case Trace() as trace:
-                return self._tracing.stream(forward.id, trace.duration_ns, work=trace.work)
+                return self._tracing.stream(forward.id, forward.uid, trace.duration_ns, work=trace.work)
             case _:
                 return None
 
@@ -190,7 +191,10 @@ class Control:
 
     async def _create(self, create: Create, uid: int) -> VgpuReading:
         server = self._server
-        owner = Owner(uid, _group_id(create.spec.share_group))
+        share_gid = create.share_gid
+        if create.spec.share_group is not None and share_gid < 0:  # a node of an older version leaves it to us
+            share_gid = await self._groups.id_of(create.spec.share_group)
+        owner = Owner(uid, share_gid if create.spec.share_group is not None else -1)
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
         server.require_descriptors()
         server.count_occupied()
@@ -416,15 +420,6 @@ class Control:
             temperature_c=server.activity.temperature_c,
             sm_clock_mhz=server.activity.sm_clock_mhz,
         )
-
-
-def _group_id(name: str | None) -> int:
-    if name is None:
-        return -1
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise VgpuError(ErrorCode.INVALID, f"there is no group {name!r} on this machine", "see: getent group") from None
 
 
 def _summary(spec: VgpuSpec) -> dict[str, int | float | str]:

@@ -25,7 +25,7 @@ from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.registry import Card, Registry, VgpuRecord
+from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
@@ -113,7 +113,9 @@ class GpuServer:
         if window_ns := settings.window_ns or self._row.window_ns:
             self.policy = replace(self.policy, window_ns=window_ns)
         self.mode, self.mode_reason = self._choose_mode()
-        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
+        limits = settings.limits
+        per_user = PerUser(limits.vgpus_per_user, limits.vgpus_kept, frozenset({0, os.geteuid()}))
+        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
         self.migration = Migration(self)
@@ -477,11 +479,11 @@ class GpuServer:
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
                 return False
+            if unfit:
+                log.error("vGPUs were not written into the journal: their values do not fit", vgpus=", ".join(unfit))
             if new is not None:
                 new.written = new.record.vgpu_id not in unfit
                 return new.written
-            if unfit:
-                log.error("vGPUs were not written into the journal: their values do not fit", vgpus=", ".join(unfit))
         return True
 
     def set_period(self, period_ns: int) -> None:

@@ -191,6 +191,7 @@ def test_a_vgpu_is_removed(api: httpx.Client, vgpu: VgpuReading) -> None:
         '{"sm_percent": NaN}',
         '{"sm_percent": 10, "memory_bytes": 18446744073709551616}',
         '{"sm_percent": 10, "ttl_ns": %s}' % ("9" * 5000),
+        '{"sm_percent": 10, "share_group": "a\\u0000b"}',
     ],
 )
 def test_a_number_or_text_beyond_its_bounds_is_refused_with_a_code(api: httpx.Client, body: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -155,7 +156,7 @@ def _meant(reference: str, vgpus: Sequence[VgpuReading], past: Sequence[EventRea
     if not reference:
         return ""
     try:
-        return find_vgpu(reference, vgpus).vgpu_id
+        return find_vgpu(reference, vgpus, os.geteuid()).vgpu_id
     except VgpuError:
         if not past:
             raise

@@ -90,22 +90,27 @@ class History:
             found.append(event)
         return tuple(reversed(found))
 
-    def meant(self, reference: str, vgpus: Sequence[VgpuReading]) -> str:
-        """The id of the vGPU that ``reference`` names (id, prefix of one, or name): one of ``vgpus``, which are there,
-        or else one that is gone and that events tell of. Errors: ``not-found``, ``ambiguous``."""
+    def meant(self, reference: str, vgpus: Sequence[VgpuReading], uid: int | None = None) -> str:
+        """The id of the vGPU that ``reference`` of user ``uid`` names (id, prefix of one, or name): one of ``vgpus``,
+        which are there, or else one that is gone and that events tell of; first those that ``uid`` has made. Errors:
+        ``not-found``, ``ambiguous``."""
         try:
-            return find_vgpu(reference, vgpus).vgpu_id
+            return find_vgpu(reference, vgpus, uid).vgpu_id
         except VgpuError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
         names: dict[str, str] = {}
+        made: set[str] = set()
         for kept in self._kept:
             event = kept.event
             if event.vgpu_id:
                 names[event.vgpu_id] = str(event.fields.get("name", names.get(event.vgpu_id, "")))
+                if event.kind == Happening.CREATED and event.fields.get("by_uid") == uid:
+                    made.add(event.vgpu_id)
         prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
         fitting = [reference] if reference in names else []
-        fitting = fitting or [vgpu_id for vgpu_id, name in names.items() if reference and name == reference]
+        named = [vgpu_id for vgpu_id, name in names.items() if reference and name == reference]
+        fitting = fitting or [vgpu_id for vgpu_id in named if vgpu_id in made] or named
         fitting = fitting or [vgpu_id for vgpu_id in names if reference and vgpu_id.startswith(prefix)]
         if len(fitting) == 1:
             return fitting[0]

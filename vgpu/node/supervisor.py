@@ -19,6 +19,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.groups import Groups
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.events import EventFile, EventLog, server_restarted
@@ -108,6 +109,7 @@ class Node:
         self._limits = limits
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
+        self._groups = Groups()
         self._closed: Pace[Source] = Pace(COMPLAINT_S)
         self._places = Places(limits, frozenset({0, os.geteuid()}))
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
@@ -200,16 +202,16 @@ class Node:
             return
         try:
             if await welcome(link, os.getpid()) is not None:
-                await serve(link, REQUESTS, answer, self._notices)
+                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid))
         finally:
             self._places.leave(place)
 
-    def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
+    def _notices(self, request: AnyRequest, uid: int) -> AsyncGenerator[Notice, None] | None:
         match request:
             case Watch():
-                return self._watch(request)
+                return self._watch(request, uid)
             case Trace():
-                return self._trace(request)
+                return self._trace(request, uid)
             case _:
                 return None
 
@@ -220,18 +222,18 @@ class Node:
             case Create():
                 return await self._create(request, uid)
             case Set(vgpu=reference) | Remove(vgpu=reference) | Inspect(vgpu=reference):
-                vgpu = await self._find(reference)
+                vgpu = await self._find(reference, uid)
                 model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
                 if isinstance(request, Set) and request.changes.name is not None:
-                    await self._refuse_taken_name(request.changes.name, but=vgpu.vgpu_id)
+                    await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
                 exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, exact, uid, model, CHANGE_S)
             case Suspend(vgpu=reference) | Resume(vgpu=reference):
-                vgpu = await self._find(reference)
+                vgpu = await self._find(reference, uid)
                 move = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, move, uid, VgpuReading, SUSPEND_S)
             case Migrate(vgpu=reference, gpu=choice):
-                return await self._migrate(await self._find(reference), choice, uid)
+                return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
                 return VgpuList(vgpus=(await self._survey.look()).vgpus)
             case Processes(vgpu=reference):
@@ -248,15 +250,19 @@ class Node:
             case Meter():
                 return await self._survey.meter(uid)
             case Events():
-                return await self._what_happened(request)
+                return await self._what_happened(request, uid)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
     async def _create(self, request: Create, uid: int) -> VgpuReading:
         """On the first GPU that takes it; if none does, the refusal of the one with the most room."""
+        group = request.spec.share_group
+        # Before the lock: while the name service is slow, others make vGPUs.
+        share_gid = -1 if group is None else await self._groups.id_of(group)
+        request = request.model_copy(update={"share_gid": share_gid})
         async with self._creating:
             if request.spec.name is not None:
-                await self._refuse_taken_name(request.spec.name)
+                await self._refuse_taken_name(request.spec.name, uid)
             refusals = []
             gpus = candidates(request.gpu, (await self._survey.look()).gpus)
             for gpu in gpus:
@@ -298,20 +304,21 @@ class Node:
             text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs stand still: {error.message}"
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
-    async def _refuse_taken_name(self, name: str, but: str = "") -> None:
+    async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
+        """A name is one owner's; another one may give it, too."""
         for vgpu in (await self._survey.look()).vgpus:
-            if vgpu.name == name and vgpu.vgpu_id != but:
+            if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
 
-    async def _find(self, reference: str) -> VgpuReading:
-        """The vGPU meant. While a server restarts, what it said last may lack vGPUs: it is waited for."""
+    async def _find(self, reference: str, uid: int) -> VgpuReading:
+        """The vGPU that ``uid`` means. While a server restarts, what it said last may lack vGPUs: it is waited for."""
         deadline = trio.current_time() + RESTART_S
         while True:
             snapshot = await self._survey.look()
             away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
             try:
-                vgpu = find_vgpu(reference, snapshot.vgpus)
+                vgpu = find_vgpu(reference, snapshot.vgpus, uid)
                 if vgpu.gpu_index not in away:
                     return vgpu
             except VgpuError as error:
@@ -324,7 +331,7 @@ class Node:
 
     async def _list_processes(self, reference: str, uid: int) -> ProcessList:
         if reference:
-            vgpu = await self._find(reference)
+            vgpu = await self._find(reference, uid)
             return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, ANSWER_S)
         return await self._survey.processes(uid)
 
@@ -379,13 +386,13 @@ class Node:
             with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
                 channel.send_nowait(event)
 
-    async def _what_happened(self, asked: Events) -> EventList:
+    async def _what_happened(self, asked: Events, uid: int) -> EventList:
         history = self._events.history
-        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus) if asked.vgpu else ""
+        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus, uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
-    async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
-        wanted = {(await self._find(reference)).vgpu_id for reference in watch.vgpus}
+    async def _watch(self, watch: Watch, uid: int) -> AsyncGenerator[Notice, None]:
+        wanted = {(await self._find(reference, uid)).vgpu_id for reference in watch.vgpus}
         sending, receiving = trio.open_memory_channel[EventReading](1024)
         if watch.events:
             self._watchers.add(sending)
@@ -404,7 +411,7 @@ class Node:
         finally:
             self._watchers.discard(sending)
 
-    async def _trace(self, trace: Trace) -> AsyncGenerator[Notice, None]:
+    async def _trace(self, trace: Trace, uid: int) -> AsyncGenerator[Notice, None]:
         """What one server records, passed on. Closed before its end, it ends the link, and the server forgets it."""
         gpu = find_gpu(trace.gpu, (await self._survey.look()).gpus)
         process = self._processes[gpu.index]
@@ -412,7 +419,7 @@ class Node:
             raise _not_served(gpu.index, process.reason or SILENT)
         link, _ = await open_link(process.socket, Hello())
         async with link:
-            await link.send(Forward(id=trace.id, uid=os.geteuid(), request=trace).model_dump(mode="json"))
+            await link.send(Forward(id=trace.id, uid=uid, request=trace).model_dump(mode="json"))
             while (received := await link.receive()) is not None:
                 if "ok" in received[0]:
                     checked(received)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
@@ -34,11 +34,19 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 class Create(Request):
-    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix)."""
+    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+    ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer says; −1: there is none, and an older
+    GPU Server does not see the field."""
 
     op: Literal["create"] = "create"
     spec: VgpuSpec
     gpu: str = "auto"
+    share_gid: int = Field(default=-1, ge=-1, lt=1 << 32)
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
 
 
 class Set(Request):
