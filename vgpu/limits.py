@@ -82,9 +82,9 @@ class Limits(BaseModel):
         most=1_000_000,
     )
     peer_events_kept: int = _bound(
-        1_000,
-        "events that peers cause",
-        "Closed links have a ring of their own, so that they push out no other event.",
+        5_000,
+        "events that programs and links cause",
+        "What programs cause has a ring of its own, so that it pushes out nothing that people did.",
         least=10,
         most=1_000_000,
     )

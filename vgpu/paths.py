@@ -78,6 +78,11 @@ class NodePaths:
     def events(self) -> Path:
         return self.state / "events.jsonl"
 
+    @property
+    def program_events(self) -> Path:
+        """What programs cause, as often as they like."""
+        return self.state / "events-programs.jsonl"
+
 
 def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
     """The error of a node that cannot have ``path``, which ``variable`` places."""

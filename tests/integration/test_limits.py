@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import grp
 import os
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.node import SimulatedNode
+from tests.integration.node import SimulatedNode, eventually
 from tests.integration.users import ALICE, BOB, RawLink, as_user, needs_root, opened
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import encode
@@ -212,3 +214,26 @@ def test_no_other_user_can_lock_what_a_node_locks(node: SimulatedNode) -> None:
 
     assert as_user(ALICE, lockable) == []
     assert {path.stat().st_mode & 0o777 for path in locks} == {0o600}
+
+
+# --- events
+
+
+def test_garbage_at_a_broker_is_told_of_once_in_a_while_and_counted(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=10)
+    for _ in range(50):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(60)
+            peer.connect(str(node.paths.broker_socket(vgpu.vgpu_id)))
+            peer.sendall(b"\xff" * 64)
+            assert peer.recv(100) == b""
+
+    def told() -> list[str]:
+        with node.link() as link:
+            return [event.text for event in link.events(vgpu.vgpu_id, kinds=("link-closed",))]
+
+    def count(texts: list[str]) -> int:
+        return sum(1 + int((re.search(r"\(and (\d+) more\)", text) or [0, 0])[1]) for text in texts)
+
+    eventually(lambda: count(told()) == 50, "every one's being told or counted")
+    assert len(told()) < 25

@@ -92,6 +92,9 @@ class Broker:
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
+        self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
+        self._left_out = Closed(pid=0, uid=-1, reason="")
+        self._tells_later = False
         self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._planned: dict[
             int, Adopt
@@ -225,7 +228,7 @@ class Broker:
         try:
             released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
         except TimeoutError as error:  # the ledger's lock: the server will ask again
-            await self._tell(Closed(pid=process.pid, uid=-1, reason=f"its memory is not released yet: {error}"))
+            await self._report_closed(process.pid, -1, f"its memory is not released yet: {error}")
             return
         if self._admissions.gone(slot, process):
             self._companies.pop(slot, None)
@@ -276,7 +279,28 @@ class Broker:
         except (OSError, VgpuError, ValidationError) as error:
             reason = "its attach request is malformed" if isinstance(error, ValidationError) else cleaned(str(error))
             pid, uid = (peer.process.pid, peer.uid) if peer else (0, -1)
-            await self._tell(Closed(pid=pid, uid=uid, reason=reason))
+            await self._report_closed(pid, uid, reason)
+
+    async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
+        """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
+        there were."""
+        missed = self._closed.due("", trio.current_time())
+        if missed is not None:
+            await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed)))
+            return
+        self._left_out = Closed(pid=pid, uid=uid, reason=reason)
+        if not self._tells_later:
+            self._tells_later = True
+            self._nursery.start_soon(self._report_left_out)
+
+    async def _report_left_out(self) -> None:
+        await trio.sleep(self._closed.pause_s)
+        self._tells_later = False
+        missed = self._closed.left_out("")
+        if missed:
+            self._closed.due("", trio.current_time())
+            reason = self._left_out.reason + and_more(missed - 1)
+            await self._tell(self._left_out.model_copy(update={"reason": reason}))
 
     async def _attach(self, stream: MessageStream, peer: Peer) -> None:
         received = await stream.receive()

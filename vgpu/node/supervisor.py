@@ -22,7 +22,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
-from vgpu.node.events import EventFile, EventLog, server_restarted
+from vgpu.node.events import EventFile, EventLog, History, server_restarted
 from vgpu.node.logfiles import keep_small
 from vgpu.node.readings import only
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
@@ -113,7 +113,8 @@ class Node:
         self._closed: Pace[Source] = Pace(COMPLAINT_S)
         self._places = Places(limits, frozenset({0, os.geteuid()}))
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
-        self._events = EventLog(EventFile(paths.events))
+        history = History(limits.events_kept, limits.peer_events_kept, limits.events_kept_per_user)
+        self._events = EventLog(EventFile(paths.events), history, EventFile(paths.program_events))
         self._processes = {
             index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
