@@ -103,7 +103,7 @@ class Limits(BaseModel):
         1, "recordings of one GPU", "This part is kept for root and the node's own uid.", least=1, most=63
     )
     http_links: int = _bound(
-        256, "connections to the dashboard or the exporter", "Each takes a descriptor.", least=8, most=16384
+        256, "connections to the dashboard or the exporter", "Each takes a descriptor.", least=32, most=16384
     )
     http_links_per_source: int = _bound(
         32,
@@ -111,6 +111,13 @@ class Limits(BaseModel):
         "A browser opens six to a server, a scraper one.",
         least=6,
         most=16384,
+    )
+    http_links_kept: int = _bound(
+        16,
+        "connections to the dashboard or the exporter",
+        "These connections are kept for root and the server's own uid.",
+        least=1,
+        most=8192,
     )
     descriptors_kept: int = _bound(
         64,
@@ -122,7 +129,11 @@ class Limits(BaseModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Limits:
-        for part, whole in (("links_kept", "links"), ("recordings_kept", "recordings")):
+        for part, whole in (
+            ("links_kept", "links"),
+            ("recordings_kept", "recordings"),
+            ("http_links_kept", "http_links"),
+        ):
             if getattr(self, part) >= getattr(self, whole):
                 raise ValueError(f"{part} has to be less than {whole}, which is {getattr(self, whole)}")
         return self
