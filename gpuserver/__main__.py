@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import sys
-from pathlib import Path
-from typing import IO
 
 import structlog
 import trio
@@ -18,8 +15,10 @@ from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive
 from vgpu.limits import Limits
 from vgpu.logs import to_stderr
+from vgpu.openfiles import raise_limit
 from vgpu.paths import NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
@@ -40,6 +39,7 @@ def main() -> None:
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     go_first()
+    raise_limit()
     try:
         to_stderr("server", gpu=arguments.index)
         settings = Settings(
@@ -62,7 +62,9 @@ def run(settings: Settings) -> None:
     """Serve until told to stop. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock(directory / "lock", f"GPU {settings.index} is served already"), NvmlGpu(settings.index) as gpu:
+    text = f"GPU {settings.index} is served already"
+    refusal = VgpuError(ErrorCode.EXISTS, text, f"its lock is {directory / 'lock'}")
+    with exclusive(directory / "lock", refusal), NvmlGpu(settings.index) as gpu:
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
             server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
@@ -86,17 +88,6 @@ def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
     if settings.simulated:
         return SimulatedMpsDaemon(directories)
     return NvidiaMpsDaemon(uuid, directories, multi_user=os.geteuid() == 0)
-
-
-def lock(path: Path, refusal: str) -> IO[str]:
-    """The file, locked for as long as it is open. ``VgpuError`` (exists) if another process holds it."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise VgpuError(ErrorCode.EXISTS, refusal, f"its lock is {path}") from None
-    return file
 
 
 if __name__ == "__main__":

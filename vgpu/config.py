@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
+from vgpu.bounds import BoundedRequest
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.limits import Limits
 from vgpu.listening import split_address
@@ -47,7 +48,7 @@ def _address(text: str) -> str:
     return text
 
 
-class _Section(BaseModel):
+class _Section(BoundedRequest):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -82,9 +82,9 @@ class Limits(BaseModel):
         most=1_000_000,
     )
     peer_events_kept: int = _bound(
-        1_000,
-        "events that peers cause",
-        "Closed links have a ring of their own, so that they push out no other event.",
+        5_000,
+        "events that programs and links cause",
+        "What programs cause has a ring of its own, so that it pushes out nothing that people did.",
         least=10,
         most=1_000_000,
     )
@@ -103,7 +103,7 @@ class Limits(BaseModel):
         1, "recordings of one GPU", "This part is kept for root and the node's own uid.", least=1, most=63
     )
     http_links: int = _bound(
-        256, "connections to the dashboard or the exporter", "Each takes a descriptor.", least=8, most=16384
+        256, "connections to the dashboard or the exporter", "Each takes a descriptor.", least=32, most=16384
     )
     http_links_per_source: int = _bound(
         32,
@@ -112,17 +112,28 @@ class Limits(BaseModel):
         least=6,
         most=16384,
     )
+    http_links_kept: int = _bound(
+        16,
+        "connections to the dashboard or the exporter",
+        "These connections are kept for root and the server's own uid.",
+        least=1,
+        most=8192,
+    )
     descriptors_kept: int = _bound(
         64,
         "descriptors of one process of the node",
         "The event loop, the journal and the logs work on when links and vGPUs have taken all others.",
-        least=16,
+        least=64,
         most=4096,
     )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Limits:
-        for part, whole in (("links_kept", "links"), ("recordings_kept", "recordings")):
+        for part, whole in (
+            ("links_kept", "links"),
+            ("recordings_kept", "recordings"),
+            ("http_links_kept", "http_links"),
+        ):
             if getattr(self, part) >= getattr(self, whole):
                 raise ValueError(f"{part} has to be less than {whole}, which is {getattr(self, whole)}")
         return self

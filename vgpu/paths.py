@@ -38,6 +38,11 @@ class NodePaths:
     def control_socket(self) -> Path:
         return self.runtime / "control.sock"
 
+    @property
+    def node_lock(self) -> Path:
+        """In a directory of the node alone: whoever can open a file can lock it."""
+        return self.runtime / "gpus" / "node.lock"
+
     def gpu_dir(self, index: int) -> Path:
         return self.runtime / "gpus" / str(index)
 
@@ -72,6 +77,11 @@ class NodePaths:
     @property
     def events(self) -> Path:
         return self.state / "events.jsonl"
+
+    @property
+    def program_events(self) -> Path:
+        """What programs cause, as often as they like."""
+        return self.state / "events-programs.jsonl"
 
 
 def unusable(path: Path, error: OSError, variable: str) -> VgpuError:

@@ -9,9 +9,9 @@ A record holds what a person asked for (``spec``) and what it means on this card
 In spatial mode the registry keeps the packing with the change that made it: no reading packs anew, and the work of a
 change is bounded. A removal is never refused: the packing that there is serves those that stay.
 
-Invariants (``check``): keys and names are unique, keys lie within the relay page, Σ guaranteed memory ≤ the card, every
-record means what its specification says, and without overcommitment the guarantees can all be kept at once. The kept
-packing serves every vGPU that is there.
+Invariants (``check``): keys, and the names of each owner, are unique; keys lie within the relay page; Σ guaranteed
+memory ≤ the card; every record means what its specification says; and without overcommitment the guarantees can all be
+kept at once. The kept packing serves every vGPU that is there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
 from gpuserver.core.partition import Partition, partition
 from vgpu.choices import Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec
+from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
 from vgpu.units import MIB, format_bytes
 
 MAX_VGPUS = 256
@@ -102,11 +102,21 @@ class VgpuRecord:
         return min(self.memory_limit_bytes, self.process_limit_bytes or self.memory_limit_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class PerUser:
+    """How many vGPUs one user may have on this GPU, and how many keys are kept for ``exempt``, who have no bound."""
+
+    most: int = MAX_VGPUS
+    kept: int = 0
+    exempt: frozenset[int] = frozenset({0})
+
+
 class Registry:
     """All vGPUs of one GPU."""
 
-    def __init__(self, card: Card, mode: Mode) -> None:
+    def __init__(self, card: Card, mode: Mode, per_user: PerUser = PerUser()) -> None:
         self.card = card
+        self.per_user = per_user
         self.mode = mode
         self.occupied_bytes = 0
         """What vGPUs have on the card beyond what they were promised: nobody else can be promised that."""
@@ -156,6 +166,7 @@ class Registry:
         group; ``mode`` for one of a group, or with memory that need not fit, where vGPUs do not take turns."""
         if vgpu_id in self._records:
             raise VgpuError(ErrorCode.EXISTS, f"{vgpu_id} exists already")
+        refuse_like_id(spec.name)
         if spec.group is not None:
             self._check_group(spec.group, owner)
         if spec.oversubscribe is not None and self.mode is Mode.SPATIAL:
@@ -215,7 +226,7 @@ class Registry:
         typed: str = "{}",
         owned_bytes: int = 0,
     ) -> VgpuRecord:
-        record = self._meaning(vgpu_id, self._free_key(), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
+        record = self._meaning(vgpu_id, self._free_key(owner), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
         record = replace(record, suspended=suspended)
         self._commit(self._records | {vgpu_id: record}, record, typed=typed, owned_bytes=owned_bytes)
         return record
@@ -223,6 +234,7 @@ class Registry:
     def change(self, vgpu_id: str, changes: VgpuChanges, now_unix_ns: int) -> VgpuRecord:
         """``vgpuctl set``. A new ttl counts from now. Errors as ``create``, and ``invalid``."""
         old = self._records[vgpu_id]
+        refuse_like_id(changes.name)
         self._check_idle_suspend(changes.idle_suspend_ns)
         spec = changes.applied_to(old.spec)
         expires = old.expires_unix_ns if changes.ttl_ns is None else now_unix_ns + changes.ttl_ns
@@ -357,12 +369,30 @@ class Registry:
                 "leave out --idle-suspend, or: vgpuctl gpu set GPU --mode temporal",
             )
 
-    def _free_key(self) -> VgpuKey:
+    def _free_key(self, owner: Owner) -> VgpuKey:
         taken = {record.key for record in self}
         key = next((key for key in range(MAX_VGPUS) if key not in taken), None)
         if key is None:
             raise VgpuError(ErrorCode.NO_ROOM, f"this GPU has {MAX_VGPUS} vGPUs, its most", "remove one: vgpuctl rm ID")
+        if owner.uid not in self.per_user.exempt:
+            self._check_part(owner, MAX_VGPUS - len(taken))
         return key
+
+    def _check_part(self, owner: Owner, free: int) -> None:
+        """Whether a user who has a bound may have one more."""
+        most, kept = self.per_user.most, self.per_user.kept
+        if sum(record.owner.uid == owner.uid for record in self) >= most:
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"uid {owner.uid} has {most} vGPUs on this GPU, a user's most",
+                "remove one: vgpuctl rm ID",
+            )
+        if free <= kept:
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"this GPU has {MAX_VGPUS - free} vGPUs, and keeps the last {kept} for root",
+                "remove one: vgpuctl rm ID",
+            )
 
     def _meaning(
         self,
@@ -399,7 +429,8 @@ class Registry:
     ) -> None:
         name = changed.spec.name
         for other in records.values():
-            if name is not None and other.spec.name == name and other.vgpu_id != changed.vgpu_id:
+            same = name is not None and other.spec.name == name and other.owner.uid == changed.owner.uid
+            if same and other.vgpu_id != changed.vgpu_id:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{other.vgpu_id} has the name {name!r} already", hint)
         others = [record for record in records.values() if record.vgpu_id != changed.vgpu_id]
@@ -429,7 +460,7 @@ class Registry:
     def check(self) -> None:
         """Raises ``AssertionError`` where an invariant of this module is broken."""
         keys = [record.key for record in self]
-        names = [record.spec.name for record in self if record.spec.name is not None]
+        names = [(record.owner.uid, record.spec.name) for record in self if record.spec.name is not None]
         assert len(set(keys)) == len(keys)
         assert all(0 <= key < MAX_VGPUS for key in keys)
         assert len(set(names)) == len(names)

@@ -52,6 +52,7 @@ ADMIT_S: Final = 12.0
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
 AWAY_S: Final = 0.05
+NO_MEANS_S: Final = 1.0
 SETTLED_S: Final = 10.0  # a broker that lived that long did not die of its own start
 
 
@@ -103,9 +104,14 @@ class Brokers:
         pause = 0.0
         while not vgpu.removed.is_set() and not self._stopping:
             started = trio.current_time()
-            if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
-                self._start(vgpu)
-            await self._until_gone(vgpu)
+            try:
+                if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
+                    self._start(vgpu)
+                await self._until_gone(vgpu)
+            except OSError as error:  # no descriptors, no processes: of this machine, and for a while
+                log.error("the broker cannot be started or watched", vgpu=vgpu.record.vgpu_id, reason=str(error))
+                await trio.sleep(NO_MEANS_S)
+                continue
             vgpu.broker = NO_PROCESS
             if vgpu.registered.is_set():
                 vgpu.registered = trio.Event()  # by the next one

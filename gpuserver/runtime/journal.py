@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
+from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.spec import VgpuSpec, explain
@@ -224,34 +225,52 @@ class Journal:
             (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns, row.window_ns),
         )
 
-    def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> None:
-        """The whole state, as one transaction: a reader sees all of it or what was before."""
-        rows = [
-            (
-                row.vgpu_id,
-                row.key,
-                row.spec.model_dump_json(exclude_defaults=True),
-                row.owner.uid,
-                row.owner.share_gid,
-                row.created_unix_ns,
-                row.expires_unix_ns,
-                None if row.book is None else _BOOK.dump_json(row.book).decode(),
-                row.suspended,
-                None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
-                _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
-            )
-            for row in vgpus
-        ]
+    def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> list[str]:
+        """The whole state, as one transaction: a reader sees all of it or what was before. A vGPU whose row SQLite
+        cannot hold keeps the row that it had, and keeps no other from being written; their ids."""
+        rows, unfit = [], []
+        for row in vgpus:
+            try:
+                rows.append(_fit(row))
+            except (ValueError, TypeError, OverflowError, RecursionError):  # pydantic's errors are ValueErrors
+                unfit.append(row.vgpu_id)
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self.write_server(server)
-            self._database.execute("DELETE FROM vgpu")
+            kept = ", ".join("?" for _ in unfit)
+            self._database.execute(f"DELETE FROM vgpu WHERE vgpu_id NOT IN ({kept})", unfit)
+            # A key is one vGPU's: of two that claim it, the one that can be written has it.
+            self._database.executemany("DELETE FROM vgpu WHERE key = ?", [(row[1],) for row in rows])
             self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES ({_PLACES})", rows)
             self._database.execute("COMMIT")
         except BaseException:
             if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
                 self._database.execute("ROLLBACK")
             raise
+        return unfit
+
+
+def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
+    """The columns of a row. ``OverflowError``, ``ValueError``: SQLite cannot hold one of them."""
+    columns = (
+        row.vgpu_id,
+        row.key,
+        row.spec.model_dump_json(exclude_defaults=True),
+        row.owner.uid,
+        row.owner.share_gid,
+        row.created_unix_ns,
+        row.expires_unix_ns,
+        None if row.book is None else _BOOK.dump_json(row.book).decode(),
+        row.suspended,
+        None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
+        _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+    )
+    for value in columns:
+        if isinstance(value, int) and not LEAST <= value <= MOST_STORED:
+            raise OverflowError(f"{row.vgpu_id}: {value} does not fit 64 bits")
+        if isinstance(value, str):
+            value.encode()
+    return columns
 
 
 @contextmanager

@@ -187,6 +187,7 @@ class Migration:
         server = self._server
         if arriving.vgpu not in server.vgpus:
             self._check_kind(arriving)
+            server.require_descriptors()
             if arriving.trial:
                 self._admit(arriving, trial=True)
                 return Arrival()

@@ -25,7 +25,7 @@ from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.registry import Card, Registry, VgpuRecord
+from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
@@ -48,6 +48,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.openfiles import require
+from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
@@ -60,8 +62,9 @@ log = structlog.get_logger(__name__)
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
 """How long a gate waits on a silent server before --on-server-loss applies."""
+DESCRIPTORS_PER_VGPU: Final = 6
+"""Grants page, activity page, its broker's link and pidfd, its owner's store, and one for a moment."""
 _SHUTDOWN_S: Final = 5.0
-_MOST_LINKS: Final = 1024
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -101,6 +104,7 @@ class GpuServer:
         self._journal_turn = trio.Lock()
         self.events = EventFeed()
         self._row, self._remembered = journal.begin()
+        self.require_descriptors(len(self._remembered))
         # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
         found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
@@ -109,7 +113,9 @@ class GpuServer:
         if window_ns := settings.window_ns or self._row.window_ns:
             self.policy = replace(self.policy, window_ns=window_ns)
         self.mode, self.mode_reason = self._choose_mode()
-        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
+        limits = settings.limits
+        per_user = PerUser(limits.vgpus_per_user, limits.vgpus_kept, frozenset({0, os.geteuid()}))
+        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
         self.migration = Migration(self)
@@ -180,7 +186,7 @@ class GpuServer:
                 nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
-                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
+                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=settings.limits.links))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
                 )
@@ -226,6 +232,11 @@ class GpuServer:
         self._remembered = []
 
     # --- vGPUs
+
+    def require_descriptors(self, vgpus: int = 1) -> None:
+        """``VgpuError`` (unavailable): this process has not enough left for so many more vGPUs."""
+        needed, kept = vgpus * DESCRIPTORS_PER_VGPU, self.settings.limits.descriptors_kept
+        require(needed, kept, f"the server of GPU {self.facts.index}")
 
     def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
@@ -464,12 +475,15 @@ class GpuServer:
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
-                await trio.to_thread.run_sync(self._journal.write, server, rows)
+                unfit = await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
                 return False
+            if unfit:
+                log.error("vGPUs were not written into the journal: their values do not fit", vgpus=", ".join(unfit))
             if new is not None:
-                new.written = True
+                new.written = new.record.vgpu_id not in unfit
+                return new.written
         return True
 
     def set_period(self, period_ns: int) -> None:
@@ -497,5 +511,10 @@ def _environment(settings: Settings) -> dict[str, str]:
     return found
 
 
+_complaints: Final[Pace[str]] = Pace(1.0)
+
+
 def _complain(error: OSError) -> None:
-    log.warning("cannot accept a link", reason=str(error))
+    missed = _complaints.due("", time.monotonic())
+    if missed is not None:
+        log.warning("cannot accept a link", reason=str(error) + and_more(missed))

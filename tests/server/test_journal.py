@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
 
@@ -200,3 +201,20 @@ def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal
     with pytest.raises(VgpuError) as refused:
         begun(path)
     assert refused.value.code is ErrorCode.VERSION
+
+
+UNFIT = [{"expires_unix_ns": 1 << 63}, {"created_unix_ns": 10**40}, {"owner": Owner(-(1 << 63) - 1)}]
+
+
+@pytest.mark.parametrize("values", UNFIT, ids=str)
+def test_a_row_that_cannot_be_written_keeps_its_old_one_and_no_other_from_being_written(
+    journal: Journal, values: dict[str, Any]
+) -> None:
+    server, _ = journal.begin()
+    before = rows(3)
+    assert journal.write(server, before) == []
+    changed = [replace(row, owner=Owner(77)) for row in before]
+    assert journal.write(server, [changed[0], replace(changed[1], **values), changed[2]]) == ["v1"]
+    assert sorted(journal.begin()[1], key=lambda row: row.vgpu_id) == [changed[0], before[1], changed[2]]
+    assert journal.write(server, [changed[0], replace(rows(4)[3], **values)]) == ["v3"]
+    assert journal.begin()[1] == [changed[0]]

@@ -9,6 +9,7 @@ import trio
 
 from vgpu.broker.runtime import Broker
 from vgpu.limits import Limits
+from vgpu.openfiles import raise_limit
 from vgpu.precedence import go_first, keep_all
 
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
     go_first()
+    raise_limit()
     keep_all()
     limits = Limits.from_option(arguments.limits)
     trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, limits).run)

@@ -25,10 +25,11 @@ from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
 from vgpu.broker.core import Admission, Admissions, company, gpu_full
-from vgpu.errors import VgpuError
+from vgpu.errors import VgpuError, cleaned
 from vgpu.identity import Peer, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
+from vgpu.pacing import Pace, and_more
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
     TO_BROKER,
@@ -47,7 +48,7 @@ from vgpu.protocol.broker import (
     Register,
     Stop,
 )
-from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
+from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
@@ -91,6 +92,10 @@ class Broker:
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
+        self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
+        self._left_out = Closed(pid=0, uid=-1, reason="")
+        self._tells_later = False
+        self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._planned: dict[
             int, Adopt
         ] = {}  # by slot: as it was when its process came. In the page a tenant could write
@@ -223,7 +228,7 @@ class Broker:
         try:
             released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
         except TimeoutError as error:  # the ledger's lock: the server will ask again
-            await self._tell(Closed(pid=process.pid, uid=-1, reason=f"its memory is not released yet: {error}"))
+            await self._report_closed(process.pid, -1, f"its memory is not released yet: {error}")
             return
         if self._admissions.gone(slot, process):
             self._companies.pop(slot, None)
@@ -247,23 +252,55 @@ class Broker:
         return self._pages.activity
 
     def _cannot_accept(self, error: OSError) -> None:
-        self._say("cannot accept a process", error)
+        missed = self._complaints.due("", time.monotonic())
+        if missed is not None:
+            self._say("cannot accept a process" + and_more(missed), error)
 
     def _say(self, text: str, error: Exception) -> None:
         """A broker reports through its link; only what concerns links themselves goes to stderr (the server's log)."""
         tell("warning", text, "broker", vgpu=self._vgpu_id, reason=str(error))
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
-        peer = peer_of(sock)
+        peer: Peer | None = None
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES, takes_descriptors=False) as stream:
+            async with MessageStream(
+                sock,
+                MAX_HOOK_BYTES,
+                MAX_HOOK_BYTES,
+                takes_descriptors=False,
+                first_bytes=self._limits.first_message_bytes,
+                most_items=MAX_REQUEST_ITEMS,
+            ) as stream:
+                peer = peer_of(sock)
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
         except (OSError, VgpuError, ValidationError) as error:
-            reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
-            await self._tell(Closed(pid=peer.process.pid, uid=peer.uid, reason=reason))
+            reason = "its attach request is malformed" if isinstance(error, ValidationError) else cleaned(str(error))
+            pid, uid = (peer.process.pid, peer.uid) if peer else (0, -1)
+            await self._report_closed(pid, uid, reason)
+
+    async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
+        """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
+        there were."""
+        missed = self._closed.due("", trio.current_time())
+        if missed is not None:
+            await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed)))
+            return
+        self._left_out = Closed(pid=pid, uid=uid, reason=reason)
+        if not self._tells_later:
+            self._tells_later = True
+            self._nursery.start_soon(self._report_left_out)
+
+    async def _report_left_out(self) -> None:
+        await trio.sleep(self._closed.pause_s)
+        self._tells_later = False
+        missed = self._closed.left_out("")
+        if missed:
+            self._closed.due("", trio.current_time())
+            reason = self._left_out.reason + and_more(missed - 1)
+            await self._tell(self._left_out.model_copy(update={"reason": reason}))
 
     async def _attach(self, stream: MessageStream, peer: Peer) -> None:
         received = await stream.receive()
@@ -329,11 +366,15 @@ class Broker:
 
     async def _watch_pid(self, slot: int, process: Process) -> None:
         """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            await self._died(slot, process)
-            return
+        while True:
+            try:
+                pidfd = os.pidfd_open(process.pid)
+                break
+            except ProcessLookupError:
+                await self._died(slot, process)
+                return
+            except OSError:  # no descriptor is left: the mutex of the slot tells meanwhile
+                await trio.sleep(RECONNECT_S[2])
         try:
             if is_alive(process):
                 await trio.lowlevel.wait_readable(pidfd)

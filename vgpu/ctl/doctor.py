@@ -105,7 +105,7 @@ def _silence(error: VgpuError, paths: NodePaths) -> Silence:
         servers=tuple(sorted(answering)),
         sockets=tuple(dead),
         folders=_folders(paths.runtime),
-        locked=_locked(paths.runtime / "node.lock"),
+        locked=_locked(paths.node_lock),
     )
 
 

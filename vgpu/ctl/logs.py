@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -111,7 +112,7 @@ def _id_of(reference: str) -> str:
 
     with suppress(VgpuError), ControlLink(timeout_s=3) as node:
         try:
-            return find_vgpu(reference, node.list()).vgpu_id
+            return find_vgpu(reference, node.list(), os.geteuid()).vgpu_id
         except VgpuError as error:
             if error.code is ErrorCode.AMBIGUOUS:
                 raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
@@ -19,11 +18,14 @@ from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
+from vgpu.openfiles import raise_limit
 from vgpu.paths import NodePaths
+from vgpu.protocol.peer import listener_at
 from vgpu.stage.signals import cause_of
 
 log = structlog.get_logger(__name__)
@@ -55,6 +57,7 @@ def main() -> None:
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
+        raise_limit()
         limits = Limits.from_option(arguments.limits)
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
         run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory, limits)
@@ -119,18 +122,17 @@ def chosen(gpus: Sequence[int], count: int) -> list[int]:
     return sorted(set(gpus)) or list(range(count))
 
 
-def only_node(paths: NodePaths) -> IO[str]:
+def only_node(paths: NodePaths) -> IO[bytes]:
     """The node's lock, held while the file is open. ``VgpuError`` (exists) where a node runs already."""
-    file = (paths.runtime / "node.lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    refusal = VgpuError(
+        ErrorCode.EXISTS,
+        f"a node runs already in {paths.runtime}",
+        "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
+    )
+    file = exclusive(paths.node_lock, refusal)
+    if listener_at(paths.control_socket) is not None:  # of a release whose lock was another file
         file.close()
-        raise VgpuError(
-            ErrorCode.EXISTS,
-            f"a node runs already in {paths.runtime}",
-            "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
-        ) from None
+        raise refusal
     return file
 
 

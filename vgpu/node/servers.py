@@ -122,11 +122,14 @@ class Servers:
             link, pid = await self._greet(server.socket)
             log.info("GPU Server found running", gpu=server.index, pid=pid)
         except VgpuError:
-            link, pid = None, await trio.to_thread.run_sync(self._spawn, server)
+            try:
+                link, pid = None, await trio.to_thread.run_sync(self._spawn, server)
+            except OSError as error:  # no descriptors, no processes: of this machine, and for a while
+                server.reason = f"its server cannot be started: {error.strerror}"
+                return
         server.pid = pid
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        pidfd = await _watched(pid)
+        if pidfd is None:
             return
         try:
             async with trio.open_nursery() as nursery:
@@ -205,6 +208,18 @@ class Servers:
                     if server.pid:
                         await server.stopped.wait()
                 return
+
+
+async def _watched(pid: int) -> int | None:
+    """A pidfd, as soon as this process can have one; None: the process has ended."""
+    while True:
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        except OSError as error:
+            log.error("a GPU Server cannot be watched", pid=pid, reason=str(error))
+        await trio.sleep(LONGEST_PAUSE_S)
 
 
 def _last_words(log_path: Path) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from vgpu.bounds import Bounded
 
 from vgpu.protocol.printed import CommandName, Line
 
@@ -15,7 +17,7 @@ HOOK_VERSION: Final = 1
 OBSERVER_SLOT: Final = -1
 
 
-class Message(BaseModel):
+class Message(Bounded):
     """``since``: the protocol version (hello.py) that has it. Ends of an older one close the link that it comes by."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
@@ -35,11 +35,19 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 class Create(Request):
-    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix)."""
+    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+    ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer says; −1: there is none, and an older
+    GPU Server does not see the field."""
 
     op: Literal["create"] = "create"
     spec: VgpuSpec
     gpu: str = "auto"
+    share_gid: int = Field(default=-1, ge=-1, lt=1 << 32)
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
 
 
 class Set(Request):
@@ -161,7 +169,7 @@ class Watch(Request):
     op: Literal["watch"] = "watch"
     snapshots: bool = True
     events: bool = False
-    interval_ns: int = Field(default=500_000_000, ge=50_000_000)
+    interval_ns: int = Field(default=500_000_000, ge=50_000_000, le=3_600_000_000_000)
     vgpus: tuple[str, ...] = ()
 
 
@@ -228,7 +236,7 @@ class Forward(Request):
     another GPU Server: its own."""
 
     op: Literal["forward"] = "forward"
-    uid: int
+    uid: int = Field(ge=0, lt=1 << 32)
     request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
 
 

@@ -7,6 +7,7 @@ its link is closed. Silence between messages is normal.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Final, NoReturn, Self
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.openfiles import is_kept
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
 from vgpu.protocol.descriptors import (
     KERNEL_MOST,
@@ -32,11 +34,14 @@ MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
 _LONGEST_PATH: Final = 107  # sun_path without its NUL
 _BREATH_S: Final = 0.1
+LAST_DESCRIPTORS: Final = 32
+"""Of a process, for what it opens for a moment and closes again."""
 
 
 class MessageStream:
     """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
-    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``takes_descriptors``
+    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``first_bytes``,
+    ``most_items``: as of ``Decoder``. ``takes_descriptors``
     False: a peer that passes any has broken the rules, until ``admit_descriptors`` is called.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
@@ -49,12 +54,14 @@ class MessageStream:
         gives_bytes: int = MAX_ANSWER_BYTES,
         *,
         takes_descriptors: bool = True,
+        first_bytes: int | None = None,
+        most_items: int | None = None,
     ) -> None:
         self.socket = sock
         self._takes_descriptors = takes_descriptors
         self._kernel_refuses = refuses_descriptors(sock)
         self._gives_bytes = gives_bytes
-        self._decoder = Decoder(takes_bytes)
+        self._decoder = Decoder(takes_bytes, first_bytes=first_bytes, max_items=most_items)
         self._inbox: deque[tuple[Message, list[int]]] = deque()
         self._arrived: list[int] = []  # with the latest read
         self._pending: list[int] = []  # of the message that is not complete yet
@@ -201,7 +208,7 @@ async def serve_links(
     """Serve each link in a task of its own, at most ``most`` at once: the next one waits at the door.
 
     ``serve`` owns its socket. ``complain`` hears why a link could not be accepted, and the listener goes on: out of
-    descriptors, the links that end will give some back.
+    descriptors, the links that end will give some back. The last ``LAST_DESCRIPTORS`` are no link's.
     """
     room = trio.CapacityLimiter(most)
 
@@ -216,6 +223,9 @@ async def serve_links(
             while True:
                 try:
                     sock, _ = await listener.accept()
+                    if is_kept(sock.fileno(), LAST_DESCRIPTORS):
+                        MessageStream(sock, takes_descriptors=False).close()
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 except OSError as error:
                     complain(error)
                     await trio.sleep(_BREATH_S)

@@ -258,7 +258,9 @@ def _events(node: Node) -> str:
     except VgpuError:
         from vgpu.node.events import EventFile
 
-        events = EventFile(node.state / "events.jsonl").read(EVENTS)
+        files = (node.state / "events.jsonl", node.state / "events-programs.jsonl")
+        written = [event for file in files for event in EventFile(file).read(EVENTS)]
+        events = sorted(written, key=lambda event: event.at_unix_s)[-EVENTS:]
     return "".join(without_commands(event.model_dump_json()) + "\n" for event in events)
 
 
