@@ -108,6 +108,7 @@ def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuReading
         assert not link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="4G")).warnings  # the ledger holds all to that
 
 
+@pytest.mark.slow
 def test_the_sms_of_those_who_were_there_still_count(
     node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
 ) -> None:
@@ -140,6 +141,7 @@ def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: Vg
     assert f"fewer than its {GRANTED_SMS}" in told
 
 
+@pytest.mark.slow
 def test_who_started_bursting_keeps_all_sms_and_counts_for_them(node: SimulatedNode, vgpu: VgpuReading) -> None:
     other = node.create(sm_percent=60, memory_bytes="1G", burst=True)
     bursting = Worker(node, other.vgpu_id)

@@ -18,6 +18,7 @@ def program(node: SimulatedNode, share: int, *arguments: str) -> subprocess.Pope
     return node.popen([*argv, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "size"),
     [("fill", 512 * MIB), ("copy", 256 * MIB), ("fill", 32 * MIB)],
