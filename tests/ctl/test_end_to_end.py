@@ -153,6 +153,7 @@ def test_two_processes_see_the_same_vgpu_and_ps_lists_them(node: Node) -> None:
     assert node.shell(f"vgpuctl rm {vgpu_id}").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # 9 s, and 40 where much else runs
 def test_a_stopped_process_gives_way_and_comes_back(node: Node) -> None:
     """SIGSTOP, whether it holds, waits or idles: soon no lease is given to it any more, and its sibling goes on."""
@@ -237,9 +238,18 @@ def test_a_node_that_cannot_start_says_why(node: Node) -> None:
     assert f"vgpuctl: the node did not start: the path {place}/control.sock is too long" in done.stderr
 
 
-@pytest.mark.parametrize("detach", ["", "--detach"])
-@pytest.mark.parametrize("variable", ["VGPU_STATE_DIR", "VGPU_RUNTIME_DIR"])
-@pytest.mark.parametrize("place", ["bin/vgpuctl", "bin/vgpuctl/state", "/proc/state"])
+@pytest.mark.parametrize(
+    ("place", "variable", "detach"),
+    [
+        ("bin/vgpuctl", "VGPU_STATE_DIR", ""),
+        ("bin/vgpuctl/state", "VGPU_RUNTIME_DIR", "--detach"),
+        ("/proc/state", "VGPU_STATE_DIR", "--detach"),
+        *(
+            pytest.param(place, "VGPU_RUNTIME_DIR", "", marks=pytest.mark.slow)
+            for place in ("bin/vgpuctl", "bin/vgpuctl/state", "/proc/state")
+        ),
+    ],
+)
 def test_directories_that_cannot_be_used(node: Node, variable: str, place: str, detach: str) -> None:
     other = f"VGPU_RUNTIME_DIR={node.directory}/other VGPU_STATE_DIR={node.directory}/other"
     done = node.shell(f"{other} {variable}={node.directory / place} vgpuctl serve --simulate 1 {detach}")
