@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.node import eventually
+from tests.processes import ended
 from vgpu.ctl.exits import Exit
 
 ROOT = Path(__file__).parents[2]
@@ -200,9 +201,11 @@ def test_a_stopped_process_gives_way_and_comes_back(node: Node) -> None:
 def test_run_is_ended_by_a_signal_and_cleans_up(node: Node) -> None:
     before = node.ids()
     command = ["/bin/sh", "-c", f"exec vgpuctl run --sm 30 --mem 2G -- {WORKLOAD} --seconds 60"]
-    with subprocess.Popen(
-        command, cwd=node.directory, env=node.environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, cwd=node.directory, env=node.environment, stdout=pipe, text=True) as process,
+        ended(process),
+    ):
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"] == "started"
         process.send_signal(signal.SIGTERM)
