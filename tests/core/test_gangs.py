@@ -32,6 +32,7 @@ from tests.core import oracle
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S, Work
+from tests.tiers import slow
 
 HALF = Share(PPM // 2)
 HARD = Share(PPM // 2, PPM // 2)
@@ -246,7 +247,7 @@ def part(cluster: Cluster, key: int) -> float:
     return cluster.progress[key].done * cluster.kernel_ns[key] / cluster.now_ns
 
 
-@pytest.mark.parametrize("kernel_ns", [pytest.param(300 * US, marks=pytest.mark.slow), MS])
+@pytest.mark.parametrize("kernel_ns", [*slow(300 * US), MS])
 @pytest.mark.parametrize(
     ("shares", "least"),
     [
@@ -283,7 +284,7 @@ def test_a_ring_of_gangs_fills_its_gpus() -> None:
     assert min(part(cluster, key) for key in range(3)) > 0.2
 
 
-@pytest.mark.parametrize("limit_ppm", [pytest.param(PPM, marks=pytest.mark.slow), 990_000], ids=["no limit", "limit"])
+@pytest.mark.parametrize("limit_ppm", [*slow(PPM), 990_000], ids=["no limit", "limit"])
 @pytest.mark.parametrize("beside", [0, 1], ids=["the other leads from below", "the other leads from above"])
 def test_a_leader_that_is_alone_on_its_gpu_leaves_others_their_turns(beside: int, limit_ppm: int) -> None:
     """Two gangs meet where both follow. One leader has a GPU to itself and holds for ever, the other has not."""

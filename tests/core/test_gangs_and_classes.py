@@ -16,6 +16,7 @@ from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work
+from tests.tiers import slow
 
 CLASSES = list(Priority)
 PLACES = [(0, 1), (0, 2), (1, 2), (0, 1, 2)]
@@ -38,7 +39,7 @@ def part(cluster: Cluster, key: int = 0) -> float:
 
 @pytest.mark.parametrize(
     "gpus",
-    [pytest.param((0,), marks=pytest.mark.slow), pytest.param((1,), marks=pytest.mark.slow), (0, 1)],
+    [*slow((0,), (1,)), (0, 1)],
     ids=["where it leads", "where it follows", "on both"],
 )
 @pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
@@ -95,9 +96,7 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
 
 @pytest.mark.parametrize("hard", [False, True], ids=["beside bursting ones", "beside hard ones"])
 @pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.HIGH])
-@pytest.mark.parametrize(
-    "percent", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("percent", [*slow(2), 3, *slow(5)])
 def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Priority, hard: bool) -> None:
     """Its leases are shorter than the time in which who holds on the other GPU gives way."""
     ppm = PPM * percent // 100
@@ -141,9 +140,7 @@ def test_planted_fault_urgent_waits_for_classes() -> None:
     assert part(small_beside(Priority.NORMAL, (0, 1), UrgentWaitsForClasses)) < 0.035
 
 
-@pytest.mark.parametrize(
-    "kernel_ns", [pytest.param(300 * US, marks=pytest.mark.slow), MS, pytest.param(3 * MS, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kernel_ns", [*slow(300 * US), MS, *slow(3 * MS)])
 @pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
 def test_a_high_and_a_low_gang_cross(limit_ppm: int, kernel_ns: int) -> None:
     jobs = [
@@ -164,9 +161,7 @@ def two_gangs_and_two_aside(kernel_ns: int, kind: type[TemporalScheduler] = Temp
     return Cluster([*gangs, *aside], delay_ns=100 * US, kind=kind).run(5 * S)
 
 
-@pytest.mark.parametrize(
-    "kernel_ns", [pytest.param(3 * MS, marks=pytest.mark.slow), 10 * MS, pytest.param(30 * MS, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kernel_ns", [*slow(3 * MS), 10 * MS, *slow(30 * MS)])
 def test_urgent_turns_are_no_way_to_more_than_the_share(kernel_ns: int) -> None:
     """A kernel of 3 ms is late after 2. Were the other member called for it each time, and its next kernel late in
     turn, a gang would go on like that for seconds, deep in debt, and the other one starve."""

@@ -12,6 +12,7 @@ from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S
 from tests.core.planted import plant
+from tests.tiers import slow
 
 LAPSE = DEFAULT_POLICY.muster_lapse_ns
 HARD = Share(PPM // 2, PPM // 2)
@@ -31,7 +32,7 @@ def part(cluster: Cluster) -> float:
 
 @pytest.mark.parametrize(
     "gpus",
-    [pytest.param((0,), marks=pytest.mark.slow), pytest.param((1,), marks=pytest.mark.slow), (0, 1)],
+    [*slow((0,), (1,)), (0, 1)],
     ids=["where it leads", "where it follows", "on both"],
 )
 @pytest.mark.parametrize("ppm", [330_000, 500_000])

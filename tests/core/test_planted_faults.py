@@ -19,6 +19,7 @@ from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
+from tests.tiers import slow
 
 
 class NoSettle(TemporalScheduler):
@@ -322,13 +323,13 @@ def run_case(case: Case, kind: type[Competition], together: bool) -> list[str]:
     return case.check(run.run(case.seconds * S))
 
 
-@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("together", [False, *slow(True)])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
 def test_the_fault_is_found(case: Case, together: bool) -> None:
     assert run_case(case, case.fault, together)
 
 
-@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("together", [False, *slow(True)])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
 def test_without_the_fault_nothing_is_found(case: Case, together: bool) -> None:
     honest = SpatialScheduler if issubclass(case.fault, SpatialScheduler) else TemporalScheduler

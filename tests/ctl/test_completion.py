@@ -22,8 +22,18 @@ PATIENCE_S = 60.0
 VGPUS = [vgpu_reading(name="trainer"), vgpu_reading(vgpu_id="vgpu-0b000000"), vgpu_reading(vgpu_id="vgpu-99999999")]
 
 
+PATIENT = f"""\
+import runpy
+from vgpu.ctl import completion
+completion.PATIENCE_S = {PATIENCE_S}
+runpy.run_module("vgpu.ctl", run_name="__main__", alter_sys=True)
+"""
+"""``python -m vgpu.ctl`` that waits for a node on a busy machine. A person's shell rather offers nothing."""
+
+
 @pytest.fixture
-def serving(node: FakeNode) -> FakeNode:
+def serving(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    monkeypatch.setattr(completion, "PATIENCE_S", PATIENCE_S)
     listed = {"vgpus": [vgpu.model_dump(mode="json") for vgpu in VGPUS]}
     node.answers["list"] = lambda _: listed
     node.answers["gpus"] = lambda _: {"gpus": [gpu_reading(index=i).model_dump(mode="json") for i in (0, 1, 10)]}
@@ -35,7 +45,8 @@ def shell_environment(tmp_path: Path) -> dict[str, str]:
     """``vgpuctl`` on the path is the one of this tree; the shells read nobody's settings."""
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "vgpuctl"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m vgpu.ctl "$@"\n')
+    (tmp_path / "patient.py").write_text(PATIENT)
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{tmp_path}/patient.py" "$@"\n')
     script.chmod(0o755)
     path = f"{script.parent}:{os.environ['PATH']}"
     return os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TERM": "dumb"}

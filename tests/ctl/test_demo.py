@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import ended
 from vgpu.demo.report import Report, Sharer
 from vgpu.errors import VgpuError
 from vgpu.stage.measure import Sample, Series, common_window, shares
@@ -161,9 +162,11 @@ except BaseExceptionGroup as group:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_everything_cleaned_up(number: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CLEANING], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
+    with (
+        subprocess.Popen([sys.executable, "-c", CLEANING], cwd=root, stdout=pipe, text=True) as process,
+        ended(process),
+    ):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         os.kill(process.pid, number)

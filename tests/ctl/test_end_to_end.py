@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.node import eventually
+from tests.processes import ended
 from vgpu.ctl.exits import Exit
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +154,7 @@ def test_two_processes_see_the_same_vgpu_and_ps_lists_them(node: Node) -> None:
     assert node.shell(f"vgpuctl rm {vgpu_id}").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # 9 s, and 40 where much else runs
 def test_a_stopped_process_gives_way_and_comes_back(node: Node) -> None:
     """SIGSTOP, whether it holds, waits or idles: soon no lease is given to it any more, and its sibling goes on."""
@@ -199,9 +201,11 @@ def test_a_stopped_process_gives_way_and_comes_back(node: Node) -> None:
 def test_run_is_ended_by_a_signal_and_cleans_up(node: Node) -> None:
     before = node.ids()
     command = ["/bin/sh", "-c", f"exec vgpuctl run --sm 30 --mem 2G -- {WORKLOAD} --seconds 60"]
-    with subprocess.Popen(
-        command, cwd=node.directory, env=node.environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, cwd=node.directory, env=node.environment, stdout=pipe, text=True) as process,
+        ended(process),
+    ):
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"] == "started"
         process.send_signal(signal.SIGTERM)
@@ -237,9 +241,18 @@ def test_a_node_that_cannot_start_says_why(node: Node) -> None:
     assert f"vgpuctl: the node did not start: the path {place}/control.sock is too long" in done.stderr
 
 
-@pytest.mark.parametrize("detach", ["", "--detach"])
-@pytest.mark.parametrize("variable", ["VGPU_STATE_DIR", "VGPU_RUNTIME_DIR"])
-@pytest.mark.parametrize("place", ["bin/vgpuctl", "bin/vgpuctl/state", "/proc/state"])
+@pytest.mark.parametrize(
+    ("place", "variable", "detach"),
+    [
+        ("bin/vgpuctl", "VGPU_STATE_DIR", ""),
+        ("bin/vgpuctl/state", "VGPU_RUNTIME_DIR", "--detach"),
+        ("/proc/state", "VGPU_STATE_DIR", "--detach"),
+        *(
+            pytest.param(place, "VGPU_RUNTIME_DIR", "", marks=pytest.mark.slow)
+            for place in ("bin/vgpuctl", "bin/vgpuctl/state", "/proc/state")
+        ),
+    ],
+)
 def test_directories_that_cannot_be_used(node: Node, variable: str, place: str, detach: str) -> None:
     other = f"VGPU_RUNTIME_DIR={node.directory}/other VGPU_STATE_DIR={node.directory}/other"
     done = node.shell(f"{other} {variable}={node.directory / place} vgpuctl serve --simulate 1 {detach}")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
+from tests.processes import ended
 from vgpu.ctl import progress
 from vgpu.ctl.progress import Move, Part, timed
 
@@ -60,9 +61,11 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[Pseudoterminal, subprocess.
     terminal = Pseudoterminal()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "LC_ALL": "C.UTF-8", "COLUMNS": "100"}
     command = [sys.executable, "-m", "vgpu.ctl", *arguments]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=terminal.stderr, text=True
-    ) as vgpuctl:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, env=environment, stdout=pipe, stderr=terminal.stderr, text=True) as vgpuctl,
+        ended(vgpuctl),
+    ):
         yield terminal, vgpuctl
     terminal.close()
 

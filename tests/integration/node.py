@@ -118,6 +118,7 @@ class SimulatedNode:
                 with suppress(OSError):  # what was never flushed has no reader any more
                     if pipe is not None:
                         pipe.close()
+            started.stdin = started.stdout = started.stderr = None  # its test may end it again
         self._started.clear()
         for child in self._children:
             child.kill()

@@ -122,6 +122,7 @@ def events(node: SimulatedNode) -> Iterator[list[EventReading]]:
                     return
 
 
+@pytest.mark.slow
 def test_whatever_it_calls_brings_it_back(node: SimulatedNode, programs: list[Spoken]) -> None:
     """Three programs doze at a time, each in its own vGPU, and are brought back one after the other."""
     vgpus = [sleeper(node) for _ in range(3)]
@@ -220,6 +221,7 @@ def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken])
     program.does("launch()")
 
 
+@pytest.mark.slow
 def test_a_server_killed_on_the_way(node: SimulatedNode, programs: list[Spoken]) -> None:
     """At whatever moment of dozing off or waking: the program notices a pause."""
     vgpu = sleeper(node)
@@ -344,6 +346,7 @@ def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
     program.does("read()")
 
 
+@pytest.mark.slow
 def test_what_is_swapped_may_have_the_place_of_who_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
     """For as long as it does. There is room for one of the two beside what the third was promised."""
     engine = Engine(node.paths.runtime / "sim", 0)
@@ -377,6 +380,7 @@ def test_what_is_swapped_may_have_the_place_of_who_dozes(node: SimulatedNode, pr
         assert program.heard() == "done"
 
 
+@pytest.mark.slow
 def test_it_moves_and_goes_on() -> None:
     with SimulatedNode(2) as node:
         vgpu = sleeper(node)

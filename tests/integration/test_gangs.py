@@ -121,6 +121,7 @@ def start(node: SimulatedNode) -> Iterator[Start]:
         yield begin
 
 
+@pytest.mark.slow
 def test_without_a_gang_crossing_jobs_are_slow_and_never_lock_up(start: Start) -> None:
     """What bounds them is the wait for a holder that does not drain (``go_by``): both contexts then share the GPU."""
     for job in start((0, 1), (0, 1), group=False):
@@ -147,6 +148,7 @@ def test_a_killed_rank_holds_up_its_own_job_alone(start: Start) -> None:
     second.goes_on(30)
 
 
+@pytest.mark.slow
 def test_the_leaders_server_is_killed(node: SimulatedNode, start: Start) -> None:
     jobs = start((0, 1), (0, 1))
     for job in jobs:

@@ -68,6 +68,7 @@ def test_every_setting_holds_from_the_next_token_on(node: SimulatedNode, pair: t
     comes_to(node, {first: 0.4, second: 0.2})
 
 
+@pytest.mark.slow
 def test_priority_and_quantum_change_how_tokens_are_cut(node: SimulatedNode, pair: tuple[str, str]) -> None:
     first, second = pair
     comes_to(node, {first: 0.3, second: 0.6})

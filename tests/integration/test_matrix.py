@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.integration.node import ROOT, SimulatedNode
 
 
+@pytest.mark.slow
 def test_every_way_to_allocate_and_to_free_within_at_and_over_the_limit() -> None:
     run = [sys.executable, "-m", "vgpu.ctl", "run", "--sm", "100", "--mem", "4G", "--"]
     with SimulatedNode(1) as node:

@@ -430,22 +430,31 @@ def asks_by_command(node: SimulatedNode, vgpu: VgpuReading, to: int) -> subproce
     return command
 
 
-VICTIMS = ("source", "target", "broker", "program", "node", "vgpuctl", "source broker")
-VICTIMS += ("target broker", "node source target broker")
+ONE = ("source", "target", "broker", "program", "node", "vgpuctl")
+SEVERAL = ("source broker", "target broker", "node source target broker")
+ALWAYS, MOMENTS = (3,), (0, 2, 4, 6)
+"""Twentieths of a second after it was asked for: in every run, and else."""
 BOUNDED_S = 90.0
 """A server that dies again and again is started after 5 s, waits 10 s for a broker that may come back, and 12 s for a
 new one; whoever asks meanwhile asks anew."""
 
 
-@pytest.mark.parametrize("victims", VICTIMS)
+@pytest.mark.parametrize(
+    ("victims", "moments"),
+    [
+        *((victim, ALWAYS) for victim in ONE),
+        *(pytest.param(victim, MOMENTS, marks=pytest.mark.slow) for victim in ONE),
+        *(pytest.param(victims, ALWAYS + MOMENTS, marks=pytest.mark.slow) for victims in SEVERAL),
+    ],
+)
 def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
-    node: SimulatedNode, workers: list[Worker], victims: str
+    node: SimulatedNode, workers: list[Worker], victims: str, moments: tuple[int, ...]
 ) -> None:
     """The program that is killed is one of two. Whoever asks does so over a link, unless it is the one that dies."""
     vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
     workers += [Worker(node, vgpu, 2 * GIB), Worker(node, vgpu, 3 * GIB)]
     at = 0
-    for twentieths in (0, 2, 3, 4, 6):
+    for twentieths in moments:
         for worker in workers:
             worker.goes_on()
         to, now = 1 - at, eventually(lambda: node.reading(vgpu.vgpu_id), "the vGPU is known")

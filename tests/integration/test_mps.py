@@ -149,6 +149,7 @@ def test_a_dead_daemon_is_replaced_for_those_who_come_after_it(
     assert "another MPS daemon runs" in node.logs()
 
 
+@pytest.mark.slow
 def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
     daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
     server = node.server_pid()
@@ -196,6 +197,7 @@ def test_a_fatal_fault_takes_the_neighbours_and_not_those_who_come_after(
     assert spatial_gpu(node).mps_restarts == 0
 
 
+@pytest.mark.slow
 def test_in_temporal_mode_a_fatal_fault_stays_with_its_process() -> None:
     with SimulatedNode() as node:
         vgpu = node.create(sm_percent=30, memory_bytes="1G")

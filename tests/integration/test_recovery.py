@@ -110,6 +110,7 @@ def test_a_killed_server_comes_back_with_its_vgpus(node: SimulatedNode, pair: tu
         assert [gpu.restarts for gpu in link.gpus()] == [1]
 
 
+@pytest.mark.slow
 def test_a_vgpu_is_there_while_its_server_restarts(node: SimulatedNode) -> None:
     """Listed all the time; and what changes it waits for the server, instead of saying that there is none."""
     vgpu = node.create(sm_percent=30, memory_bytes="1G", name="kept")
@@ -140,6 +141,7 @@ def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[Vg
         assert child.epochs == sorted(child.epochs)
 
 
+@pytest.mark.slow
 def test_a_lease_is_a_new_one_though_the_journal_is_not_written(node: SimulatedNode) -> None:
     """Every write fails, but for the first word of a server that begins. A process has done with epochs that the next
     server may not give out again: it would take no work for them, and alone on its GPU wait for ever."""
@@ -235,6 +237,7 @@ def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
         assert len(link.list()) == 3
 
 
+@pytest.mark.slow
 def test_after_an_orderly_stop_the_last_process_takes_the_broker_along(node: SimulatedNode) -> None:
     vgpu = node.create(sm_percent=30, memory_bytes="1G")
     child = node.attach(vgpu.vgpu_id)
@@ -270,6 +273,7 @@ def serves_anew(node: SimulatedNode, than_pid: int) -> bool:
     return gpu.state == "serving" and gpu.server_pid not in {None, than_pid}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", ["server", "server broker"])
 def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders(victims: str) -> None:
     """Until its broker is back nobody knows who is in a vGPU; if that died too, until its programs have knocked."""
@@ -303,6 +307,7 @@ def test_programs_of_a_server_that_restarts_are_in_no_event_taken_for_outsiders(
     assert outside == []
 
 
+@pytest.mark.slow
 def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> None:
     with SimulatedNode(mode="auto") as node:
         vgpu = node.create(sm_percent=30, memory_bytes="1G")
@@ -319,6 +324,7 @@ def test_auto_mode_is_spatial_where_mps_starts_and_is_kept_over_a_restart() -> N
             assert "processes that are attached" in link.gpus()[0].mode_reason
 
 
+@pytest.mark.slow
 def test_the_mode_is_kept_for_programs_whose_broker_died_with_the_server() -> None:
     """By ``serve`` the GPU would be in temporal mode: its MPS daemon would be stopped, and take them along."""
     with SimulatedNode() as node:

@@ -38,27 +38,30 @@ def workers(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]]:
 
 
 def test_two_processes_never_use_more_sms_than_their_vgpu_has(node: SimulatedNode, workers: list[Worker]) -> None:
-    used = Gpu(node).watch(3)
-    first, second = (used[worker.pid] for worker in workers)
-    assert first + second <= GRANTED_SMS * 1.01  # side by side they would use twice as many
-    assert first / (first + second) == pytest.approx(0.5, abs=0.1)
+    gpu = Gpu(node)
+
+    def equal() -> bool:
+        used = gpu.watch(2)
+        first, second = (used.get(worker.pid, 0) for worker in workers)
+        assert first + second <= GRANTED_SMS * 1.01  # side by side they would use twice as many
+        return abs(first - second) < 0.2 * (first + second)
+
+    eventually(equal, "both have as much")
 
 
 def test_a_killed_one_leaves_its_turns_to_the_other(node: SimulatedNode, workers: list[Worker]) -> None:
     gpu = Gpu(node)
     workers[0].end()
-    alone = gpu.watch(2)[workers[1].pid]
-    assert alone > 0.6 * GRANTED_SMS  # half of it would be 0.5
+    eventually(lambda: gpu.watch(1).get(workers[1].pid, 0) > 0.6 * GRANTED_SMS, "more than the half")
 
 
 def test_a_stopped_one_is_passed_over_and_comes_back(node: SimulatedNode, workers: list[Worker]) -> None:
     gpu = Gpu(node)
     os.kill(workers[0].pid, signal.SIGSTOP)
-    gpu.watch(0.5)
-    used = gpu.watch(2)
-    assert used[workers[1].pid] > 0.6 * GRANTED_SMS
+    eventually(lambda: gpu.watch(1).get(workers[1].pid, 0) > 0.6 * GRANTED_SMS, "more than the half")
+    before = gpu.sms()[workers[0].pid]
     os.kill(workers[0].pid, signal.SIGCONT)
-    eventually(lambda: gpu.sms()[workers[0].pid] > used[workers[0].pid] + 1, "the woken one's turns")
+    eventually(lambda: gpu.sms()[workers[0].pid] > before + 1, "the woken one's turns")
 
 
 def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
@@ -108,6 +111,7 @@ def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuReading
         assert not link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="4G")).warnings  # the ledger holds all to that
 
 
+@pytest.mark.slow
 def test_the_sms_of_those_who_were_there_still_count(
     node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
 ) -> None:
@@ -140,6 +144,7 @@ def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: Vg
     assert f"fewer than its {GRANTED_SMS}" in told
 
 
+@pytest.mark.slow
 def test_who_started_bursting_keeps_all_sms_and_counts_for_them(node: SimulatedNode, vgpu: VgpuReading) -> None:
     other = node.create(sm_percent=60, memory_bytes="1G", burst=True)
     bursting = Worker(node, other.vgpu_id)

@@ -167,6 +167,7 @@ print("done", flush=True)
         stuck.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_meanwhile_leaves_nothing_that_cannot_be_resumed(
     node: SimulatedNode, programs: list[Worker]
 ) -> None:

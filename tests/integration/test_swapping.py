@@ -284,6 +284,7 @@ def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the
         program.works()
 
 
+@pytest.mark.slow
 def test_nobody_leaves_for_a_program_that_was_stopped(swapped: Swapped) -> None:
     """It wants the card, and would be the next, for ever."""
     first, second = swapped.vgpus("a", "b")
@@ -322,6 +323,7 @@ def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swa
     worker.works()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["server", "broker", "both"])
 def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     vgpus = alone.vgpus("a", "b")
@@ -379,6 +381,7 @@ def test_removed_while_it_is_away_its_program_is_not_left_waiting(swapped: Swapp
     sleeper.popen.communicate()
 
 
+@pytest.mark.slow
 def test_those_that_come_and_those_that_leave_pass_each_other() -> None:
     """Neither would fit beside the other, on the card or in the host memory."""
     owned = 90 * MIB

@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(
         not (shutil.which("prometheus") and shutil.which("promtool")), reason="needs Debian's prometheus"
     ),
+    pytest.mark.slow,
     pytest.mark.timeout(240),
 ]
 

@@ -66,7 +66,7 @@ class TableTwin(RuleBasedStateMachine):
 
 
 TestTableTwin = TableTwin.TestCase
-TestTableTwin.settings = settings(max_examples=40)
+TestTableTwin.settings = settings(max_examples=min(40, settings().max_examples))
 
 
 def test_address_zero_is_no_block() -> None:

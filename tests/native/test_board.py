@@ -410,5 +410,5 @@ class BoardAgainstTwin(RuleBasedStateMachine):
             assert plan.open_epoch == (went[-1].epoch if open_ended else 0)
 
 
-BoardAgainstTwin.TestCase.settings = settings(stateful_step_count=50, max_examples=200)
+BoardAgainstTwin.TestCase.settings = settings(stateful_step_count=50, max_examples=10 * settings().max_examples)
 TestBoardAgainstTwin = BoardAgainstTwin.TestCase

@@ -21,6 +21,7 @@ from cython_ext.readings import EventKind, GrantsFlag
 from cython_ext.rehearsal import Voice
 from cython_ext.relaypage import RelayPage
 from tests.native.stage import MS, Listener, eventually, grants, readable
+from tests.processes import ended
 
 
 class Card:
@@ -366,9 +367,8 @@ def test_go_reaches_another_process_while_python_is_busy(card: Card) -> None:
     """The server's Python may be deciding, collecting garbage or writing its journal: GO does not wait for it."""
     card.want(0)
     descriptor = card.pages[0].fileno()
-    with subprocess.Popen(
-        [sys.executable, "-c", SLEEPER, str(descriptor)], pass_fds=[descriptor], stdout=subprocess.PIPE
-    ) as sleeper:
+    command = [sys.executable, "-c", SLEEPER, str(descriptor)]
+    with subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE) as sleeper, ended(sleeper):
         assert sleeper.stdout
         assert sleeper.stdout.readline() == b"sleeps\n"
         start_ns = time.monotonic_ns() + 20 * MS

@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cython_ext import nativememory as native
 from tests.native.tracing import killed_after_instructions
+from tests.tiers import slow
 
 SLOT_DEAD, SLOT_FREE, SLOT_ACTIVE = 3, 0, 2
 KINDS = range(native.MEMORY_KINDS)
@@ -215,19 +217,20 @@ def forked(work: Callable[[], None]) -> int:
     return pid
 
 
-def test_processes_killed_at_random_leave_the_sum_exact() -> None:
-    """Three writers at a time under one lock, 240 deaths by SIGKILL; a survivor keeps its bytes throughout."""
+@pytest.mark.parametrize("deaths", [30, *slow(210)])
+def test_processes_killed_at_random_leave_the_sum_exact(deaths: int) -> None:
+    """Three writers at a time under one lock, deaths by SIGKILL; a survivor keeps its bytes throughout."""
     page = shared_page()
     page.reserve(0, 0, 77, LIMIT)
     running: dict[int, int] = {}
-    for death in range(240):
+    for death in range(deaths):
         for slot in range(1, 4):
             if slot not in running:
                 page.set_state(slot, SLOT_ACTIVE)
                 running[slot] = forked(partial(page.churn, slot, slot, 100, LIMIT))
         slot = 1 + death % 3
         while page.slot(slot).peak_bytes == 0:  # until the newest has begun
-            os.sched_yield()
+            time.sleep(0.0005)
         os.kill(running[slot], signal.SIGKILL)
         os.waitpid(running.pop(slot), 0)
         page.set_state(slot, SLOT_DEAD)
@@ -244,10 +247,11 @@ def test_processes_killed_at_random_leave_the_sum_exact() -> None:
     assert page.charged_bytes == page.sum_bytes == 77 + owned
 
 
-def test_eight_processes_race_for_the_last_bytes_and_none_is_lost_or_made() -> None:
-    """1,000 rounds, in each of which all begin at once and take until there is nothing left."""
+@pytest.mark.parametrize("rounds", [100, *slow(900)])
+def test_eight_processes_race_for_the_last_bytes_and_none_is_lost_or_made(rounds: int) -> None:
+    """In each round all begin at once and take until there is nothing left."""
     page = shared_page()
-    rounds, limit, sizes = 1000, 20_000, (1, 2, 3, 5, 7, 11, 13, 17)
+    limit, sizes = 20_000, (1, 2, 3, 5, 7, 11, 13, 17)
     together = multiprocessing.get_context("fork").Barrier(len(sizes) + 1, timeout=60)
 
     def race(slot: int) -> None:
@@ -301,7 +305,7 @@ def set_lock_word(memory: bytearray, value: int) -> None:
 words = st.integers(0, native.ACTIVITY_BYTES // 8 - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=min(60, settings().max_examples))
 @given(
     scribbles=st.lists(st.tuples(words, st.integers(0, 2**64 - 1)), max_size=40),
     pattern=st.integers(0, 255),

@@ -46,4 +46,5 @@ def test_however_many_a_tenant_tells_of_the_server_is_not_asked_all_the_time(sta
         time.sleep(0.0005)
         looks += stage.relay.look_wanted()
     assert 1 <= looks <= 1 + (time.monotonic_ns() - began_ns) / (20 * MS)
+    process.make_context(401)  # on a busy machine the one before has been looked for already
     eventually(stage.relay.look_wanted)  # the last one, all the same

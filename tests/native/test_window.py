@@ -146,7 +146,7 @@ def test_books_add_up_however_wrong_predictions_are(history: list[tuple[Step, fl
     assert gpu.backlog.unknown == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings().max_examples))
 @given(st.integers(0, 2**32 - 1), st.floats(0.3, 3.5))
 def test_a_queue_that_never_empties_is_busy_exactly_whatever_is_predicted(seed: int, error: float) -> None:
     source = random.Random(seed)
@@ -166,7 +166,7 @@ def test_a_queue_that_never_empties_is_busy_exactly_whatever_is_predicted(seed: 
     assert gpu.backlog.busy_ns == gpu.busy_ns == gpu.now_ns - MS
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings().max_examples))
 @given(st.integers(0, 2**32 - 1), st.floats(0.3, 3.5), st.integers(1, 4))
 def test_scale_and_backlog_converge_on_a_gpu_that_runs_at_another_speed(seed: int, speed: float, launches: int) -> None:
     """Predictions are ``1/speed`` of the truth, with 10 % of noise on top.

@@ -48,7 +48,7 @@ def test_predictions_that_err_by_a_fifth_leave_a_wide_window(period: int) -> Non
     assert window == most
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings().max_examples))
 @given(st.integers(0, 2**32 - 1), st.floats(1.0, 4.0))
 def test_the_window_settles_where_the_drain_meets_its_target(seed: int, slowness: float) -> None:
     """Each lease overruns by what the window holds too much: kernels take ``slowness`` times what is predicted."""

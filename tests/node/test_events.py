@@ -122,7 +122,7 @@ def test_a_vgpu_is_meant_by_id_prefix_or_name_also_when_it_is_gone() -> None:
 # --- on disk --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=min(40, settings().max_examples))
 @given(EVENTS, st.integers(200, 3000), st.data())
 def test_whatever_was_written_before_a_kill_is_read_in_order(
     told: list[EventReading], most_bytes: int, data: st.DataObject

@@ -15,6 +15,7 @@ import trio
 from gpuserver.device.mps import CONTROL, PID_FILE, MpsDirectories, MpsLook, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.runtime.mps import MpsWatch
 from tests.integration.node import eventually
+from tests.processes import ended
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 
@@ -61,10 +62,9 @@ class Machine:
     def server(self) -> Iterator[subprocess.Popen[bytes]]:
         """A server that the daemon tells of while it lives."""
         servers = Path(f"{self.log}.servers")
-        with subprocess.Popen(["sleep", "60"]) as process:
+        with subprocess.Popen(["sleep", "60"]) as process, ended(process):
             servers.write_text(f"{process.pid}\n")
             yield process
-            process.kill()
         servers.unlink()
 
     def has(self, fault: str) -> None:

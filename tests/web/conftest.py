@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode
+from tests.processes import ended
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def node() -> Iterator[SimulatedNode]:
 @pytest.fixture(scope="package")
 def dashboard(node: SimulatedNode) -> Iterator[Dashboard]:
     command = [sys.executable, "-W", "error", "-m", "vgpu.ctl", "dashboard", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=pipe, text=True) as process, ended(process):
         assert process.stdout is not None
         assert str(node.paths.control_socket) in process.stdout.readline()
         printed = process.stdout.readline().strip()

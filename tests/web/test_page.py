@@ -24,7 +24,10 @@ ARGUMENTS = [
 ]
 PHONE = {"width": 360, "height": 740}
 
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
