@@ -19,7 +19,7 @@ from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
-from vgpu.paths import NodePaths
+from vgpu.paths import UMASK, NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
 
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
     settings = Settings(
         arguments.index,

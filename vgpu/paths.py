@@ -12,6 +12,9 @@ from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
 
+UMASK: Final = 0o022
+"""Of the node, its servers and brokers, whatever a shell has: users reach their own vGPUs on root's node. What is
+private has a mode of its own."""
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
 
 

@@ -133,6 +133,7 @@ class Brokers:
         """Its broker finds this server from now on, whatever server it has a link to."""
         link = self._paths.vgpu_server(vgpu.record.vgpu_id)
         link.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        link.parent.chmod(0o711)  # a server of before may have had another umask
         new = link.with_name(f".server.{self._gpu_index}")
         new.unlink(missing_ok=True)
         new.symlink_to(self._paths.server_socket(self._gpu_index))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import trio
 
 from vgpu.broker.runtime import Broker
+from vgpu.paths import UMASK
 from vgpu.precedence import go_first, keep_all
 
 
@@ -19,6 +21,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
     keep_all()
     trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)

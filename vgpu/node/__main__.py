@@ -22,7 +22,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
-from vgpu.paths import NodePaths
+from vgpu.paths import UMASK, NodePaths
 from vgpu.stage.signals import cause_of
 
 log = structlog.get_logger(__name__)
@@ -77,6 +77,7 @@ def run(
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
+    os.umask(UMASK)
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
@@ -126,6 +127,7 @@ def simulated_gpus(folder: Path, count: int) -> int:
         raise VgpuError(ErrorCode.INVALID, f"{count} simulated GPUs: ask for 1 to {MOST_SIMULATED}")
     if len(list(folder.glob("gpu*"))) != count:
         create_gpus(folder, count)
+    folder.chmod(0o755)  # a node of before may have had another umask
     return count
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
@@ -397,6 +398,13 @@ def prepare(paths: NodePaths) -> None:
         except OSError as error:
             raise unusable(directory, error, variable) from error
         _own(directory, mode)
+    if os.geteuid() == 0 and (closed := closed_to_others(paths.runtime)):
+        log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
+
+
+def closed_to_others(directory: Path) -> list[Path]:
+    """Those of ``directory`` and the directories above it that only their owner can pass through."""
+    return [part for part in (directory, *directory.parents) if not part.stat().st_mode & stat.S_IXOTH]
 
 
 def _own(directory: Path, mode: int) -> None:
