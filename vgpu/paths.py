@@ -57,6 +57,10 @@ class NodePaths:
         """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU."""
         return self.vgpu_dir(vgpu_id) / "server.sock"
 
+    def name_link(self, owner_uid: int, name: str) -> Path:
+        """A link whose target is the id of the owner's vGPU of that name."""
+        return self.runtime / "names" / str(owner_uid) / name
+
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"
 

@@ -302,6 +302,7 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+    char[256] meant_ids      # the same with ids in the place of names
 
 
 cdef struct Pooled:

@@ -39,6 +39,7 @@ from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
+from gpuserver.runtime.names import unlink_name
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
@@ -336,6 +337,8 @@ class GpuServer:
             door.unlink(missing_ok=True)
             self.settings.paths.vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
             door.parent.rmdir()
+        record = vgpu.record
+        unlink_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
 
     def describe(self, vgpu: Vgpu) -> Adopt:
         """What its broker has to know."""

@@ -241,7 +241,7 @@ def test_every_user_can_read_what_is_installed_for_all(system: SystemInstallatio
 def test_a_library_that_another_user_cannot_reach_is_not_installed(system: SystemInstallation, loadable: Path) -> None:
     (system.root / "usr").mkdir(mode=0o700)
     before = everything(system.root)
-    with pytest.raises(HookError, match="other users cannot reach .*/usr is closed to them"):
+    with pytest.raises(HookError, match=r"other users cannot reach .*/usr is closed to them"):
         system.install(loadable)
     assert everything(system.root) == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,8 +50,11 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
+from vgpu.trust import listener_uid, replaceable_part, trusts
 
 Result = TypeVar("Result", bound=BaseModel)
+
+_OWN_NODE = "set VGPU_RUNTIME_DIR to where your node, or root's, runs"
 
 
 class ControlLink:
@@ -197,6 +201,11 @@ class ControlLink:
     # --- how it is asked
 
     def _connect(self) -> None:
+        """Another user who answers in the node's place would learn what is asked, and be believed."""
+        part = replaceable_part(self._path.parent)
+        if part is not None and not self._is_roots_choice():
+            text = f"another user can replace the node at {self._path}: {part} is theirs, or open to all"
+            raise VgpuError(ErrorCode.NOT_YOURS, text, _OWN_NODE)
         try:
             self._socket.connect(str(self._path))
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -209,6 +218,13 @@ class ControlLink:
             ) from error
         except OSError as error:
             raise VgpuError(ErrorCode.UNREACHABLE, f"cannot reach {self._path}: {error.strerror or error}") from error
+        uid = listener_uid(self._socket)
+        if not trusts(uid) and not self._is_roots_choice():
+            raise VgpuError(ErrorCode.NOT_YOURS, f"uid {uid} answers at {self._path}, not this user or root", _OWN_NODE)
+
+    def _is_roots_choice(self) -> bool:
+        """Root may ask any user's node, but only one that it names."""
+        return os.geteuid() == 0 and bool(os.environ.get("VGPU_RUNTIME_DIR"))
 
     def _fresh_id(self) -> int:
         self._next_id += 1

@@ -69,6 +69,7 @@ from vgpu.protocol.messages import (
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
 from vgpu.protocol.stream import MessageStream, listen, serve_links
+from vgpu.trust import replaceable_part
 
 log = structlog.get_logger(__name__)
 
@@ -393,6 +394,12 @@ def prepare(paths: NodePaths) -> None:
         (paths.state, 0o700, "VGPU_STATE_DIR"),
         (paths.logs, 0o700, "VGPU_STATE_DIR"),
     ):
+        if (part := replaceable_part(directory)) is not None:
+            raise VgpuError(
+                ErrorCode.NOT_YOURS,
+                f"another user can replace {directory}: {part} is theirs, or open to all",
+                "set VGPU_RUNTIME_DIR and VGPU_STATE_DIR to directories of your own",
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
