@@ -68,7 +68,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
-from vgpu.protocol.stream import MessageStream, listen, serve_links
+from vgpu.protocol.stream import MessageStream, listen, serve_links, until_replaced
 from vgpu.trust import replaceable_part
 
 log = structlog.get_logger(__name__)
@@ -95,6 +95,7 @@ class Node:
         self._simulated = simulated
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
+        self._stopping = False
         self._links: Counter[int] = Counter()
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         self._events = EventLog(EventFile(paths.events))
@@ -123,6 +124,7 @@ class Node:
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
+            nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
             tell_service_manager("READY=1")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
@@ -130,10 +132,22 @@ class Node:
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
+                self._stopping = True
                 tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
+
+    async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
+        """A node that no client reaches would go on to restart servers beside those of the next node."""
+        await until_replaced(self._paths.control_socket)
+        if self._stopping:
+            return
+        self._stopping = True
+        log.error("the node's socket was removed or replaced: it ends", control=str(self._paths.control_socket))
+        tell_service_manager("STOPPING=1")
+        await self._servers.stop(self._processes.values())
+        scope.cancel()
 
     # --- links
 
