@@ -348,7 +348,13 @@ class Control:
             assert book is not None
             statement = statement_of(vgpu.record, book)
         rates = server.window.rates(now_ns, statement)
-        warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
+        warnings = warnings_on(
+            vgpu,
+            server.registry,
+            server.mps.reason,
+            simulated=server.settings.simulated,
+            least_context_bytes=server.memory.least_context_bytes,
+        )
         return vgpu_reading(vgpu, server.place, statement, rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
