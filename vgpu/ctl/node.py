@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from vgpu.config import Config
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import NodeStatus
 
 START_UP_S: Final = 30.0
@@ -199,6 +200,7 @@ def stop() -> None:
     with ControlLink() as node:
         pid = node.welcome.pid
         watched = os.pidfd_open(pid)
+        felt = _felt_by(node)
     try:
         signal.pidfd_send_signal(watched, signal.SIGTERM)
         with progress.waiting(f"node {pid} stops"):
@@ -210,6 +212,20 @@ def stop() -> None:
     finally:
         os.close(watched)
     print(f"node {pid} stopped")
+    for sentence in felt:
+        print(sentence)
+    if felt:
+        print("  → vgpuctl serve --detach, as the user whose node it was; or end them")
+
+
+def _felt_by(node: ControlLink) -> list[str]:
+    """Who would wait; of a node that cannot say it is not known, which is no reason not to stop it."""
+    from vgpu.ctl.waiting import who_feels_it
+
+    try:
+        return who_feels_it(node.list(), node.processes().processes)
+    except VgpuError:
+        return []
 
 
 def _ended(pidfd: int, within_s: float) -> bool:
