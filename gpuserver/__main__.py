@@ -12,6 +12,7 @@ from typing import IO
 import structlog
 import trio
 
+from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.control import Control
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
+    parser.add_argument("--take", action="store_true", help="end another user's server of this GPU")
     arguments = parser.parse_args()
     os.umask(UMASK)
     go_first()
@@ -50,23 +52,25 @@ def main() -> None:
     )
     try:
         to_stderr("server", gpu=settings.index)
-        run(settings)
+        run(settings, take=arguments.take)
     except VgpuError as error:
         log.error("cannot serve", gpu=settings.index, code=error.code.value, reason=str(error))
         sys.exit(1)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, *, take: bool = False) -> None:
     """Serve until told to stop. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(directory / "lock", f"GPU {settings.index} is served already"), NvmlGpu(settings.index) as gpu:
+        claimed = claim(gpu.facts.uuid, take=take)
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
             server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
             trio.run(serve, server, settings)
         finally:
             journal.close()
+            claimed.close()
 
 
 async def serve(server: GpuServer, settings: Settings) -> None:

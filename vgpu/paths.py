@@ -18,6 +18,10 @@ private has a mode of its own."""
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
 
 
+SYSTEM_RUNTIME: Final = Path("/run/vgpu")
+"""Of root's node, where nothing else is said. A client of a user who runs no node finds it there."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePaths:
     """``runtime``: sockets, gone after a reboot. ``state``: journals and logs, kept."""
@@ -91,5 +95,5 @@ def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
     if root:
-        return "/run/vgpu"
+        return str(SYSTEM_RUNTIME)
     return f"{environment.get('XDG_RUNTIME_DIR') or f'/tmp/vgpu-{os.getuid()}'}/vgpu"

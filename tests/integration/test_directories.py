@@ -19,7 +19,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.health import Health, diagnose
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuReading
-from vgpu.spec import VgpuChanges
+from vgpu.spec import VgpuChanges, VgpuSpec
 from vgpu.trust import replaceable_part
 
 OTHER = 65534
@@ -206,3 +206,21 @@ def test_vgpu_id_may_be_a_name(node: SimulatedNode) -> None:
     assert init(node, vgpu, VGPU_ID="tuner")[0] == "100"
     for odd in ("../../etc", "a/b", ".", "x" * 63, "tuner,", "-x"):
         assert init(node, vgpu, VGPU_ID=odd)[0] == "100"
+
+
+# --- a GPU has one node ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_node_does_not_promise_the_same_gpu(node: SimulatedNode) -> None:
+    second = SimulatedNode()
+    (second.paths.runtime / "sim").mkdir(parents=True)
+    shutil.copy(node.paths.runtime / "sim" / "gpu0", second.paths.runtime / "sim" / "gpu0")  # the same UUID
+    with second, second.link() as link:
+
+        def refused() -> str:
+            (gpu,) = link.gpus()
+            return gpu.reason if gpu.state == "failed" and "served already" in gpu.reason else ""
+
+        assert f"by uid {os.getuid()} (pid {node.server_pid()})" in eventually(refused, "its refusal", 60)
+        with pytest.raises(VgpuError):
+            link.create(VgpuSpec.parse(sm_percent=10, memory_bytes="1G"))

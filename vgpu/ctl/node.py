@@ -49,6 +49,7 @@ def node_command(
     quantum_ns: int | None = None,
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
+    take: bool = False,
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
@@ -57,12 +58,13 @@ def node_command(
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
+    command += ["--take"] if take else []
     for index in gpus:
         command += ["--gpu", str(index)]
     return command + (["--others", json.dumps(others)] if others else [])
 
 
-def configured_command(config: Config) -> list[str]:
+def configured_command(config: Config, *, take: bool = False) -> list[str]:
     """The argv of a supervisor as ``config`` has it."""
     serve = config.serve
     others = {
@@ -81,6 +83,7 @@ def configured_command(config: Config) -> list[str]:
         quantum_ns=serve.quantum_ns,
         window_ns=serve.window_ns,
         others=others,
+        take=take,
     )
 
 
@@ -100,6 +103,9 @@ def serve(
             help="The most host memory for what is swapped out, of all GPUs together; default: half of what there is.",
         ),
     ] = None,
+    take: Annotated[
+        bool, typer.Option("--take", help="As root: end another user's GPU Server where one serves a GPU already.")
+    ] = False,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -115,7 +121,7 @@ def serve(
         window=window,
         host_memory=host_memory,
     )
-    command = configured_command(config)
+    command = configured_command(config, take=take)
     if not detach:
         sys.stdout.flush()
         os.execve(command[0], command, interpreter.environment(os.environ))

@@ -49,12 +49,21 @@ def main() -> None:
         metavar="JSON",
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
+    parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
-        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
+        run(
+            paths,
+            sharing,
+            arguments.others,
+            arguments.simulate,
+            arguments.gpu,
+            arguments.host_memory,
+            take=arguments.take,
+        )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
         if not isinstance(error, VgpuError):
@@ -74,6 +83,8 @@ def run(
     simulate: int,
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
+    *,
+    take: bool = False,
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
@@ -89,6 +100,7 @@ def run(
             sharing,
             others,
             simulated=bool(simulate),
+            take=take,
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
         )

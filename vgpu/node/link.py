@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vgpu import paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
@@ -57,6 +58,28 @@ Result = TypeVar("Result", bound=BaseModel)
 _OWN_NODE = "set VGPU_RUNTIME_DIR to where your node, or root's, runs"
 
 
+def client_socket() -> Path:
+    """Where this user's requests go: to the node that the environment names, or to their own if one listens, else to
+    the system's if there is one."""
+    own = NodePaths.from_environment().control_socket
+    system = paths.SYSTEM_RUNTIME / own.name
+    if os.environ.get("VGPU_RUNTIME_DIR") or own == system or _listens(own) or not system.exists():
+        return own
+    return system
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setblocking(False)
+        try:
+            link.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # its backlog is full, or it is another user's: whatever it is, it is said where it is asked
+            return True
+    return True
+
+
 class ControlLink:
     """A conversation with the node whose control socket is at ``path``.
 
@@ -66,7 +89,7 @@ class ControlLink:
 
     def __init__(self, path: Path | None = None, *, timeout_s: float = 10.0) -> None:
         """Connects and shakes hands. ``path``: by default the environment's node; ``timeout_s`` bounds each answer."""
-        self._path = NodePaths.from_environment().control_socket if path is None else path
+        self._path = client_socket() if path is None else path
         self._decoder = Decoder(MAX_ANSWER_BYTES)
         self._next_id = 0
         self._timeout_s = timeout_s

@@ -78,13 +78,15 @@ class Servers:
         simulated: bool,
         environment: Mapping[str, str],
         host_memory_bytes: int = 0,
+        take: bool = False,
     ) -> None:
-        """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
-        swapped out."""
+        """``take``: another user's server of a GPU is ended. ``others``: GPUs that are shared in another way, by index.
+        ``host_memory_bytes``: of each GPU, for what is swapped out."""
         self._sharing = sharing
         self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
         self._simulated = simulated
+        self._take = take
         self._environment = dict(environment)
         self._stopping = False
 
@@ -170,6 +172,8 @@ class Servers:
             argv += [] if value_ns is None else [option, str(value_ns)]
         if self._simulated:
             argv.append("--simulated")
+        if self._take:
+            argv.append("--take")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
             trim(server.log_path)
