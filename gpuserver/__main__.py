@@ -9,6 +9,7 @@ import sys
 import structlog
 import trio
 
+from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.control import Control
@@ -19,7 +20,7 @@ from vgpu.files import exclusive
 from vgpu.limits import Limits
 from vgpu.logs import to_stderr
 from vgpu.openfiles import raise_limit
-from vgpu.paths import NodePaths
+from vgpu.paths import UMASK, NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
 
@@ -37,7 +38,9 @@ def main() -> None:
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--take", action="store_true", help="end another user's server of this GPU")
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
     raise_limit()
     try:
@@ -52,25 +55,27 @@ def main() -> None:
             arguments.window,
             Limits.from_option(arguments.limits),
         )
-        run(settings)
+        run(settings, take=arguments.take)
     except VgpuError as error:
         log.error("cannot serve", gpu=arguments.index, code=error.code.value, reason=str(error))
         sys.exit(1)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, *, take: bool = False) -> None:
     """Serve until told to stop. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = f"GPU {settings.index} is served already"
     refusal = VgpuError(ErrorCode.EXISTS, text, f"its lock is {directory / 'lock'}")
     with exclusive(directory / "lock", refusal), NvmlGpu(settings.index) as gpu:
+        claimed = claim(gpu.facts.uuid, take=take)
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
             server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
             trio.run(serve, server, settings)
         finally:
             journal.close()
+            claimed.close()
 
 
 async def serve(server: GpuServer, settings: Settings) -> None:

@@ -12,7 +12,14 @@ from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
 
+UMASK: Final = 0o022
+"""Of the node, its servers and brokers, whatever a shell has: users reach their own vGPUs on root's node. What is
+private has a mode of its own."""
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
+
+
+SYSTEM_RUNTIME: Final = Path("/run/vgpu")
+"""Of root's node, where nothing else is said. A client of a user who runs no node finds it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,10 @@ class NodePaths:
         """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU."""
         return self.vgpu_dir(vgpu_id) / "server.sock"
 
+    def name_link(self, owner_uid: int, name: str) -> Path:
+        """A link whose target is the id of the owner's vGPU of that name."""
+        return self.runtime / "names" / str(owner_uid) / name
+
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"
 
@@ -94,5 +105,5 @@ def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
     if root:
-        return "/run/vgpu"
+        return str(SYSTEM_RUNTIME)
     return f"{environment.get('XDG_RUNTIME_DIR') or f'/tmp/vgpu-{os.getuid()}'}/vgpu"

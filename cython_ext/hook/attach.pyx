@@ -14,7 +14,7 @@ from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
     vgpu_say, vgpu_set_for_driver, vgpu_start_thread, vgpu_take_slot,
 )
-from cython_ext.hook.paths cimport append, runtime_directory, well_formed
+from cython_ext.hook.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
 from cython_ext.hook.state cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
@@ -167,6 +167,37 @@ cdef int too_long() noexcept nogil:
     return CUDA_ERROR_NO_DEVICE
 
 
+cdef int find_meant(State* all, const char* ids) noexcept nogil:
+    """``all.meant_ids``: ``ids`` with an id in the place of each name."""
+    cdef char[64] one
+    cdef char[64] vgpu_id
+    cdef uint32_t count = 0
+    cdef size_t size
+    all.meant_ids[0] = 0
+    while ids[0]:
+        size = 0
+        while ids[size] and ids[size] != c',':
+            size += 1
+        if count == MAX_GATES or size >= sizeof(one):
+            return too_long()
+        memcpy(one, ids, size)
+        one[size] = 0
+        if not well_formed(one):
+            if not find_by_name(one, vgpu_id, sizeof(vgpu_id)):
+                vgpu_say(
+                    b"VGPU_ID=", one, b" is neither a vGPU's id (vgpu- and eight hex digits) nor the name of one of "
+                    b"yours: vgpuctl ls shows them"
+                )
+                return CUDA_ERROR_NO_DEVICE
+            memcpy(one, vgpu_id, strlen(vgpu_id) + 1)
+        if count:
+            append(all.meant_ids, sizeof(all.meant_ids), b",")
+        append(all.meant_ids, sizeof(all.meant_ids), one)
+        count += 1
+        ids += size + (ids[size] == c',')
+    return CUDA_SUCCESS
+
+
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
     cdef Reply reply
     cdef char[64] vgpu_id
@@ -253,7 +284,9 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
         all.spins = vgpu_cores() >= CORES_TO_SPARE
-        error = attach_all(all, ids, observer)
+        error = find_meant(all, ids)
+        if error == CUDA_SUCCESS:
+            error = attach_all(all, all.meant_ids, observer)
         if error == CUDA_SUCCESS and not observer:
             error = choose_devices(all)
         if observer:

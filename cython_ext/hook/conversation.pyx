@@ -23,6 +23,8 @@ cdef extern from "hook/connect.h" nogil:
     long vgpu_exchange(
         int socket, const uint8_t* request, size_t size, uint8_t* reply, size_t capacity, int* fds, int* fd_count
     ) noexcept                                       # bytes received, or -errno
+    bint vgpu_could_be_replaced(const char* path) noexcept
+    bint vgpu_trusts_peer(int socket) noexcept
     long vgpu_file_size(int fd) noexcept
     void vgpu_command(char* out, size_t capacity) noexcept
     bint vgpu_exists(const char* path) noexcept
@@ -84,8 +86,8 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     wire_text(&writer, b"slot")
     wire_int(&writer, slot)
     wire_text(&writer, b"vgpus")
-    if strchr(state().vgpu_ids, c',') != NULL:
-        vgpus = state().vgpu_ids
+    if strchr(state().meant_ids, c',') != NULL:
+        vgpus = state().meant_ids
     wire_text(&writer, vgpus)
     return wire_finish(&writer)
 
@@ -182,9 +184,22 @@ cdef public bint vgpu_converse(
             b"VGPU_RUNTIME_DIR"
         )
         return 0
+    if vgpu_could_be_replaced(gate.directory):
+        append(
+            reply.error, sizeof(reply.error), b"another user can replace its node's directory: set VGPU_RUNTIME_DIR to "
+            b"where your node, or root's, runs"
+        )
+        return 0
     socket = vgpu_connect(path)
     if socket < 0:
         reason[0] = -socket
+        return 0
+    if not vgpu_trusts_peer(socket):
+        close(socket)
+        append(
+            reply.error, sizeof(reply.error), b"another user answers in the place of its broker: set VGPU_RUNTIME_DIR "
+            b"to where your node, or root's, runs"
+        )
         return 0
     asked_ns = now_ns()
     size = write_request(buffer, sizeof(buffer), role, slot)

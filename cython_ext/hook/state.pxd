@@ -309,6 +309,7 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+    char[256] meant_ids      # the same with ids in the place of names
     # --- under attach_lock: what the driver finds in the environment while it starts (environment.pyx)
     uint32_t setting_count
     Setting[8] settings

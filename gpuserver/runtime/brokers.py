@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from client_hook import interpreter
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
+from gpuserver.runtime.names import link_name
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
@@ -144,10 +145,12 @@ class Brokers:
         """Its broker finds this server from now on, whatever server it has a link to."""
         link = self._paths.vgpu_server(vgpu.record.vgpu_id)
         link.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        link.parent.chmod(0o711)  # a server of before may have had another umask
         new = link.with_name(f".server.{self._gpu_index}")
         new.unlink(missing_ok=True)
         new.symlink_to(self._paths.server_socket(self._gpu_index))
         new.replace(link)
+        link_name(self._paths, vgpu.record.owner.uid, vgpu.record.spec.name, vgpu.record.vgpu_id)
 
     def let_go(self, vgpu: Vgpu) -> None:
         """It is to be another server's: nobody here starts a broker for it, or listens to one."""

@@ -18,6 +18,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import advise
 from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
 from gpuserver.runtime.migration import unwritten
+from gpuserver.runtime.names import link_name, unlink_name
 from gpuserver.runtime.readings import (
     Rates,
     notes_on,
@@ -228,7 +229,11 @@ class Control:
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
         server.count_occupied(but=vgpu)
-        record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
+        before = vgpu.record
+        record = server.registry.change(before.vgpu_id, change.changes, time.time_ns())
+        if record.spec.name != before.spec.name:
+            unlink_name(server.settings.paths, before.owner.uid, before.spec.name, before.vgpu_id)
+            link_name(server.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
         server.apply_shares()
         await server.swapping.make_room()
         if change.changes.idle_suspend_ns and not vgpu.dozing:
@@ -364,7 +369,13 @@ class Control:
             assert book is not None
             statement = statement_of(vgpu.record, book)
         rates = server.window.rates(now_ns, statement)
-        warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
+        warnings = warnings_on(
+            vgpu,
+            server.registry,
+            server.mps.reason,
+            simulated=server.settings.simulated,
+            least_context_bytes=server.memory.least_context_bytes,
+        )
         return vgpu_reading(vgpu, server.place, statement, rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:

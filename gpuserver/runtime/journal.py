@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, Self
 
+import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
@@ -21,7 +22,9 @@ from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
+from vgpu.protocol.stream import file_at
 from vgpu.spec import VgpuSpec, explain
+from vgpu.trust import replaceable_part
 
 SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = """
@@ -116,6 +119,9 @@ class VgpuRow:
 _VGPU: Final = TypeAdapter(VgpuRow)
 
 
+log = structlog.get_logger(__name__)
+
+
 class _Found(BaseModel):
     """The server's row as it lies on the disk: SQLite keeps whatever was written, of any type."""
 
@@ -139,6 +145,7 @@ class Journal:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         with _readable(path), self._closed_if_not():
             self._prepare()
+            self._file = file_at(path)
 
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -219,6 +226,24 @@ class Journal:
                 for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
             ]
 
+    def _stay_in_place(self) -> None:
+        """SQLite writes into a file that was removed without an error, and all is lost at its end. Then another is
+        made: ``write`` has the whole state. ``OSError``: another file is there, or none can be made."""
+        found = file_at(self._path)
+        if found == self._file:
+            return
+        if found != (0, 0):
+            raise FileExistsError(f"another file was put in the place of the journal {self._path}")
+        log.error("the journal was removed, and is made again", journal=str(self._path))
+        if (part := replaceable_part(self._path.parent)) is not None:
+            raise PermissionError(f"another user can replace {part}, in which the journal was")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        self._database.close()
+        self._database = fresh
+        self._prepare()
+        self._file = file_at(self._path)
+
     def write_server(self, row: ServerRow) -> None:
         self._database.execute(
             "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?, ?)",
@@ -234,6 +259,7 @@ class Journal:
                 rows.append(_fit(row))
             except (ValueError, TypeError, OverflowError, RecursionError):  # pydantic's errors are ValueErrors
                 unfit.append(row.vgpu_id)
+        self._stay_in_place()
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self.write_server(server)

@@ -91,6 +91,8 @@ class MemoryWatch:
         self.readings = 0
         """Of the driver, since this server began."""
         self.implicit: dict[tuple[str, int], int] = {}
+        self.least_context_bytes = 0
+        """The least that a program took beside what it allocated, twice in a row: its context. 0: none was seen."""
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
         self._past_read: dict[tuple[str, int], int] = {}
@@ -243,6 +245,8 @@ class MemoryWatch:
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
             self._peak[name] = max(self._past_peak.get(name, 0), self.implicit[name])
+            if amount and amount == past.get(name) and rests:
+                self.least_context_bytes = min(self.least_context_bytes or amount, amount)
         total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total

@@ -39,6 +39,7 @@ from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
+from gpuserver.runtime.names import unlink_name
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
@@ -54,7 +55,7 @@ from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
 from vgpu.protocol.peer import is_alive, is_running, listener_at
-from vgpu.protocol.stream import serve_links
+from vgpu.protocol.stream import serve_links, until_replaced
 from vgpu.units import format_bytes
 
 log = structlog.get_logger(__name__)
@@ -179,6 +180,7 @@ class GpuServer:
                 self.nursery = nursery
                 self._restore()
                 nursery.start_soon(self._end_on_signal)
+                nursery.start_soon(self._end_when_replaced)
                 nursery.start_soon(self.tokens.run)
                 nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
@@ -199,13 +201,22 @@ class GpuServer:
     async def _end_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
-                with trio.move_on_after(_SHUTDOWN_S, shield=True):
-                    await self.brokers.stop(tuple(self.vgpus.values()))
-                    await self.remember()
-                    if self.mode is Mode.SPATIAL and not self.attached_count:
-                        await self.mps.stop()
-                log.info("stopped", gpu=self.facts.uuid)
-                self.nursery.cancel_scope.cancel()
+                await self._end()
+
+    async def _end_when_replaced(self) -> None:
+        """Nobody reaches it any more, and the next node starts another server of this GPU."""
+        await until_replaced(self.settings.paths.server_socket(self.settings.index))
+        log.error("the server's socket was removed or replaced: it ends", gpu=self.facts.uuid)
+        await self._end()
+
+    async def _end(self) -> None:
+        with trio.move_on_after(_SHUTDOWN_S, shield=True):
+            await self.brokers.stop(tuple(self.vgpus.values()))
+            await self.remember()
+            if self.mode is Mode.SPATIAL and not self.attached_count:
+                await self.mps.stop()
+        log.info("stopped", gpu=self.facts.uuid)
+        self.nursery.cancel_scope.cancel()
 
     def _restore(self) -> None:
         """What the journal remembers, under a grants page of this server's generation."""
@@ -351,6 +362,8 @@ class GpuServer:
             door.unlink(missing_ok=True)
             self.settings.paths.vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
             door.parent.rmdir()
+        record = vgpu.record
+        unlink_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
 
     def describe(self, vgpu: Vgpu) -> Adopt:
         """What its broker has to know."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import trio
@@ -10,6 +11,7 @@ import trio
 from vgpu.broker.runtime import Broker
 from vgpu.limits import Limits
 from vgpu.openfiles import raise_limit
+from vgpu.paths import UMASK
 from vgpu.precedence import go_first, keep_all
 
 
@@ -22,6 +24,7 @@ def main() -> None:
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
     raise_limit()
     keep_all()

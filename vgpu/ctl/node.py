@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from vgpu.config import Config
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import NodeStatus
 
 START_UP_S: Final = 30.0
@@ -49,6 +50,7 @@ def node_command(
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
     limits: str = "{}",
+    take: bool = False,
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
@@ -57,13 +59,14 @@ def node_command(
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
+    command += ["--take"] if take else []
     for index in gpus:
         command += ["--gpu", str(index)]
     command += ["--limits", limits] if limits != "{}" else []
     return command + (["--others", json.dumps(others)] if others else [])
 
 
-def configured_command(config: Config) -> list[str]:
+def configured_command(config: Config, *, take: bool = False) -> list[str]:
     """The argv of a supervisor as ``config`` has it."""
     serve = config.serve
     others = {
@@ -83,6 +86,7 @@ def configured_command(config: Config) -> list[str]:
         window_ns=serve.window_ns,
         others=others,
         limits=config.limits.as_option(),
+        take=take,
     )
 
 
@@ -102,6 +106,9 @@ def serve(
             help="The most host memory for what is swapped out, of all GPUs together; default: half of what there is.",
         ),
     ] = None,
+    take: Annotated[
+        bool, typer.Option("--take", help="As root: end another user's GPU Server where one serves a GPU already.")
+    ] = False,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -117,7 +124,7 @@ def serve(
         window=window,
         host_memory=host_memory,
     )
-    command = configured_command(config)
+    command = configured_command(config, take=take)
     if not detach:
         sys.stdout.flush()
         os.execve(command[0], command, interpreter.environment(os.environ))
@@ -202,6 +209,7 @@ def stop() -> None:
     with ControlLink() as node:
         pid = node.welcome.pid
         watched = os.pidfd_open(pid)
+        felt = _felt_by(node)
     try:
         signal.pidfd_send_signal(watched, signal.SIGTERM)
         with progress.waiting(f"node {pid} stops"):
@@ -213,6 +221,20 @@ def stop() -> None:
     finally:
         os.close(watched)
     print(f"node {pid} stopped")
+    for sentence in felt:
+        print(sentence)
+    if felt:
+        print("  → vgpuctl serve --detach, as the user whose node it was; or end them")
+
+
+def _felt_by(node: ControlLink) -> list[str]:
+    """Who would wait; of a node that cannot say it is not known, which is no reason not to stop it."""
+    from vgpu.ctl.waiting import who_feels_it
+
+    try:
+        return who_feels_it(node.list(), node.processes().processes)
+    except VgpuError:
+        return []
 
 
 def _ended(pidfd: int, within_s: float) -> bool:

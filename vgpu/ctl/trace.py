@@ -37,9 +37,6 @@ def trace(
     duration_ns = _duration_ns(seconds)
     if png is not None and png.absolute() == out.absolute():
         raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
-    if png is not None and not _can_draw():
-        say("--png draws with matplotlib, which is not installed", "pip install matplotlib, or leave out --png")
-        return Exit.FAILURE
     for file in filter(None, (out, png)):
         with replaced(file):  # before anything is recorded in vain
             pass
@@ -48,8 +45,9 @@ def trace(
     passed = [0.0]
     with progress.waiting("recording", progress.timed(seconds, lambda: passed[-1])):
         recordings, errors = collect(_chosen(gpu), duration_ns, passed.append)
-    _write(recordings, out, png)
-    return _explained(errors)
+    _write(recordings, out)
+    drawn = png is None or _drawn(recordings, png)
+    return max(_explained(errors), Exit.OK if drawn else Exit.FAILURE)
 
 
 def _duration_ns(seconds: float) -> int:
@@ -80,7 +78,7 @@ def _chosen(gpu: str | None) -> list[str]:
     return sorted((str(one.index) for one in found), key=int)
 
 
-def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None:
+def _write(recordings: Sequence[Recording], out: Path) -> None:
     import json
 
     from vgpu.trace.chrome import chrome_trace
@@ -99,14 +97,21 @@ def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None
                 f"GPU {recording.gpu.index}: {counted(recording.lost, 'event')} lost, since there were too many at once"
             )
     print(f"{out}: open it at https://ui.perfetto.dev")
-    for recording in recordings if png is not None else ():
-        from vgpu.trace.picture import draw
 
-        assert png is not None
+
+def _drawn(recordings: Sequence[Recording], png: Path) -> bool:
+    """False, with a line on stderr: there is no picture. What was recorded is on the disk by now."""
+    if not _can_draw():
+        say("no picture: --png draws with matplotlib, which is not installed", "pip install matplotlib")
+        return False
+    from vgpu.trace.picture import draw
+
+    for recording in recordings:
         drawn = png if len(recordings) == 1 else png.with_stem(f"{png.stem}-gpu{recording.gpu.index}")
         with progress.waiting(f"drawing {drawn}"), replaced(drawn) as file:
             draw(recording, file)
         print(f"{drawn}: the same as a picture")
+    return True
 
 
 def _explained(errors: Mapping[str, VgpuError]) -> Exit:

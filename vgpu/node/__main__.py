@@ -24,7 +24,7 @@ from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
 from vgpu.openfiles import raise_limit
-from vgpu.paths import NodePaths
+from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
 from vgpu.stage.signals import cause_of
 
@@ -53,6 +53,7 @@ def main() -> None:
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
     try:
@@ -60,7 +61,16 @@ def main() -> None:
         raise_limit()
         limits = Limits.from_option(arguments.limits)
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
-        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory, limits)
+        run(
+            paths,
+            sharing,
+            arguments.others,
+            arguments.simulate,
+            arguments.gpu,
+            arguments.host_memory,
+            limits,
+            take=arguments.take,
+        )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
         if not isinstance(error, VgpuError):
@@ -81,9 +91,12 @@ def run(
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    *,
+    take: bool = False,
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
+    os.umask(UMASK)
     check_namespace()
     prepare(paths)
     with only_node(paths):
@@ -96,6 +109,7 @@ def run(
             sharing,
             others,
             simulated=bool(simulate),
+            take=take,
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
             limits=limits,

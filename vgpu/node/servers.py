@@ -80,13 +80,15 @@ class Servers:
         environment: Mapping[str, str],
         host_memory_bytes: int = 0,
         limits: Limits = DEFAULT_LIMITS,
+        take: bool = False,
     ) -> None:
-        """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
-        swapped out."""
+        """``take``: another user's server of a GPU is ended. ``others``: GPUs that are shared in another way, by index.
+        ``host_memory_bytes``: of each GPU, for what is swapped out."""
         self._sharing = sharing
         self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
         self._simulated = simulated
+        self._take = take
         self._environment = dict(environment)
         self._limits = limits
         self._stopping = False
@@ -178,6 +180,8 @@ class Servers:
             argv += ["--limits", self._limits.as_option()]
         if self._simulated:
             argv.append("--simulated")
+        if self._take:
+            argv.append("--take")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
             trim(server.log_path)

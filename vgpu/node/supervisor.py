@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
@@ -73,8 +74,9 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
-from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, listen, serve_links
+from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, listen, serve_links, until_replaced
 from vgpu.spec import explain
+from vgpu.trust import replaceable_part
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +114,7 @@ class Node:
         self._groups = Groups()
         self._closed: Pace[Source] = Pace(COMPLAINT_S)
         self._places = Places(limits, frozenset({0, os.geteuid()}))
+        self._stopping = False
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         history = History(limits.events_kept, limits.peer_events_kept, limits.events_kept_per_user)
         self._events = EventLog(EventFile(paths.events), history, EventFile(paths.program_events))
@@ -141,6 +144,7 @@ class Node:
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
+            nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
             tell_service_manager("READY=1")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
@@ -148,10 +152,22 @@ class Node:
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
+                self._stopping = True
                 tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
+
+    async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
+        """A node that no client reaches would go on to restart servers beside those of the next node."""
+        await until_replaced(self._paths.control_socket)
+        if self._stopping:
+            return
+        self._stopping = True
+        log.error("the node's socket was removed or replaced: it ends", control=str(self._paths.control_socket))
+        tell_service_manager("STOPPING=1")
+        await self._servers.stop(self._processes.values())
+        scope.cancel()
 
     # --- links
 
@@ -442,11 +458,24 @@ def prepare(paths: NodePaths) -> None:
         (paths.state, 0o700, "VGPU_STATE_DIR"),
         (paths.logs, 0o700, "VGPU_STATE_DIR"),
     ):
+        if (part := replaceable_part(directory)) is not None:
+            raise VgpuError(
+                ErrorCode.NOT_YOURS,
+                f"another user can replace {directory}: {part} is theirs, or open to all",
+                "set VGPU_RUNTIME_DIR and VGPU_STATE_DIR to directories of your own",
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unusable(directory, error, variable) from error
         _own(directory, mode)
+    if os.geteuid() == 0 and (closed := closed_to_others(paths.runtime)):
+        log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
+
+
+def closed_to_others(directory: Path) -> list[Path]:
+    """Those of ``directory`` and the directories above it that only their owner can pass through."""
+    return [part for part in (directory, *directory.parents) if not part.stat().st_mode & stat.S_IXOTH]
 
 
 def _own(directory: Path, mode: int) -> None:

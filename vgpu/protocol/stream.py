@@ -32,6 +32,8 @@ from vgpu.protocol.descriptors import (
 STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
+LOOK_S: Final = 1.0
+"""How often a process looks whether its socket is still its own."""
 _LONGEST_PATH: Final = 107  # sun_path without its NUL
 _BREATH_S: Final = 0.1
 LAST_DESCRIPTORS: Final = 32
@@ -196,6 +198,22 @@ def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socke
         sock.close()
         raise
     return trio.socket.from_stdlib_socket(sock)
+
+
+def file_at(path: Path) -> tuple[int, int]:
+    """Device and inode of what is at ``path``; (0, 0) if nothing is there."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+async def until_replaced(path: Path) -> None:
+    """Until the socket at ``path`` has been removed or replaced: no client reaches its listener any more."""
+    own = file_at(path)
+    while file_at(path) == own:  # noqa: ASYNC110 - another process does it, and no event tells of it
+        await trio.sleep(LOOK_S)
 
 
 async def serve_links(
