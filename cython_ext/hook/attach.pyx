@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
-    vgpu_say, vgpu_set_for_driver, vgpu_start_thread, vgpu_take_slot,
+    vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -240,7 +240,7 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef int saved = errno
     if ids == NULL:
         ids = b""
-    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()):
+    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()) or vgpu_stands_aside(observer):
         return CUDA_SUCCESS
     if not make_state():
         return CUDA_ERROR_OPERATING_SYSTEM
