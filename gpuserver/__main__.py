@@ -12,6 +12,7 @@ from typing import IO
 import structlog
 import trio
 
+from gpuserver.core.unmanaged import Response
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.control import Control
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
+    parser.add_argument("--unmanaged", choices=list(Response), type=Response, default=Response.REPORT)
     arguments = parser.parse_args()
     go_first()
     settings = Settings(
@@ -46,6 +48,7 @@ def main() -> None:
         arguments.host_memory,
         arguments.quantum,
         arguments.window,
+        arguments.unmanaged,
     )
     try:
         to_stderr("server", gpu=settings.index)

@@ -12,7 +12,7 @@ import typer
 
 from vgpu.ctl import gpus, progress
 from vgpu.ctl.exits import Exit
-from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -47,12 +47,14 @@ def node_command(
     quantum_ns: int | None = None,
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
+    unmanaged: str = "report",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way."""
     # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
     command = [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode]
+    command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
@@ -80,6 +82,7 @@ def configured_command(config: Config) -> list[str]:
         quantum_ns=serve.quantum_ns,
         window_ns=serve.window_ns,
         others=others,
+        unmanaged=serve.unmanaged,
     )
 
 
@@ -99,6 +102,10 @@ def serve(
             help="The most host memory for what is swapped out, of all GPUs together; default: half of what there is.",
         ),
     ] = None,
+    unmanaged: Annotated[
+        Unmanaged | None,
+        typer.Option(help="What happens to a vGPU's program that uses the GPU past the hook; else report."),
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -113,6 +120,7 @@ def serve(
         quantum=quantum,
         window=window,
         host_memory=host_memory,
+        unmanaged=unmanaged.value if unmanaged else None,
     )
     command = configured_command(config)
     if not detach:

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from client_hook.environment import simulation_libraries
+from vgpu.config import UnmanagedName
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.logs import to_stderr
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
+    parser.add_argument("--unmanaged", choices=["report", "suspend", "kill"], default="report")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument(
@@ -53,7 +55,15 @@ def main() -> None:
     try:
         to_stderr("node")
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
-        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
+        run(
+            paths,
+            sharing,
+            arguments.others,
+            arguments.simulate,
+            arguments.gpu,
+            arguments.host_memory,
+            arguments.unmanaged,
+        )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
         if not isinstance(error, VgpuError):
@@ -73,6 +83,7 @@ def run(
     simulate: int,
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
+    unmanaged: UnmanagedName = "report",
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
@@ -89,6 +100,7 @@ def run(
             simulated=bool(simulate),
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
+            unmanaged=unmanaged,
         )
         trio.run(Node(paths, servers, served, simulated=bool(simulate)).run)
 

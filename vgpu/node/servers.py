@@ -18,6 +18,7 @@ import structlog
 import trio
 from pydantic import ValidationError
 
+from vgpu.config import UnmanagedName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.logfiles import trim
 from vgpu.node.loglines import last_words
@@ -78,12 +79,14 @@ class Servers:
         simulated: bool,
         environment: Mapping[str, str],
         host_memory_bytes: int = 0,
+        unmanaged: UnmanagedName = "report",
     ) -> None:
         """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
-        swapped out."""
+        swapped out. ``unmanaged``: what happens to programs that use a GPU past the hook."""
         self._sharing = sharing
         self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
+        self._unmanaged = unmanaged
         self._simulated = simulated
         self._environment = dict(environment)
         self._stopping = False
@@ -165,7 +168,7 @@ class Servers:
     def _spawn(self, server: ServerProcess) -> int:
         sharing = self._others.get(server.index, self._sharing)
         argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", sharing.mode]
-        argv += ["--host-memory", str(self._host_memory_bytes)]
+        argv += ["--host-memory", str(self._host_memory_bytes), "--unmanaged", self._unmanaged]
         for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]
         if self._simulated:
