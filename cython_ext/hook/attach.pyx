@@ -127,7 +127,10 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     gate.baton_until_ns = FOREVER_NS
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
-        vgpu_say(vgpu_id, b": no memory or no thread for its gate", b"")
+        vgpu_say(
+            vgpu_id, b": no memory or no thread is left for its gate: ", b"raise ulimit -v and ulimit -u, or the limits "
+            b"of this container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     vgpu_log(b"attached slot, generation", gate.slot_index, gate.generation)
     return CUDA_SUCCESS
@@ -243,6 +246,10 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()) or vgpu_stands_aside(observer):
         return CUDA_SUCCESS
     if not make_state():
+        vgpu_say(
+            b"VGPU_ID=", ids, b": no memory is left for the hook's state: raise ulimit -v, or the memory limit of this "
+            b"container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     all = state()
     lock_acquire(&all.attach_lock)
