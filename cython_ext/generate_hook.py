@@ -8,6 +8,7 @@ Run by setup.py before the build; files are rewritten only when they change.
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 import textwrap
@@ -22,12 +23,19 @@ from client_hook.symbols import SYMBOLS, intercepted  # noqa: E402
 
 HOOK = ROOT / "cython_ext" / "hook"
 PER_THREAD_FLAG = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
-OTHER_EXPORTS = ("dlsym", "vgpu_hook_version")
+OLD_GLIBC = "GLIBC_2.17" if platform.machine() == "aarch64" else "GLIBC_2.2.5"  # as in old_glibc.h
+DOORS = {OLD_GLIBC: ("dlsym",), "GLIBC_2.34": ("dlsym", "dlvsym")}
+"""By version; all other exports, the wrappers, have none, as in the driver, and are what is visible in the objects."""
 
 
 def exports() -> str:
-    names = sorted([*OTHER_EXPORTS, *(s.name for s in intercepted())])
-    return "{\n  global:\n" + "".join(f"    {name};\n" for name in names) + "  local: *;\n};\n"
+    lines = []
+    for version, names in DOORS.items():
+        lines += [f"{version} {{", "  global:", *(f"    {name};" for name in names)]
+        if version == OLD_GLIBC:
+            lines += ["  local:", "    PyInit_*;", "    vgpu_dl*;"]
+        lines.append("};")
+    return "\n".join(lines) + "\n"
 
 
 def version() -> str:

@@ -9,6 +9,7 @@ import sys
 import structlog
 import trio
 
+from gpuserver.core.unmanaged import Response
 from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     parser.add_argument("--take", action="store_true", help="end another user's server of this GPU")
+    parser.add_argument("--unmanaged", choices=list(Response), type=Response, default=Response.REPORT)
     arguments = parser.parse_args()
     os.umask(UMASK)
     go_first()
@@ -54,6 +56,7 @@ def main() -> None:
             arguments.quantum,
             arguments.window,
             Limits.from_option(arguments.limits),
+            arguments.unmanaged,
         )
         run(settings, take=arguments.take)
     except VgpuError as error:

@@ -25,6 +25,7 @@ from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
 
 ModeName = Literal["auto", "spatial", "temporal"]
+UnmanagedName = Literal["report", "suspend", "kill"]
 MOST_GPUS: Final = 256
 MOST_SIMULATED: Final = 16
 
@@ -70,6 +71,7 @@ class ServeConfig(_Section):
     quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
     window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
     host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
+    unmanaged: UnmanagedName = "report"
 
 
 class ListenConfig(_Section):

@@ -28,6 +28,7 @@ class Happening(StrEnum):
     REFUSED = "refused"
     DRIFT = "drift"
     OUTSIDE = "outside"
+    UNMANAGED = "unmanaged"
     GRANTED = "granted"
     MODE = "mode"
     BROKER_RESTARTED = "broker-restarted"

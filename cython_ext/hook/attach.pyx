@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
-    vgpu_say, vgpu_set_for_driver, vgpu_start_thread, vgpu_take_slot,
+    vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -127,7 +127,10 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     gate.baton_until_ns = FOREVER_NS
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
-        vgpu_say(vgpu_id, b": no memory or no thread for its gate", b"")
+        vgpu_say(
+            vgpu_id, b": no memory or no thread is left for its gate: ", b"raise ulimit -v and ulimit -u, or the limits "
+            b"of this container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     vgpu_log(b"attached slot, generation", gate.slot_index, gate.generation)
     return CUDA_SUCCESS
@@ -271,9 +274,13 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef int saved = errno
     if ids == NULL:
         ids = b""
-    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()):
+    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()) or vgpu_stands_aside(observer):
         return CUDA_SUCCESS
     if not make_state():
+        vgpu_say(
+            b"VGPU_ID=", ids, b": no memory is left for the hook's state: raise ulimit -v, or the memory limit of this "
+            b"container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     all = state()
     lock_acquire(&all.attach_lock)

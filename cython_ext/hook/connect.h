@@ -106,6 +106,7 @@ static inline long vgpu_exchange(int fd, const uint8_t *request, size_t size, ui
                 else close(received);
             }
         }
+        if (message.msg_flags & MSG_CTRUNC) return -EMFILE; /* pages were sent that found no free descriptor here */
         if (n == 0) return done ? (long)done : -ECONNRESET;
         done += (size_t)n;
         if (done >= 4) {

@@ -1,7 +1,9 @@
 """The conversation with a broker: one request, one answer, and the pages that come with it. No connection outlasts it.
 """
 
-from libc.errno cimport EACCES, EPERM
+from libc.errno cimport (
+    EACCES, EAGAIN, ECONNRESET, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSYS, EPERM, EPIPE, errno,
+)
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset, strchr, strlen
 
@@ -45,13 +47,37 @@ cdef enum:
     CLOCKS_APART_NS = 1_000_000_000
 
 
+cdef const char* cause_of(int reason) noexcept nogil:
+    """What is missing in this process or on this machine, and what helps; NULL: it is about the node."""
+    if reason == EMFILE:
+        return b"this program has no file descriptor left for its broker and pages: close some, or raise ulimit -n"
+    if reason == ENFILE:
+        return b"this machine has no open file left: raise the sysctl fs.file-max, or end programs"
+    if reason == ENOMEM or reason == ENOBUFS:
+        return b"no memory is left for its pages: raise ulimit -v, or the memory limit of this container"
+    if reason == EPERM or reason == ENOSYS:
+        return (
+            b"a seccomp filter or security module forbids this program a system call that the hook needs: allow socket, "
+            b"connect, sendto, recvmsg and mmap"
+        )
+    if reason == EAGAIN:
+        return b"its broker did not answer within 10 s: vgpuctl status shows the node's state, vgpuctl logs why"
+    if reason == ECONNRESET or reason == EPIPE:
+        return b"its broker closed the connection without an answer: vgpuctl logs says why"
+    return NULL
+
+
 cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
-    """Say why there is no connection, as far as the file system tells."""
+    """Say why there is no connection, by the errno and as far as the file system tells."""
+    cdef const char* cause = cause_of(reason)
     cdef char[256] control
     control[0] = 0
     runtime_directory(control, sizeof(control))
     append(control, sizeof(control), b"/control.sock")
-    if reason == EACCES or reason == EPERM:
+    if cause != NULL:
+        vgpu_say(vgpu_id, b": ", cause)
+        return CUDA_ERROR_OPERATING_SYSTEM
+    if reason == EACCES:
         vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
         return CUDA_ERROR_NO_DEVICE
     if not vgpu_exists(directory) and vgpu_exists(control):
@@ -144,8 +170,9 @@ cdef size_t map_size(int fd, size_t size) noexcept nogil:
     return min(size, <size_t>max(vgpu_file_size(fd), 0))
 
 
-cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept nogil:
-    """The page behind ``fd`` if it is what it should be, else NULL. The child of a fork does not inherit it."""
+cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable, int* reason) noexcept nogil:
+    """The page behind ``fd`` if it is what it should be, else NULL; ``reason``: the errno if the kernel did not map it.
+    The child of a fork does not inherit it."""
     cdef void* page
     cdef PageHeader* header
     size = map_size(fd, size)
@@ -153,6 +180,7 @@ cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept
         return NULL
     page = mmap(NULL, size, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if page == MAP_FAILED:
+        reason[0] = errno
         return NULL
     header = <PageHeader*>page
     if header.magic != magic or header.min_version > LAYOUT_VERSION or header.size > size:
@@ -211,16 +239,16 @@ cdef public bint vgpu_converse(
     else:
         admitted = read_reply(buffer, size, asked_ns, reply)
         if admitted and fd_count >= 2:
-            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
+            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0, reason)
             reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
-            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1)
+            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1, reason)
             mapped = grants[0] != NULL and activity[0] != NULL and (fd_count == 2 or vgpu_map_store(gate, fds[2]))
-        if admitted and not mapped:
+        if admitted and not mapped and not reason[0]:
             append(
                 reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
                 b"of the node's version"
             )
-            admitted = 0
+        admitted = admitted and mapped
     for i in range(fd_count):
         close(fds[i])
     return admitted

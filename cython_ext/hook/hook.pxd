@@ -15,6 +15,7 @@ from cython_ext.native cimport loadi64, rarely, store32, storei64
 cdef extern:
     # doors.pyx
     void* vgpu_wrapper_of(void* address) noexcept nogil
+    bint vgpu_stands_aside(bint nvml) noexcept nogil
     # report.pyx
     void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil
     void vgpu_log(const char* what, int64_t a, int64_t b) noexcept nogil

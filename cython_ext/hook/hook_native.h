@@ -21,8 +21,10 @@ static inline void vgpu_set_thread(void *record) { vgpu_thread = record; }
 /* glibc 2.34 moved these into libc.so under a new version, which an older libc does not have. */
 extern void *vgpu_dlopen(const char *file, int mode);
 extern void *vgpu_dlvsym(void *handle, const char *name, const char *version);
+extern int vgpu_dladdr(const void *address, Dl_info *info);
 __asm__(".symver vgpu_dlopen, dlopen@" VGPU_OLD_GLIBC);
 __asm__(".symver vgpu_dlvsym, dlvsym@" VGPU_OLD_GLIBC);
+__asm__(".symver vgpu_dladdr, dladdr@" VGPU_OLD_GLIBC);
 
 /* Runs `released(record)` when the calling thread ends, behind the destructors of its thread_local objects; once more if one
  * of the program's own keys calls us later and gets a record again. `key` is made by the first, under the caller's lock. */
@@ -56,4 +58,5 @@ static inline int vgpu_at_exit(void (*run)(void)) { return atexit(run); }
 
 /* Where dlsym goes for a name that is not ours. */
 extern void *(*vgpu_real_dlsym)(void *handle, const char *name);
+extern void *(*vgpu_real_dlvsym)(void *handle, const char *name, const char *version);
 #endif

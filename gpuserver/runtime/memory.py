@@ -63,7 +63,7 @@ class Fall:
 class MemoryWatch:
     """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid), ``drift`` what its ledger says
     beyond the driver's, where that is much, ``outside`` who is in no vGPU. ``notice`` is told of the latter two, once:
-    kind of event, vGPU, sentence, pid."""
+    kind of event, vGPU, sentence, pid. ``judge`` gets everybody outside after each reading, and who is inside."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class MemoryWatch:
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
         notice: Callable[[Happening, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
+        judge: Callable[[Sequence[Outsider], Mapping[int, str]], Awaitable[None]] | None = None,
     ) -> None:
         self._gpu = gpu
         self._vgpus = vgpus
@@ -83,6 +84,8 @@ class MemoryWatch:
         self._wake = trio.Event()
         self._notice = notice
         self._mps_pid = mps_pid
+        self._judge = judge
+        self._inside: dict[int, str] = {}
         self._suspects: frozenset[Process] = frozenset()
         """Seen outside in the last reading: a process that attaches just now may be, in one."""
         self._doubted: frozenset[tuple[str, int]] = frozenset()
@@ -150,6 +153,8 @@ class MemoryWatch:
                 silent = False
                 self._compare(before, begun_ns)
                 self.readings += 1
+                if self._judge is not None:
+                    await self._judge(self.outside, self._inside)
             except VgpuError as error:
                 if silent:
                     self._answer_blindly(before, begun_ns)
@@ -203,6 +208,7 @@ class MemoryWatch:
         if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
+        self._inside = {slot.pid: vgpu.record.vgpu_id for vgpu in self._vgpus() for slot in vgpu.slots}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())
         known = {outsider.process for outsider in self.outside}
         self.outside = tuple(outsider for outsider in found if outsider.process in self._suspects)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.unmanaged import Response, Unmanaged
 from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
@@ -40,10 +41,12 @@ from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.names import unlink_name
+from gpuserver.runtime.outside import Outsider
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.unmanaged import respond, sightings
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
@@ -66,6 +69,7 @@ GRACE_NS: Final = 10_000_000_000
 DESCRIPTORS_PER_VGPU: Final = 6
 """Grants page, activity page, its broker's link and pidfd, its owner's store, and one for a moment."""
 _SHUTDOWN_S: Final = 5.0
+JUDGE_S: Final = 1.0
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -84,6 +88,7 @@ class Settings:
     period_ns: int | None = None
     window_ns: int | None = None
     limits: Limits = DEFAULT_LIMITS
+    unmanaged: Response = Response.REPORT
 
 
 class GpuServer:
@@ -117,7 +122,16 @@ class GpuServer:
         limits = settings.limits
         per_user = PerUser(limits.vgpus_per_user, limits.vgpus_kept, frozenset({0, os.geteuid()}))
         self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
-        self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
+        self._unmanaged = Unmanaged(settings.unmanaged)
+        self._judged_at = float("-inf")
+        self.memory = MemoryWatch(
+            gpu,
+            lambda: list(self.vgpus.values()),
+            self._release,
+            self._notice,
+            self._daemon_pid,
+            self._judge_outsiders,
+        )
         self.suspension = Suspension(self)
         self.migration = Migration(self)
         self.swapping = Swapping(self)
@@ -462,6 +476,17 @@ class GpuServer:
 
     def _notice(self, kind: Happening, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)
+
+    async def _judge_outsiders(self, outside: Sequence[Outsider], inside: Mapping[int, str]) -> None:
+        """/proc is read in a thread: a process that holds its memory's lock lets its readers wait. Once a second."""
+        if trio.current_time() - self._judged_at < JUDGE_S:
+            return
+        self._judged_at = trio.current_time()
+        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths.runtime / "vgpus")
+        for command in self._unmanaged.see(seen, time.monotonic_ns()):
+            text = await trio.to_thread.run_sync(respond, command)
+            vgpu = self.vgpus.get(command.sighting.vgpu_id)
+            self.happened(Happening.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
 
     def happened(self, kind: Happening, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""

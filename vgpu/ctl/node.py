@@ -13,7 +13,7 @@ import typer
 from client_hook import interpreter
 from vgpu.ctl import gpus, progress
 from vgpu.ctl.exits import Exit
-from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ def node_command(
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
     limits: str = "{}",
     take: bool = False,
+    unmanaged: str = "report",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
     command = interpreter.command("vgpu.node", "--mode", mode)
+    command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
@@ -87,6 +89,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
         others=others,
         limits=config.limits.as_option(),
         take=take,
+        unmanaged=serve.unmanaged,
     )
 
 
@@ -109,6 +112,10 @@ def serve(
     take: Annotated[
         bool, typer.Option("--take", help="As root: end another user's GPU Server where one serves a GPU already.")
     ] = False,
+    unmanaged: Annotated[
+        Unmanaged | None,
+        typer.Option(help="What happens to a vGPU's program that uses the GPU past the hook; else report."),
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -123,6 +130,7 @@ def serve(
         quantum=quantum,
         window=window,
         host_memory=host_memory,
+        unmanaged=unmanaged.value if unmanaged else None,
     )
     command = configured_command(config, take=take)
     if not detach:

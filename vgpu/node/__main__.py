@@ -16,6 +16,7 @@ import trio
 
 from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
+from vgpu.config import UnmanagedName
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument(
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
+    parser.add_argument("--unmanaged", choices=["report", "suspend", "kill"], default="report")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument(
@@ -69,6 +71,7 @@ def main() -> None:
             arguments.gpu,
             arguments.host_memory,
             limits,
+            arguments.unmanaged,
             take=arguments.take,
         )
     except (VgpuError, BaseExceptionGroup) as raised:
@@ -91,6 +94,7 @@ def run(
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    unmanaged: UnmanagedName = "report",
     *,
     take: bool = False,
 ) -> None:
@@ -113,6 +117,7 @@ def run(
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
             limits=limits,
+            unmanaged=unmanaged,
         )
         trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits).run)
 

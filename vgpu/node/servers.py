@@ -18,6 +18,7 @@ import trio
 from pydantic import ValidationError
 
 from client_hook import interpreter
+from vgpu.config import UnmanagedName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.logfiles import trim
@@ -81,12 +82,15 @@ class Servers:
         host_memory_bytes: int = 0,
         limits: Limits = DEFAULT_LIMITS,
         take: bool = False,
+        unmanaged: UnmanagedName = "report",
     ) -> None:
         """``take``: another user's server of a GPU is ended. ``others``: GPUs that are shared in another way, by index.
-        ``host_memory_bytes``: of each GPU, for what is swapped out."""
+        ``host_memory_bytes``: of each GPU, for what is swapped out. ``unmanaged``: what happens to programs that use a
+        GPU past the hook."""
         self._sharing = sharing
         self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
+        self._unmanaged = unmanaged
         self._simulated = simulated
         self._take = take
         self._environment = dict(environment)
@@ -173,7 +177,7 @@ class Servers:
     def _spawn(self, server: ServerProcess) -> int:
         sharing = self._others.get(server.index, self._sharing)
         argv = interpreter.command("gpuserver", "--index", str(server.index), "--mode", sharing.mode)
-        argv += ["--host-memory", str(self._host_memory_bytes)]
+        argv += ["--host-memory", str(self._host_memory_bytes), "--unmanaged", self._unmanaged]
         for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]
         if self._limits != DEFAULT_LIMITS:

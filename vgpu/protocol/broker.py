@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from vgpu.bounds import Bounded
-
 from vgpu.protocol.printed import CommandName, Line
 
 HOOK_VERSION: Final = 1
