@@ -18,11 +18,23 @@ cdef inline bint append(char* path, size_t capacity, const char* text) noexcept 
     return 1
 
 
+cdef inline bint append_number(char* path, size_t capacity, unsigned int number) noexcept nogil:
+    """Likewise, in decimal digits."""
+    cdef char[12] digits
+    cdef int at = 11
+    digits[11] = 0
+    while True:
+        at -= 1
+        digits[at] = <char>(c'0' + number % 10)
+        number //= 10
+        if number == 0:
+            break
+    return append(path, capacity, digits + at)
+
+
 cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
     """VGPU_RUNTIME_DIR, or where a node of this user lies by default."""
     cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
-    cdef char[12] digits
-    cdef int at = 11
     cdef unsigned int uid = vgpu_uid()
     path[0] = 0
     if given != NULL and given[0]:
@@ -32,16 +44,9 @@ cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
     given = getenv(b"XDG_RUNTIME_DIR")
     if given != NULL and given[0]:
         return append(path, capacity, given) and append(path, capacity, b"/vgpu")
-    digits[11] = 0
-    while True:
-        at -= 1
-        digits[at] = <char>(c'0' + uid % 10)
-        uid //= 10
-        if uid == 0:
-            break
     return (
         append(path, capacity, b"/tmp/vgpu-")
-        and append(path, capacity, digits + at)
+        and append_number(path, capacity, uid)
         and append(path, capacity, b"/vgpu")
     )
 
