@@ -180,6 +180,7 @@ class Control:
         server = self._server
         owner = Owner(uid, _group_id(create.spec.share_group))
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        await server.memory.refresh()
         server.count_occupied()
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
         vgpu = server.enlist(record, None)
@@ -206,6 +207,7 @@ class Control:
         server = self._server
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
+        await server.memory.refresh()
         server.count_occupied(but=vgpu)
         record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
         server.apply_shares()

@@ -19,10 +19,10 @@ from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec, explain
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -44,11 +44,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     book TEXT,
     suspended INTEGER NOT NULL DEFAULT 0,
     passage TEXT,
-    dozing TEXT
+    dozing TEXT,
+    members TEXT
 );
 """
 _COLUMNS: Final = (
-    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
+    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
+    "members"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -58,6 +60,7 @@ _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
+_MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class ServerRow:
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
     """One vGPU as it is remembered. ``suspended``: its programs stand still. ``dozing``: those of them that do because
-    it was idle; then it comes back by itself."""
+    it was idle; then it comes back by itself. ``members``: the processes that its broker had admitted."""
 
     vgpu_id: str
     key: VgpuKey
@@ -87,6 +90,7 @@ class VgpuRow:
     suspended: bool = False
     passage: Passage = AT_REST
     dozing: tuple[Process, ...] = ()
+    members: tuple[Member, ...] = ()
 
     @classmethod
     def of(
@@ -97,6 +101,7 @@ class VgpuRow:
         suspended: bool = False,
         passage: Passage = AT_REST,
         dozing: tuple[Process, ...] = (),
+        members: tuple[Member, ...] = (),
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -109,6 +114,7 @@ class VgpuRow:
             suspended,
             passage,
             dozing,
+            members,
         )
 
 
@@ -155,6 +161,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
         if "dozing" not in known:  # by schema 4
             self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
+        if "members" not in known:  # by schema 5
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN members TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -213,9 +221,10 @@ class Journal:
                         "suspended": suspended,
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
                         "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                        "members": () if members is None else _MEMBERS.validate_json(members),
                     }
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing, members in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -239,6 +248,7 @@ class Journal:
                 row.suspended,
                 None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
                 _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+                _MEMBERS.dump_json(row.members).decode() if row.members else None,
             )
             for row in vgpus
         ]

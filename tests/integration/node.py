@@ -23,7 +23,7 @@ from vgpu.paths import NodePaths
 from vgpu.protocol.messages import ModeChoice, VgpuReading
 from vgpu.spec import VgpuSpec
 
-PATIENCE_S = 30.0  # generous: only a hang takes that long
+PATIENCE_S = 60.0  # generous: only a hang takes that long
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 

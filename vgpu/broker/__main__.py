@@ -18,10 +18,11 @@ def main() -> None:
     parser.add_argument("--vgpu", required=True, metavar="ID")
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
+    parser.add_argument("--alive", type=Path, help="socket to make by which the next GPU Server finds this broker")
     arguments = parser.parse_args()
     go_first()
     keep_all()
-    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
+    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, arguments.alive).run)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-PROTOCOL_VERSION = 2
-"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``."""
+PROTOCOL_VERSION = 3
+"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``.
+3: ``Noted``."""
 OLDEST_VERSION = 1
 
 
