@@ -143,7 +143,8 @@ class Brokers:
             *("--alive", str(self._paths.broker_alive(vgpu.record.vgpu_id))),
         ]
         self._paths.vgpu_dir(vgpu.record.vgpu_id).mkdir(mode=0o711, parents=True, exist_ok=True)
-        self._paths.old_vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)  # its broker looks elsewhere
+        with suppress(OSError):  # its broker looks elsewhere; root in a container may have put anything there
+            self._paths.old_vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
         self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.
         pid = _spawn(argv)
@@ -156,8 +157,9 @@ class Brokers:
         link.parent.mkdir(mode=0o700, exist_ok=True)
         self._place(link)
         old = self._paths.old_vgpu_server(vgpu.record.vgpu_id)
-        if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
-            self._place(old)
+        with suppress(OSError):
+            if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
+                self._place(old)
 
     def _place(self, link: Path) -> None:
         new = link.with_name(f".server.{self._gpu_index}")

@@ -381,8 +381,9 @@ class GpuServer:
 
     async def _tell_places(self) -> None:
         """A vGPU came, went or changed: the others' brokers count with it from now on."""
+        places = self._places
         for vgpu in list(self.vgpus.values()):
-            if vgpu.told_places != (self._places if vgpu.record.partition is not None else ()):
+            if vgpu.record.partition is not None and vgpu.told_places != places:
                 await self.brokers.changed(vgpu)
 
     @property
