@@ -211,6 +211,8 @@ class MemoryWatch:
         if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
+        # Those too that the journal knows, and that have not come back to a new broker yet.
+        inside |= {process.pid for vgpu in self._vgpus() for process in vgpu.programs}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())
         known = {outsider.process for outsider in self.outside}
         self.outside = tuple(outsider for outsider in found if outsider.process in self._suspects)

@@ -106,6 +106,7 @@ class Page:
     implicit_peak_bytes = 0
     still = False
     driver_bytes: dict[int, int] | None = None
+    programs: tuple[Process, ...] = ()
 
     def __init__(self, *slots: SlotReading) -> None:
         self.grants = SimpleNamespace(implicit_bytes=0, implicit_ns=0)
