@@ -39,12 +39,12 @@ class Limits(BaseModel):
         16, "vGPUs of one GPU", "These keys of the 256 are kept for root and the node's own uid.", least=0, most=255
     )
     processes_per_vgpu: int = _bound(64, "processes of one vGPU", "The activity page has 64 slots.", least=1, most=64)
-    mps_places_per_vgpu: int = _bound(
-        16,
-        "processes of one vGPU in spatial mode",
-        "An MPS server takes 48 clients in all; one vGPU may not have most of them.",
-        least=1,
-        most=48,
+    mps_places_kept_percent: int = _bound(
+        50,
+        "percent of the processes that an MPS server takes",
+        "These places are kept for the vGPUs of the GPU, each its share and one at least. The others are free to all.",
+        least=0,
+        most=100,
     )
     links: int = _bound(
         1024, "links to one socket of the node or a GPU Server", "Each link takes a descriptor.", least=64, most=65536

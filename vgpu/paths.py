@@ -63,12 +63,25 @@ class NodePaths:
         return self.vgpu_dir(vgpu_id) / "broker.sock"
 
     def vgpu_server(self, vgpu_id: str) -> Path:
-        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU."""
+        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU. Not where processes
+        attach: a container may have that directory mounted, and root in it may replace what lies there."""
+        return self.broker_dir(vgpu_id) / "server.sock"
+
+    def old_vgpu_server(self, vgpu_id: str) -> Path:
+        """Where brokers of the first releases look for that link."""
         return self.vgpu_dir(vgpu_id) / "server.sock"
 
     def name_link(self, owner_uid: int, name: str) -> Path:
         """A link whose target is the id of the owner's vGPU of that name."""
         return self.runtime / "names" / str(owner_uid) / name
+
+    def broker_dir(self, vgpu_id: str) -> Path:
+        """What the broker has to itself; nothing of it is ever mounted."""
+        return self.runtime / "brokers" / vgpu_id
+
+    def broker_alive(self, vgpu_id: str) -> Path:
+        """A socket at which the vGPU's broker listens, and says nothing: the kernel says which process that is."""
+        return self.broker_dir(vgpu_id) / "alive.sock"
 
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"

@@ -5,7 +5,7 @@ Everything an application can do wrong ends here, in one line on stderr and a CU
 by accident.
 """
 
-from libc.errno cimport errno
+from libc.errno cimport EACCES, EPERM, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
@@ -85,6 +85,11 @@ cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noex
         gate.ring = &(<TracedActivity*>activity).rings[reply.slot][0]
 
 
+cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexcept nogil:
+    """The broker whose answer this is: by its own word, or of an older one by the page's."""
+    return <uint32_t>reply.broker_epoch if reply.broker_epoch else load32(&activity.broker_epoch)
+
+
 cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply) noexcept nogil:
     cdef int reason = 0
     cdef void* table
@@ -114,6 +119,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     memcpy(gate.gpu_uuid, reply.gpu_uuid, strlen(reply.gpu_uuid) + 1)
     gate.window_ns = gate.grants.window_ns
     gate.generation = gate.grants.generation
+    gate.broker_epoch = answering(gate.activity, reply)
     backlog_init(&gate.backlog)
     if observer:
         return CUDA_SUCCESS
@@ -339,7 +345,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
 
 cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     """After a restart of the server: its new grants page, for the slot that is ours already; and a new activity page,
-    if the broker died with it. 0: not yet, or there is nothing new.
+    if the broker died with it. After a restart of the broker alone it confirms our slot, which its predecessor may have
+    given us without having told the server. 0: not yet, or there is nothing new.
 
     Only the hook thread may, without gate.lock. The old grants page stays mapped: a thread may be reading it.
     """
@@ -349,7 +356,10 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     cdef int reason = 0
     cdef bint elsewhere, done
     if not vgpu_converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
+        gate.barred = reason == EACCES or reason == EPERM or strcmp(reply.code, b"not-yours") == 0
         return 0
+    gate.barred = 0
+    gate.broker_epoch = answering(activity, &reply)
     # in the page that we have, our slot is active
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
     done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset, strchr, strlen
 
 from cython_ext.hook.hook cimport vgpu_map_store, vgpu_say
-from cython_ext.hook.paths cimport append, runtime_directory
+from cython_ext.hook.paths cimport append, append_number, runtime_directory
 from cython_ext.hook.reply cimport Reply
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, Gate, state
 from cython_ext.layout cimport (
@@ -134,6 +134,7 @@ cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* re
     wire_open(&reader, data + 4, body)
     wire_find_bool(&reader, b"ok", &ok)
     if not ok:
+        wire_find_text(&reader, b"code", reply.code, sizeof(reply.code))
         if not wire_find_text(&reader, b"error", reply.error, sizeof(reply.error)):
             append(reply.error, sizeof(reply.error), b"its broker refused without a reason")
         return 0
@@ -146,6 +147,7 @@ cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* re
     wire_find_text(&reader, b"mps_pinned_memory_limit", reply.pinned_memory_limit, sizeof(reply.pinned_memory_limit))
     wire_find_text(&reader, b"mps_client_priority", reply.client_priority, sizeof(reply.client_priority))
     wire_find_text(&reader, b"gpu_uuid", reply.gpu_uuid, sizeof(reply.gpu_uuid))
+    wire_find_int(&reader, b"broker_epoch", &reply.broker_epoch)
     if not (
         wire_find_int(&reader, b"slot", &reply.slot) and wire_find_int(&reader, b"generation", &reply.generation)
         and wire_find_int(&reader, b"gpu_index", &reply.gpu_index) and wire_find_int(&reader, b"now_ns", &now)
@@ -190,6 +192,15 @@ cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable, int* rea
     return page
 
 
+cdef bint own_socket(char* path, const Gate* gate, int64_t slot) noexcept nogil:
+    """Where the broker waits for the process in ``slot`` alone, if that became another user's."""
+    path[0] = 0
+    return (
+        append(path, PATH_BYTES, gate.directory) and append(path, PATH_BYTES, b"/broker.")
+        and append_number(path, PATH_BYTES, <unsigned int>slot) and append(path, PATH_BYTES, b".sock")
+    )
+
+
 cdef public bint vgpu_converse(
     Gate* gate, const char* role, int64_t slot, Reply* reply, int* reason, GrantsPage** grants, ActivityPage** activity
 ) noexcept nogil:
@@ -219,6 +230,10 @@ cdef public bint vgpu_converse(
         )
         return 0
     socket = vgpu_connect(path)
+    if (socket == -EACCES or socket == -EPERM) and slot >= 0 and own_socket(path, gate, slot):
+        socket = vgpu_connect(path)
+        if socket < 0:
+            socket = -EACCES         # as at the socket of all: it is none of ours yet, or no more
     if socket < 0:
         reason[0] = -socket
         return 0
@@ -241,7 +256,10 @@ cdef public bint vgpu_converse(
         if admitted and fd_count >= 2:
             grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0, reason)
             reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
-            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1, reason)
+            # An observer writes nothing, and its descriptor lets it write nothing.
+            activity[0] = <ActivityPage*>map_page(
+                fds[1], reply.activity_bytes, ACTIVITY_MAGIC, role[0] != c'o', reason
+            )
             mapped = grants[0] != NULL and activity[0] != NULL and (fd_count == 2 or vgpu_map_store(gate, fds[2]))
         if admitted and not mapped and not reason[0]:
             append(

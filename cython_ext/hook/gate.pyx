@@ -137,6 +137,14 @@ cdef int refused(Gate* gate) noexcept nogil:
                 b"starts it again"
             )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
+    if gate.lost and gate.barred and not flags & GRANTS_LOSS_RUN:
+        if not gate.told:
+            gate.told = 1
+            vgpu_say(
+                b"this program runs as another user than when ", gate.vgpu_id, b" admitted it, and its broker does not "
+                b"let it in again: start it again"
+            )
+        return CUDA_ERROR_DEVICE_UNAVAILABLE
     return CUDA_SUCCESS
 
 

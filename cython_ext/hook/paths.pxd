@@ -20,6 +20,7 @@ cdef inline bint append(char* path, size_t capacity, const char* text) noexcept 
 
 
 cdef inline bint append_number(char* path, size_t capacity, unsigned int number) noexcept nogil:
+    """Likewise, in decimal digits."""
     cdef char[12] digits
     cdef int at = 11
     digits[11] = 0

@@ -207,6 +207,8 @@ cdef struct Gate:
     bint lost                # the server has been silent for longer than its grace
     bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
+    bint barred              # the broker answers, but lets this process in no more: it runs as another user now
+    uint32_t broker_epoch    # of the broker that admitted us, or has confirmed our slot
     bint untracked           # work was submitted on the fast path since the last drain
     int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
     int64_t unseen_until_ns  # ... and until then

@@ -198,6 +198,7 @@ class Control:
         owner = Owner(uid, share_gid if create.spec.share_group is not None else -1)
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
         server.require_descriptors()
+        await server.memory.refresh()
         server.count_occupied()
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
         try:
@@ -228,6 +229,7 @@ class Control:
         server = self._server
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
+        await server.memory.refresh()
         server.count_occupied(but=vgpu)
         before = vgpu.record
         record = server.registry.change(before.vgpu_id, change.changes, time.time_ns())

@@ -21,12 +21,12 @@ from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.protocol.stream import file_at
 from vgpu.spec import VgpuSpec, explain
 from vgpu.trust import replaceable_part
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -48,11 +48,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     book TEXT,
     suspended INTEGER NOT NULL DEFAULT 0,
     passage TEXT,
-    dozing TEXT
+    dozing TEXT,
+    members TEXT
 );
 """
 _COLUMNS: Final = (
-    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
+    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
+    "members"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -62,6 +64,7 @@ _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
+_MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class ServerRow:
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
     """One vGPU as it is remembered. ``suspended``: its programs stand still. ``dozing``: those of them that do because
-    it was idle; then it comes back by itself."""
+    it was idle; then it comes back by itself. ``members``: the processes that its broker had admitted."""
 
     vgpu_id: str
     key: VgpuKey
@@ -91,6 +94,7 @@ class VgpuRow:
     suspended: bool = False
     passage: Passage = AT_REST
     dozing: tuple[Process, ...] = ()
+    members: tuple[Member, ...] = ()
 
     @classmethod
     def of(
@@ -101,6 +105,7 @@ class VgpuRow:
         suspended: bool = False,
         passage: Passage = AT_REST,
         dozing: tuple[Process, ...] = (),
+        members: tuple[Member, ...] = (),
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -113,6 +118,7 @@ class VgpuRow:
             suspended,
             passage,
             dozing,
+            members,
         )
 
 
@@ -163,6 +169,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
         if "dozing" not in known:  # by schema 4
             self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
+        if "members" not in known:  # by schema 5
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN members TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -221,9 +229,10 @@ class Journal:
                         "suspended": suspended,
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
                         "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                        "members": () if members is None else _MEMBERS.validate_json(members),
                     }
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing, members in rows
             ]
 
     def _stay_in_place(self) -> None:

@@ -38,6 +38,7 @@ ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within mi
 BACK_S: Final = 3.0  # programs whose server and broker both died knock once a second, until they are let in again
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 FALL_S: Final = 0.5  # a driver that gives much memory back passes through every lower figure on its way
+REFRESH_S: Final = 1.0
 NO_USE: Final = MemoryUse(0, {})
 
 
@@ -82,6 +83,10 @@ class MemoryWatch:
         self._waited_until = 0.0
         self._back_by = 0.0
         self._wake = trio.Event()
+        self._asked = 0
+        """How often the driver was asked, whether it answered or not."""
+        self._asking = False
+        self._answered = trio.Event()
         self._notice = notice
         self._mps_pid = mps_pid
         self._judge = judge
@@ -140,6 +145,14 @@ class MemoryWatch:
         for key in [key for key in self._dead if key[0] == vgpu.record.vgpu_id]:
             del self._dead[key]
 
+    async def refresh(self) -> None:
+        """Return once the driver was asked after this call, or does not answer in time."""
+        wanted = self._asked + (2 if self._asking else 1)
+        with trio.move_on_after(REFRESH_S):
+            while self._asked < wanted:
+                self._wake.set()
+                await self._answered.wait()
+
     async def run(self) -> None:
         silent = False
         self._back_by = trio.current_time() + BACK_S
@@ -148,6 +161,7 @@ class MemoryWatch:
             soonest = trio.current_time() + URGENT_S
             before = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
             begun_ns = time.monotonic_ns()
+            self._asking = True
             try:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
@@ -162,6 +176,9 @@ class MemoryWatch:
                     log.warning("no memory reading", reason=str(error))
                 silent = self._uncertain = True
                 self.latest = MemoryUse(self.latest.used_bytes, self._alive_by_proc())
+            self._asking, self._asked = False, self._asked + 1
+            answered, self._answered = self._answered, trio.Event()
+            answered.set()
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
@@ -177,6 +194,9 @@ class MemoryWatch:
         self._uncertain = False
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
+            if not vgpu.still:  # of what stands still the driver shows nothing
+                mine = {slot.pid for slot in after[vgpu_id].slots}
+                vgpu.driver_bytes = {pid: amount for pid, amount in self.latest.by_pid.items() if pid in mine}
             earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]
             if self._charge_implicit(vgpu, earlier, later, past) and later.known:
                 vgpu.grants.implicit_ns = begun_ns
@@ -190,6 +210,7 @@ class MemoryWatch:
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
         """The driver has failed twice in a row: what it would show nobody need wait for. What is known counts on."""
         for vgpu in self._vgpus():
+            vgpu.driver_bytes = None
             if before.get(vgpu.record.vgpu_id, NO_LEDGER).known:
                 vgpu.grants.implicit_ns = begun_ns
 
@@ -209,6 +230,8 @@ class MemoryWatch:
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
         self._inside = {slot.pid: vgpu.record.vgpu_id for vgpu in self._vgpus() for slot in vgpu.slots}
+        # Those too that the journal knows, and that have not come back to a new broker yet.
+        inside |= {process.pid for vgpu in self._vgpus() for process in vgpu.programs}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())
         known = {outsider.process for outsider in self.outside}
         self.outside = tuple(outsider for outsider in found if outsider.process in self._suspects)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cython_ext.readings import MANAGED, SlotReading
-from gpuserver.runtime.vgpus import away_of
+from gpuserver.runtime.vgpus import away_of, bounded
 from vgpu.identity import Process
 from vgpu.printable import command_name
 from vgpu.protocol.peer import start_time
@@ -87,5 +87,5 @@ def committed_by_pid(slots: Iterable[SlotReading], *, managed: bool = True) -> d
     for slot in slots:
         owned = sum(slot.committed_bytes) - (0 if managed else slot.committed_bytes[MANAGED])
         owned -= away_of(slot)  # swapped: not on the card
-        found[slot.pid] = found.get(slot.pid, 0) + owned
+        found[slot.pid] = bounded(found.get(slot.pid, 0) + owned)
     return found

@@ -31,7 +31,8 @@ from gpuserver.core.unmanaged import Response, Unmanaged
 from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
-from gpuserver.runtime.brokers import Brokers
+from gpuserver.device.pidfd import send
+from gpuserver.runtime.brokers import Brokers, find_broker
 from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
@@ -48,16 +49,17 @@ from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.unmanaged import respond, sightings
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
+from vgpu.broker.places import keep_places
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.openfiles import require
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
-from vgpu.protocol.peer import is_alive, is_running, listener_at
+from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import serve_links, until_replaced
 from vgpu.units import format_bytes
 
@@ -111,8 +113,8 @@ class GpuServer:
         self.events = EventFeed()
         self._row, self._remembered = journal.begin()
         self.require_descriptors(len(self._remembered))
-        # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
-        found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
+        # Brokers of the server before us.
+        found = ((row.vgpu_id, find_broker(settings.paths, row.vgpu_id)) for row in self._remembered)
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
         if period_ns := settings.period_ns or self._row.period_ns:
             self.policy = with_period(self.policy, period_ns)
@@ -245,6 +247,7 @@ class GpuServer:
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
             vgpu.dozing, vgpu.written = row.dozing, True
+            vgpu.returning = row.members
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 self.nursery.start_soon(self.migration.settle, vgpu)
@@ -294,6 +297,8 @@ class GpuServer:
                 vgpu.told = share
                 self.tokens.change(record.key, share)
         self.divide_card()
+        if self.mode is Mode.SPATIAL:
+            self.nursery.start_soon(self._tell_places)
 
     def divide_card(self) -> None:
         """Tell those who may own more than they were promised how much that is just now."""
@@ -339,9 +344,7 @@ class GpuServer:
         await self.brokers.dismiss(vgpu, removed=True)
         with trio.move_on_after(LEAVE_S):
             await vgpu.left.wait()
-        if vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
-            with suppress(ProcessLookupError):
-                os.kill(vgpu.broker.pid, signal.SIGKILL)
+        send(vgpu.broker, signal.SIGKILL)
         await vgpu.left.wait()
         self.housekeeping.tell_refusals(vgpu)
         self._strike_off(vgpu)
@@ -373,8 +376,10 @@ class GpuServer:
     def _close_door(self, vgpu: Vgpu) -> None:
         door = self.settings.paths.broker_socket(vgpu.record.vgpu_id)
         with suppress(OSError):
-            door.unlink(missing_ok=True)
-            self.settings.paths.vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
+            private = self.settings.paths.broker_dir(vgpu.record.vgpu_id)
+            for path in (*private.iterdir(), *door.parent.glob("*.sock")):
+                path.unlink(missing_ok=True)
+            private.rmdir()
             door.parent.rmdir()
         record = vgpu.record
         unlink_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
@@ -383,6 +388,7 @@ class GpuServer:
         """What its broker has to know."""
         record = vgpu.record
         spatial = record.partition is not None
+        vgpu.told_places = self._places if spatial else ()
         limited = record.partition is not None and not record.spec.burst
         return Adopt(
             vgpu_id=record.vgpu_id,
@@ -405,7 +411,24 @@ class GpuServer:
             memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
             suspended=vgpu.still and not vgpu.dozing,
+            places=vgpu.told_places,
         )
+
+    @property
+    def _places(self) -> tuple[tuple[int, int], ...]:
+        """Of the processes that the MPS server takes, those that are kept for each vGPU."""
+        granted = {vgpu.record.key: vgpu.record.partition for vgpu in self.vgpus.values()}
+        shares = {key: partition.percent / 100 for key, partition in granted.items() if partition is not None}
+        return tuple(
+            keep_places(self.daemon.most_processes, shares, self.settings.limits.mps_places_kept_percent).items()
+        )
+
+    async def _tell_places(self) -> None:
+        """A vGPU came, went or changed: the others' brokers count with it from now on."""
+        places = self._places
+        for vgpu in list(self.vgpus.values()):
+            if vgpu.record.partition is not None and vgpu.told_places != places:
+                await self.brokers.changed(vgpu)
 
     @property
     def generation(self) -> int:
@@ -424,7 +447,8 @@ class GpuServer:
         vgpu.planned[message.slot] = Planned(
             message.sm_planned, message.memory_planned_bytes, message.mps_client_priority
         )
-        vgpu.present[message.slot] = process
+        vgpu.members[message.slot] = Member(message.slot, process, message.uid, message.command)
+        vgpu.returning = tuple(member for member in vgpu.returning if member.process != process)
         self.apply_shares()
         known = vgpu.seen.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
@@ -446,8 +470,9 @@ class GpuServer:
     def died(self, vgpu: Vgpu, message: Died) -> None:
         if vgpu.seen.get(message.slot) == Process(message.pid, message.start_time):
             self._accompany(vgpu, message.slot, ())
-        if vgpu.present.get(message.slot) == Process(message.pid, message.start_time):
-            del vgpu.present[message.slot]
+        member = vgpu.members.get(message.slot)
+        if member is not None and member.process == Process(message.pid, message.start_time):
+            vgpu.members[message.slot] = replace(member, alive=False)
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
@@ -458,6 +483,9 @@ class GpuServer:
             self.happened(Happening.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
+        member = vgpu.members.get(message.slot)
+        if member is not None and member.process.pid == message.pid and not member.alive:
+            del vgpu.members[message.slot]
         process = self.memory.reaped(vgpu, message.slot)
         # A program that was replaced by another (exec) keeps its name: what stands under it may be the other's by now,
         # and is given back with that.

@@ -17,7 +17,7 @@ from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
 BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
@@ -32,7 +32,9 @@ def rows(count: int) -> list[VgpuRow]:
         passage = Passage(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
         dozing = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
         book = BOOK if n % 2 else None
-        made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, passage=passage, dozing=dozing))
+        members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()
+        more = {"passage": passage, "dozing": dozing, "members": members}
+        made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, **more))  # type: ignore[arg-type]
     return made
 
 

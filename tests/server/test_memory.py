@@ -100,6 +100,9 @@ class Page:
         vgpu_id = "vgpu-1"
 
     implicit_peak_bytes = 0
+    still = False
+    driver_bytes: dict[int, int] | None = None
+    programs: tuple[Process, ...] = ()
 
     def __init__(self, *slots: SlotReading) -> None:
         self.grants = SimpleNamespace(implicit_bytes=0, implicit_ns=0)

@@ -23,6 +23,7 @@ from gpuserver.runtime.readings import (
     warnings_when_idle,
 )
 from gpuserver.runtime.vgpus import Past, Vgpu
+from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
 MS = 1_000_000
@@ -108,12 +109,10 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     other = SimpleNamespace(index=1, state=SlotState.ACTIVE, refusals=1, launches=10)
 
     def page(*slots: SimpleNamespace) -> Any:
-        alive = [slot for slot in slots if slot.state is not SlotState.DEAD]
-        return SimpleNamespace(
-            slots=lambda: list(slots), refusals=sum(slot.refusals for slot in alive), read_slot=slots.__getitem__
-        )
+        return SimpleNamespace(read_member=lambda index, *_: slots[index], read_slot=slots.__getitem__)
 
-    vgpu = Vgpu(cast(Any, None), 1, cast(Any, None), activity=page(live, other))
+    members = {index: Member(index, Process(index, 1)) for index in (0, 1)}
+    vgpu = Vgpu(cast(Any, None), 1, cast(Any, None), activity=page(live, other), members=members)
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1010)

@@ -23,13 +23,14 @@ def main() -> None:
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--alive", type=Path, help="socket to make by which the next GPU Server finds this broker")
     arguments = parser.parse_args()
     os.umask(UMASK)
     go_first()
     raise_limit()
     keep_all()
     limits = Limits.from_option(arguments.limits)
-    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, limits).run)
+    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, arguments.alive, limits).run)
 
 
 if __name__ == "__main__":

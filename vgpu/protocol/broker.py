@@ -60,6 +60,8 @@ class Admitted(Message):
     mps_active_thread_percentage: str
     mps_pinned_memory_limit: str
     mps_client_priority: str
+    broker_epoch: int = 0
+    """Of the broker that answers, as the activity page has it: with another one in the page, a hook asks again."""
 
 
 class Refused(Message):
@@ -73,15 +75,6 @@ class Refused(Message):
 # --- broker → server ----------------------------------------------------------------------------------------------
 
 
-class Register(Message):
-    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
-    and the store if it has one."""
-
-    op: Literal["register"] = "register"
-    vgpu_id: str
-    holds_page: bool
-
-
 class Listening(Message):
     """The socket for processes is open."""
 
@@ -91,7 +84,8 @@ class Listening(Message):
 class Attached(Message):
     """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
     ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
-    knows any more. So with ``mps_client_priority``: "" is not known."""
+    knows any more. So with ``mps_client_priority``: "" is not known. ``uid``: by which the kernel knew it when it
+    attached, −1: not known. ``alive``: False in a list, for one that has died and has its slot still."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -102,6 +96,19 @@ class Attached(Message):
     sm_planned: int = 0
     memory_planned_bytes: int = 0
     mps_client_priority: str = ""
+    uid: int = -1
+    alive: bool = True
+
+
+class Register(Message):
+    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
+    and the store if it has one. ``processes``: all that have a slot in that page; None: a broker of an older release,
+    which reports them one by one."""
+
+    op: Literal["register"] = "register"
+    vgpu_id: str
+    holds_page: bool
+    processes: tuple[Attached, ...] | None = None
 
 
 class Died(Message):
@@ -154,6 +161,9 @@ class Adopt(Message):
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
     ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
     vGPUs of the GPU together, 0: as many as they like. ``suspended``: nobody new is let in.
+    ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of that
+    is a tenant's word. ``returning``: those that were in a page that is lost, by the journal: they may come back.
+    ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
     """
 
     op: Literal["adopt"] = "adopt"
@@ -176,6 +186,19 @@ class Adopt(Message):
     memory_planned_bytes: int = 0
     most_processes: int = 0
     suspended: bool = False
+    processes: tuple[Attached, ...] = ()
+    returning: tuple[Attached, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class Noted(Message):
+    """The server has the process in its list: from now on another broker of the vGPU would know it."""
+
+    since: ClassVar[int] = 3
+    op: Literal["noted"] = "noted"
+    slot: int
+    pid: int
+    start_time: int
 
 
 class Gone(Message):
@@ -194,5 +217,5 @@ class Stop(Message):
     removed: bool
 
 
-ToBroker = Annotated[Adopt | Gone | Stop, Field(discriminator="op")]
+ToBroker = Annotated[Adopt | Noted | Gone | Stop, Field(discriminator="op")]
 TO_BROKER: TypeAdapter[ToBroker] = TypeAdapter(ToBroker)

@@ -8,8 +8,9 @@ from pydantic import ConfigDict
 
 from vgpu.bounds import Bounded, BoundedRequest
 
-PROTOCOL_VERSION = 2
-"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``."""
+PROTOCOL_VERSION = 3
+"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``.
+3: ``Noted``."""
 OLDEST_VERSION = 1
 
 
