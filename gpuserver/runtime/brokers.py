@@ -21,7 +21,6 @@ from client_hook import interpreter
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
 from gpuserver.device.pidfd import send
-from gpuserver.runtime.names import link_name
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError

@@ -41,7 +41,7 @@ from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
-from gpuserver.runtime.names import unlink_name
+from gpuserver.runtime.names import link_name, unlink_name
 from gpuserver.runtime.outside import Outsider
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
@@ -271,6 +271,7 @@ class GpuServer:
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS), passage=passage)
         self.vgpus[record.vgpu_id] = vgpu
+        link_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
         vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         if record.suspended or still:

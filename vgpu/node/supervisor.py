@@ -146,6 +146,8 @@ class Node:
             keep_all()
             nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
             tell_service_manager("READY=1")
+            if os.geteuid() == 0 and (closed := closed_to_others(self._paths.runtime)):
+                log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
 
@@ -469,8 +471,6 @@ def prepare(paths: NodePaths) -> None:
         except OSError as error:
             raise unusable(directory, error, variable) from error
         _own(directory, mode)
-    if os.geteuid() == 0 and (closed := closed_to_others(paths.runtime)):
-        log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
 
 
 def closed_to_others(directory: Path) -> list[Path]:

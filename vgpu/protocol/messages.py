@@ -18,7 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_se
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
-from vgpu.protocol.printed import CommandName, Fields, Line
+from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
@@ -322,7 +322,7 @@ class ProcessReading(Reading):
     gpu_index: int
     slot: int
     pid: int
-    command: CommandName
+    command: Line
     alive: bool  # False: died, its memory not yet released by the driver
     wants: bool
     has_work: bool  # submitted, and not yet seen to be drained
@@ -383,7 +383,7 @@ class OutsideProcess(Reading):
     gpu_index: int
     pid: int
     uid: int
-    command: CommandName
+    command: Line
     memory_bytes: int
 
 
