@@ -1,4 +1,4 @@
-"""Children that share their parent's memory: nothing waits for them."""
+"""Threads that are cancelled in the hook, and children that share their parent's memory: nothing waits for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vgpu.workload.kernels import PTX
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the compiled programs and the kernels that they load."""
     folder = tmp_path_factory.mktemp("programs")
-    for name in ("cloned",):
+    for name in ("cancelled", "cloned"):
         source = Path(__file__).with_name(f"{name}.c")
         subprocess.run(["gcc", "-w", "-O1", "-o", folder / name, source, "-ldl", "-lpthread"], check=True)
     (folder / "kernels.ptx").write_text(PTX)
@@ -54,6 +54,31 @@ def assert_books_add_up(vgpu: StagedVgpu) -> None:
     assert slot.reserved_bytes == 0
     assert sum(slot.committed_bytes) == 0
     vgpu.activity.reap_slot(63)  # free already: takes the lock, and finds nothing to do
+
+
+@pytest.mark.parametrize("deed", ["launch", "memory", "both"])
+@pytest.mark.parametrize("finite", [True, False], ids=["leases-that-end", "open-lease"])
+def test_a_cancelled_thread_leaves_nothing_locked(stage: Stage, programs: Path, deed: str, finite: bool) -> None:
+    vgpu = stage.vgpu()
+    if finite:
+        with vgpu.granting(3 * MS), ended(stage, vgpu, programs, "cancelled", 60, deed) as said:
+            assert said == "cancelled 60"
+            assert_books_add_up(vgpu)
+        return
+    vgpu.open()
+    with ended(stage, vgpu, programs, "cancelled", 60, deed) as said:
+        assert said == "cancelled 60"
+        vgpu.withdraw()
+        assert_books_add_up(vgpu)
+
+
+def test_a_thread_that_is_cancelled_while_it_waits_for_a_lease_ends(stage: Stage, programs: Path) -> None:
+    """No lease comes at all until the last of them has been cancelled."""
+    vgpu = stage.vgpu()
+    with ended(stage, vgpu, programs, "cancelled", 5, "wait") as said:
+        assert said == "cancelled 5"
+        with vgpu.granting(3 * MS):
+            assert_books_add_up(vgpu)
 
 
 @pytest.mark.parametrize("children", [60, pytest.param(2000, marks=pytest.mark.slow)])
