@@ -286,15 +286,24 @@ cdef public bint vgpu_memory_reading(
 
 
 cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+    """Either may be NULL, where the driver takes that: programs ask for one of them."""
     cdef int result = real_cuMemGetInfo_v2(free, total)
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t shown_total, shown_free
+    cdef size_t card_free = 0, card_total = 0
+    if result == CUDA_SUCCESS and gate != NULL and (free == NULL or total == NULL):
+        result = real_cuMemGetInfo_v2(&card_free, &card_total)
+    elif result == CUDA_SUCCESS and gate != NULL:
+        card_free = free[0]
+        card_total = total[0]
     if result == CUDA_SUCCESS and gate != NULL:
         charge_contexts(gate)
         vgpu_settle_pools()
-        vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
-        total[0] = shown_total
-        free[0] = shown_free
+        vgpu_memory_reading(gate, card_total, card_free, &shown_total, &shown_free)
+        if total != NULL:
+            total[0] = shown_total
+        if free != NULL:
+            free[0] = shown_free
     return result
 
 
@@ -310,8 +319,10 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
         charge_contexts(gate)
         vgpu_settle_pools()
         vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
-        total[0] = as_32_bits(shown_total)
-        free[0] = as_32_bits(shown_free)
+        if total != NULL:
+            total[0] = as_32_bits(shown_total)
+        if free != NULL:
+            free[0] = as_32_bits(shown_free)
     return result
 
 
@@ -326,13 +337,13 @@ cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept no
 
 cdef public int cuDeviceTotalMem_v2(size_t* total, int device) noexcept nogil:
     cdef int result = real_cuDeviceTotalMem_v2(total, device)
-    if result == CUDA_SUCCESS:
+    if result == CUDA_SUCCESS and total != NULL:
         total[0] = shown_total_of(device, total[0])
     return result
 
 
 cdef public int cuDeviceTotalMem(unsigned int* total, int device) noexcept nogil:
     cdef int result = real_cuDeviceTotalMem(total, device)
-    if result == CUDA_SUCCESS:
+    if result == CUDA_SUCCESS and total != NULL:
         total[0] = as_32_bits(shown_total_of(device, total[0]))
     return result
