@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from cython_ext cimport layout, native
 from cython_ext.logic.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
+from cython_ext.logic.section cimport section_broker
 from cython_ext.logic.trace cimport trace_get
 from cython_ext.page cimport Page, text_of
 from cython_ext.tenant cimport at_least_zero, bounded
@@ -147,9 +148,12 @@ cdef class ActivityPage(Page):
 
     def bump_broker_epoch(self):
         """Say that a new broker has taken over, and count the slots anew: the one before may have been killed between a
-        slot and its count. Returns the new epoch."""
+        slot and its count. From here on the ledger's lock is not the broker's before, if that died with it. Returns the
+        new epoch."""
         native.store32(&self.get().processes, self.processes)
-        return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
+        self.epoch = native.add32(&self.get().broker_epoch, 1) + 1
+        native.store32(&self.get().naming_epoch, self.epoch)
+        return self.epoch
 
     @property
     def baton(self):
@@ -230,7 +234,7 @@ cdef class ActivityPage(Page):
         cdef int result
         self.slot(index)
         with nogil:
-            result = ledger_reap(page, index, &freed)
+            result = ledger_reap(page, section_broker(self.epoch), index, &freed)
         if result == LEDGER_BROKEN:
             raise TimeoutError("a process of the vGPU holds the lock of its memory ledger and does not run")
         if result == LEDGER_OK:

@@ -80,9 +80,11 @@ def header() -> str:
         "",
         "/* The wrappers: exported, and the hook's own table means them and no namesake of another library. */",
         "#pragma GCC visibility push(protected)",
-        *(f"int {s.name}({s.arguments});" for s in intercepted()),
+        *(f"int {s.name}({s.arguments});" for s in intercepted() if not s.guarded),
         "const char *vgpu_hook_version(void);",
         "#pragma GCC visibility pop",
+        "/* Those behind a guard (table.h), which has the name for everybody else. */",
+        *(f'int {s.name}({s.arguments}) __asm__("vgpu_{s.name}");' for s in intercepted() if s.guarded),
         "",
     ]
     for index, symbol in enumerate(symbols):
@@ -113,15 +115,32 @@ def table() -> str:
         '#include "hook/generated/driver.h"',
         "void *vgpu_real[VGPU_SYMBOLS];",
         "void *vgpu_aliases[VGPU_INTERCEPTED];  /* the same function, as cuGetProcAddress knows it */",
+        *(line for s in intercepted() if s.guarded for line in guard(s)),
         "const vgpu_symbol vgpu_symbols[VGPU_SYMBOLS] = {",
     ]
     for symbol in rows():
         flags = PER_THREAD_FLAG if symbol.per_thread else 0
-        wrapper = f"(void *){symbol.name}" if symbol.intercepted else "NULL"
+        name = f"guard_{symbol.name}" if symbol.guarded else symbol.name
+        wrapper = f"(void *){name}" if symbol.intercepted else "NULL"
         nvml = int(symbol.library == "nvml")
         lines.append(f'    {{"{symbol.name}", "{symbol.base}", {symbol.version}, {flags}, {nvml}, {wrapper}}},')
     lines += ["};", ""]
     return "\n".join(lines)
+
+
+def guard(symbol: Symbol) -> list[str]:
+    """The exported function: the wrapper, during which no thread is cancelled, except where it waits at a gate."""
+    names = ", ".join(name for _, name in symbol.parameters)
+    protected = '__attribute__((visibility("protected")))'
+    return [
+        f'{protected} int guard_{symbol.name}({symbol.arguments}) __asm__("{symbol.name}");',
+        f"int guard_{symbol.name}({symbol.arguments}) {{",
+        f"    int held = vgpu_hold_cancel({int(bool(symbol.before))});",
+        f"    int result = {symbol.name}({names});",
+        "    vgpu_let_cancel(held);",
+        "    return result;",
+        "}",
+    ]
 
 
 def declarations() -> str:

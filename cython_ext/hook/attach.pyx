@@ -11,8 +11,8 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
-    vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
+    vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves,
+    vgpu_place_books, vgpu_ring, vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
 from cython_ext.hook.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -127,7 +127,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
         vgpu_say(vgpu_id, b": its broker gave no slot", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
     take_slot(gate, gate.activity, reply)
-    gate.ledger = gate.activity
+    gate.ledger = vgpu_place_books(gate.activity, gate.slot_index)
     store32(&gate.slot.baton, 1)
     gate.baton_ours = 1      # until the first look
     gate.baton_until_ns = FOREVER_NS

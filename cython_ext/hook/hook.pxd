@@ -181,6 +181,7 @@ cdef extern:
     void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil
     void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
+    uint64_t vgpu_place_books(ActivityPage* page, uint32_t slot_index) noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free

@@ -153,7 +153,7 @@ cdef struct Gate:
     GrantsPage* grants       # NULL: not attached
     ActivityPage* activity   # another one only if server and broker died together; under lock
     Slot* slot
-    ActivityPage* ledger     # ``activity`` where our books are; NULL while they move to another (books.pyx)
+    uint64_t ledger          # place of our books: page, slot and tag in one word; 0 while they move (books.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round

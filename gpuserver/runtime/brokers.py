@@ -171,7 +171,6 @@ class Brokers:
         with suppress(OSError):
             if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
                 self._place(old)
-        link_name(self._paths, vgpu.record.owner.uid, vgpu.record.spec.name, vgpu.record.vgpu_id)
 
     def _place(self, link: Path) -> None:
         new = link.with_name(f".server.{self._gpu_index}")

@@ -121,7 +121,8 @@ def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedN
             assert processes.knock(door)["ok"]
         page = ActivityPage.map(descriptors[1])
         ledger = native.Activity(mmap.mmap(descriptors[1], 0))
-        assert ledger.lock(0) == native.ROBUST_LOCKED
+        assert ledger.live(0) == native.ROBUST_LOCKED
+        assert ledger.lock(0, 0) == native.ROBUST_LOCKED
         for _ in range(2):
             assert processes.knock(door)["code"] == "full"
         assert len(page.slots()) == MOST_PROCESSES + 2

@@ -6,8 +6,8 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.driver cimport (
     CONTEXT_IS_DESTROYED, Context, CUresult, Device, drv_begin, drv_device, drv_end, drv_follow, drv_forget_context,
-    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT,
-    INVALID_DEVICE, INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
+    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, drv_wake_agent,
+    INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
 from cython_ext.sim.lock cimport sim_seat
@@ -108,6 +108,9 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     context.limits[5] = 64
     context.next = contexts
     contexts = context
+    # The agent belongs to the process that makes the context, as the real driver's threads do. Begun by a call of a
+    # child that shares our memory, it would be that child's thread, and keep it from ending.
+    drv_wake_agent()
     drv_unlock()
     result = drv_open_stream(context, STREAM_LEGACY, 0, &context.legacy)
     if result != SUCCESS:
