@@ -28,8 +28,13 @@ cdef extern from *:
     #define _GNU_SOURCE
     #endif
     #include <fcntl.h>
+    #include <stdlib.h>
+    #include <string.h>
     #include <sys/stat.h>
+    #include <sys/syscall.h>
     #include <unistd.h>
+    /* The C library's fstat and stat have other names since glibc 2.33. */
+    static inline int sim_fstat(int fd, struct stat *found) { return (int)syscall(SYS_fstat, fd, found); }
     /* Its result, l_type: what another open file description holds of one byte, if that excludes ours. */
     static inline int sim_byte_lock(int fd, int command, short type, int64_t byte, short *found) {
         struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
@@ -37,18 +42,21 @@ cdef extern from *:
         if (found) *found = lock.l_type;
         return result;
     }
+    /* Of a namespace, by the text of its link, "pid:[4026531836]"; 0: it cannot be read. */
     static inline uint64_t sim_inode(const char *path) {
-        struct stat found;
-        return stat(path, &found) == 0 ? found.st_ino : 0;
+        char text[64];
+        ssize_t got = readlink(path, text, sizeof(text) - 1);
+        text[got < 0 ? 0 : got] = 0;
+        return strchr(text, '[') ? strtoull(strchr(text, '[') + 1, NULL, 10) : 0;
     }
     static inline int sim_is_file(int fd, uint64_t device, uint64_t inode) {
         struct stat found;
-        return fstat(fd, &found) == 0 && found.st_dev == device && found.st_ino == inode;
+        return sim_fstat(fd, &found) == 0 && (uint64_t)found.st_dev == device && found.st_ino == inode;
     }
     static inline void sim_identify(int fd, uint64_t *device, uint64_t *inode) {
         struct stat found;
         *device = *inode = 0;
-        if (fstat(fd, &found) == 0) { *device = found.st_dev; *inode = found.st_ino; }
+        if (sim_fstat(fd, &found) == 0) { *device = found.st_dev; *inode = found.st_ino; }
     }
     static void *sim_seats_here; /* the first SimSeat of this module */
     static int sim_watches_forks;

@@ -17,3 +17,4 @@ cdef enum NvmlResultValue:
 
 
 cdef extern NvmlResult sim_check(SimGpu* gpu) noexcept nogil
+cdef extern NvmlResult sim_look(SimGpu* gpu) noexcept nogil

@@ -5,7 +5,7 @@ Like the real one it knows every GPU of the node and cares for no CUDA_VISIBLE_D
 
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtoul
-from libc.string cimport memset, strcasecmp, strchr, strlen
+from libc.string cimport memcpy, memset, strcasecmp, strchr, strlen
 
 from cython_ext.sim.nvml.handles cimport (
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, LIBRARY_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS,
@@ -198,7 +198,12 @@ cdef public NvmlResult nvmlDeviceGetMinorNumber(SimGpu* gpu, unsigned int* minor
 
 cdef public NvmlResult nvmlDeviceGetName(SimGpu* gpu, char* name, unsigned int size) noexcept nogil:
     cdef NvmlResult result = sim_check(gpu)
-    return put(name, size, gpu.name) if result == SUCCESS else result
+    cdef char[96] text
+    if result == SUCCESS:
+        memcpy(text, gpu.name, 96)
+        text[95] = 0         # the file may hold anything
+        result = put(name, size, text)
+    return result
 
 
 cdef public NvmlResult nvmlDeviceGetUUID(SimGpu* gpu, char* uuid, unsigned int size) noexcept nogil:
