@@ -134,8 +134,8 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
         vgpu_say(
-            vgpu_id, b": no memory or no thread is left for its gate: ", b"raise ulimit -v and ulimit -u, or the limits "
-            b"of this container"
+            vgpu_id, b": no memory or no thread is left for its gate: ", b"raise ulimit -v and ulimit -u, or the "
+            b"limits of this container"
         )
         return CUDA_ERROR_OPERATING_SYSTEM
     vgpu_log(b"attached slot, generation", gate.slot_index, gate.generation)

@@ -57,8 +57,8 @@ cdef const char* cause_of(int reason) noexcept nogil:
         return b"no memory is left for its pages: raise ulimit -v, or the memory limit of this container"
     if reason == EPERM or reason == ENOSYS:
         return (
-            b"a seccomp filter or security module forbids this program a system call that the hook needs: allow socket, "
-            b"connect, sendto, recvmsg and mmap"
+            b"a seccomp filter or security module forbids this program a system call that the hook needs: allow "
+            b"socket, connect, sendto, recvmsg and mmap"
         )
     if reason == EAGAIN:
         return b"its broker did not answer within 10 s: vgpuctl status shows the node's state, vgpuctl logs why"

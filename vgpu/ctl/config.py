@@ -22,6 +22,7 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
     mode = "temporal"        # auto, spatial
     gpus = [0, 1]            # else all
     host_memory = "64G"      # for what is swapped out
+    unmanaged = "suspend"    # programs past the hook
 
     [gpu.1]
     mode = "spatial"

@@ -76,7 +76,7 @@ def exec_(
         vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
     for one in vgpus:
         _check_owner(one)
-    replace_process(ctx.meta[_COMMAND], attachment(vgpus).environment(os.environ))
+    replace_process(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], vgpus))
 
 
 def _check_preloadable(ctx: typer.Context) -> None:
@@ -108,7 +108,7 @@ def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = Fals
         with ControlLink() as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu)
         try:
-            return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
+            return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
         finally:
             _remove(vgpu.vgpu_id)
 
@@ -125,6 +125,13 @@ def _remove(vgpu_id: str) -> None:
             say(f"{vgpu_id} stays: {error.message}", f"once a node runs again: vgpuctl rm {vgpu_id}")
         elif error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first
             report(error)
+
+
+def environment_for(command: Sequence[str], vgpus: Sequence[VgpuReading]) -> dict[str, str]:
+    """Of ``command`` in these vGPUs: the hook last, a sanitizer's runtime that the program is linked with first."""
+    from client_hook.sanitizers import with_sanitizers_first
+
+    return with_sanitizers_first(command[0], attachment(vgpus).environment(os.environ))
 
 
 def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:
