@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +93,7 @@ class Broker:
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
+        self._visitors: Counter[int] = Counter()
         self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._left_out = Closed(pid=0, uid=-1, reason="")
         self._tells_later = False
@@ -262,6 +264,7 @@ class Broker:
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer: Peer | None = None
+        visitor: int | None = None
         try:
             async with MessageStream(
                 sock,
@@ -272,6 +275,12 @@ class Broker:
                 most_items=MAX_REQUEST_ITEMS,
             ) as stream:
                 peer = peer_of(sock)
+                if not self._may_visit(peer.uid):
+                    text = "users of the share group have all places at the broker but the owner's"
+                    await stream.send(Refused(code="unavailable", error=f"{self._vgpu_id}: {text}").model_dump())
+                    raise ProtocolError(text)
+                visitor = peer.uid
+                self._visitors[visitor] += 1
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
@@ -280,6 +289,15 @@ class Broker:
             reason = "its attach request is malformed" if isinstance(error, ValidationError) else cleaned(str(error))
             pid, uid = (peer.process.pid, peer.uid) if peer else (0, -1)
             await self._report_closed(pid, uid, reason)
+        finally:
+            if visitor is not None:
+                self._visitors[visitor] -= 1
+
+    def _may_visit(self, uid: int) -> bool:
+        """Half of the places are for the owner and root: who else may attach must not keep these out."""
+        first = {0} if self._vgpu is None else {0, self._vgpu.owner_uid}
+        others = sum(count for visitor, count in self._visitors.items() if visitor not in first)
+        return uid in first or others < self._limits.visitors_per_broker // 2
 
     async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
         """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
