@@ -14,6 +14,7 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.users import ALICE, BOB, RawLink, as_user, needs_root, opened
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import Limits
 from vgpu.protocol.codec import encode
 from vgpu.spec import VgpuChanges
 
@@ -237,3 +238,26 @@ def test_garbage_at_a_broker_is_told_of_once_in_a_while_and_counted(node: Simula
 
     eventually(lambda: count(told()) == 50, "every one's being told or counted")
     assert len(told()) < 25
+
+
+@needs_root
+def test_members_of_the_share_group_leave_places_at_the_broker_to_the_owner(node: SimulatedNode) -> None:
+    link = RawLink(node)
+    created = link.ask({"op": "create", "spec": {"sm_percent": 10, "share_group": "daemon"}})
+    link.close()
+    vgpu_id = created["result"]["vgpu_id"]
+    visitors: list[socket.socket] = []
+    os.setegid(grp.getgrnam("daemon").gr_gid)
+    os.seteuid(ALICE)
+    try:
+        for _ in range(Limits().visitors_per_broker):
+            visitors.append(socket.socket(socket.AF_UNIX))
+            visitors[-1].connect(str(node.paths.broker_socket(vgpu_id)))
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    child = node.attach(vgpu_id, use=False)
+    eventually(lambda: node.reading(vgpu_id).processes == 1, "the owner's attaching")  # type: ignore[union-attr]
+    for visitor in visitors:
+        visitor.close()
+    child.kill()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class Broker:
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
+        self._visitors: Counter[int] = Counter()
         self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._left_out = Closed(pid=0, uid=-1, reason="")
         self._tells_later = False
@@ -320,6 +322,7 @@ class Broker:
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
         peer = NO_PEER
+        visitor: int | None = None
         try:
             async with MessageStream(
                 sock,
@@ -330,6 +333,12 @@ class Broker:
                 most_items=MAX_REQUEST_ITEMS,
             ) as stream:
                 peer = peer_of(sock)
+                if not self._may_visit(peer.uid):
+                    text = "users of the share group have all places at the broker but the owner's"
+                    await stream.send(Refused(code="unavailable", error=f"{self._vgpu_id}: {text}").model_dump())
+                    raise ProtocolError(text)
+                visitor = peer.uid
+                self._visitors[visitor] += 1
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
@@ -340,6 +349,15 @@ class Broker:
         except Exception as error:
             # Our own fault, but one visitor's: the vGPU's programs must not lose their broker with it.
             self._say(f"an error of st-vgpu: {error!r}, with process {peer.process.pid}", error)
+        finally:
+            if visitor is not None:
+                self._visitors[visitor] -= 1
+
+    def _may_visit(self, uid: int) -> bool:
+        """Half of the places are for the owner and root: who else may attach must not keep these out."""
+        first = {0} if self._vgpu is None else {0, self._vgpu.owner_uid}
+        others = sum(count for visitor, count in self._visitors.items() if visitor not in first)
+        return uid in first or others < self._limits.visitors_per_broker // 2
 
     async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
         """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
