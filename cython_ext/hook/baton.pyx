@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.hook cimport vgpu_look, vgpu_ring, vgpu_want
 from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport FOREVER_NS, Plan
-from cython_ext.logic.baton cimport LOST_NS, baton_ours, baton_until_ns
+from cython_ext.logic.baton cimport LOST_NS, baton_names, baton_ours, baton_until_ns
 from cython_ext.logic.gate cimport GateState, lease_usable
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport futex_wait, futex_wake, load32, loadi64, now_ns, store64
@@ -70,3 +70,17 @@ cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
     lock_acquire(&gate.lock)
     gate.waiters -= 1
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
+
+
+cdef public void vgpu_wait_ahead(Gate* gate, int64_t now) noexcept nogil:
+    """For the hook thread, while work is queued ahead, also without the lock: its threads wait for that in the driver.
+    No gate looks then, so once for each turn of a sibling this says that the process is awake: the relay passes over
+    one that slept through a turn until ``gate_waits`` counts on."""
+    cdef uint32_t word = load32(&gate.activity.baton)
+    vgpu_want(gate, now)
+    if word == 0 or word == gate.baton_told or baton_names(word, gate.slot_index):
+        return
+    gate.baton_told = word
+    store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
+    if loadi64(&gate.activity.baton_end_ns) == FOREVER_NS:
+        vgpu_ring(gate)

@@ -115,6 +115,7 @@ cdef extern:
     bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept nogil
     bint vgpu_baton_over(const Gate* gate, int64_t now) noexcept nogil
     void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil
+    void vgpu_wait_ahead(Gate* gate, int64_t now) noexcept nogil
     # track.pyx; the caller holds gate.lock
     int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil
     void vgpu_mark(Gate* gate) noexcept nogil

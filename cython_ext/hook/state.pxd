@@ -244,6 +244,7 @@ cdef struct Gate:
     uint32_t baton_used      # the word under which we submitted last
     uint32_t baton_foreign   # a word for which we could not use a lease ...
     int64_t baton_foreign_ns     # ... since then
+    uint32_t baton_told      # a sibling's word under which the hook thread said that what is queued ahead waits
     uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn

@@ -11,7 +11,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from cython_ext.hook.hook cimport (
     publish_prediction, vgpu_admit_release, vgpu_baton, vgpu_baton_over, vgpu_begin, vgpu_collect, vgpu_drained,
     vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
-    vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_want,
+    vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_wait_ahead, vgpu_want,
 )
 from cython_ext.hook.state cimport Gate, State, state
 from cython_ext.layout cimport (
@@ -184,7 +184,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     vgpu_begin(gate, &plan, now)
     vgpu_admit_release(gate)
     if gate.ahead.launches:
-        vgpu_want(gate, now)     # nobody may be waiting in the gate to say it, after a sleep through a lease
+        vgpu_wait_ahead(gate, now)   # nobody may be waiting in the gate to say it, after a sleep through a lease
     vgpu_baton(gate, &plan, now)
     if load32(&slot.undrained) or gate.over_epoch:
         if gate.over_epoch or vgpu_baton_over(gate, now) or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
@@ -301,8 +301,8 @@ cdef void* run(void* argument) noexcept nogil:
                 vgpu_give_turn(gate)
             else:
                 vgpu_open_turn(gate)
-            if gate.ahead.launches:      # asleep through a lease we would not be asked again
-                vgpu_want(gate, now_ns())
+            if gate.ahead.launches:      # asleep through a lease or a turn we would not be asked again
+                vgpu_wait_ahead(gate, now_ns())
             look_for_calls(gate)
             storei64(&gate.slot.locked_out_ns, now_ns())
             rest(gate, change, due_ns(gate), now_ns() + LOOK_LOCKED_NS)

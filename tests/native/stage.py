@@ -17,7 +17,7 @@ from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
 
 MS = 1_000_000
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 KEY = 5
 
 

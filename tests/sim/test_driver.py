@@ -45,7 +45,7 @@ def test_an_event_of_a_context_is_behind_all_its_streams_and_nothing_later(node:
 def test_waiting_costs_no_processor_time(node: Node) -> None:
     answer = node.run("idle_wait", "3000")
     assert answer["wall_s"] >= 3
-    assert answer["cpu_s"] < 0.02 * answer["wall_s"]
+    assert answer["cpu_s"] < 0.2 * answer["wall_s"]  # awake it would be all of it
 
 
 def test_memory_is_refused_at_capacity_and_the_process_goes_on(node: Node) -> None:

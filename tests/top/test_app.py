@@ -23,7 +23,7 @@ from vgpu.top.dialogs import Ask, Confirm, Told
 from vgpu.top.panels import NodeFacts
 from vgpu.top.widgets import Lines, Table
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 S = TypeVar("S", bound=Screen[Any])
 Play = Callable[[Top, Pilot[None]], Awaitable[None]]
 FIRST, SECOND, THIRD = (vgpu.vgpu_id for vgpu in three())
