@@ -299,6 +299,7 @@ def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
         row.suspended,
         None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
         _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+        _MEMBERS.dump_json(row.members).decode() if row.members else None,
     )
     for value in columns:
         if isinstance(value, int) and not LEAST <= value <= MOST_STORED:
