@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
 from gpuserver.runtime.stores import Stores
+from gpuserver.runtime.template import BrokerTemplate, start_broker
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
@@ -40,7 +40,7 @@ from vgpu.protocol.broker import (
     Stop,
 )
 from vgpu.protocol.codec import ProtocolError
-from vgpu.protocol.peer import is_alive, start_time
+from vgpu.protocol.peer import is_alive
 from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
@@ -86,6 +86,7 @@ class Brokers:
         self._books = books
         self._look = look
         self._stopping = False
+        self.template = BrokerTemplate()
 
     # --- processes
 
@@ -100,7 +101,7 @@ class Brokers:
         while not vgpu.removed.is_set() and not self._stopping:
             started = trio.current_time()
             if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
-                self._start(vgpu)
+                await self._start(vgpu)
             await self._until_gone(vgpu)
             vgpu.broker = NO_PROCESS
             if vgpu.registered.is_set():
@@ -113,22 +114,21 @@ class Brokers:
                     await vgpu.removed.wait()
         vgpu.left.set()
 
-    def _start(self, vgpu: Vgpu) -> None:
+    async def _start(self, vgpu: Vgpu) -> None:
         if vgpu.activity is None:
             # Nobody brought a page and nobody is left who could: what processes there were begin anew.
             vgpu.make_activity()
-        door = self._paths.broker_socket(vgpu.record.vgpu_id)
-        argv = [
-            sys.executable,
-            *("-P", "-m", "vgpu.broker"),
-            *("--vgpu", vgpu.record.vgpu_id),
-            *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
-            *("--door", str(door)),
-        ]
+        vgpu_id = vgpu.record.vgpu_id
         self.claim(vgpu)
-        # Nothing else runs until its name is known here: only who is known may register.
-        pid = _spawn(argv)
-        vgpu.broker = Process(pid, start_time(pid))
+        server, door = str(self._paths.vgpu_server(vgpu_id)), str(self._paths.broker_socket(vgpu_id))
+        # It does nothing until its name is known here: only a broker whose name is known may register.
+        with trio.CancelScope(shield=True):
+            vgpu.broker, goes = await start_broker(self.template, vgpu_id, server, door)
+        if goes >= 0:
+            if not vgpu.removed.is_set():  # else it ends
+                with suppress(BrokenPipeError):  # it was killed meanwhile
+                    os.write(goes, b".")
+            os.close(goes)
 
     def claim(self, vgpu: Vgpu) -> None:
         """Its broker finds this server from now on, whatever server it has a link to."""
@@ -289,21 +289,6 @@ class Brokers:
         if removed and not told and vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
             with suppress(ProcessLookupError):
                 os.kill(vgpu.broker.pid, signal.SIGTERM)
-
-
-def _spawn(argv: list[str]) -> int:
-    """A process in a session of its own: a Ctrl-C meant for the node, or the node's end, does not reach it."""
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        ],
-        setsid=True,
-        setsigdef=[signal.SIGPIPE],
-    )
 
 
 LinkErrors = (OSError, VgpuError, ValidationError, trio.ClosedResourceError, trio.BrokenResourceError)

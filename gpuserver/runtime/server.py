@@ -165,6 +165,7 @@ class GpuServer:
                 self,
                 self.memory.look,
             )
+            owned.callback(self.brokers.template.end)
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 self._restore()
@@ -176,6 +177,7 @@ class GpuServer:
                 nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
+                nursery.start_soon(self.brokers.template.keep)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)

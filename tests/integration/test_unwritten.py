@@ -46,7 +46,7 @@ def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> 
 
 LATE_BROKERS = """
 import pathlib, sys, time
-while "vgpu.broker" in sys.orig_argv and not pathlib.Path(__file__).with_name("now").exists():
+while "vgpu.broker.template" in sys.orig_argv and not pathlib.Path(__file__).with_name("now").exists():
     time.sleep(0.01)
 """
 
