@@ -45,7 +45,7 @@ from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
 
-ADMIT_S: Final = 12.0
+ADMIT_S: Final = 30.0
 """A broker that has not opened its socket by then will not."""
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0

@@ -16,13 +16,14 @@ from typing import Final, Literal, Self
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
+from gpuserver.core.origin import KEPT, Origin
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.spec import VgpuSpec, explain
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -44,11 +45,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     book TEXT,
     suspended INTEGER NOT NULL DEFAULT 0,
     passage TEXT,
-    dozing TEXT
+    dozing TEXT,
+    origin TEXT
 );
 """
 _COLUMNS: Final = (
-    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
+    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
+    "origin"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -57,6 +60,7 @@ EPOCH_RESERVE: Final = 1 << 24
 _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
+_ORIGIN: Final = TypeAdapter(Origin)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 
 
@@ -87,6 +91,7 @@ class VgpuRow:
     suspended: bool = False
     passage: Passage = AT_REST
     dozing: tuple[Process, ...] = ()
+    origin: Origin = KEPT
 
     @classmethod
     def of(
@@ -97,6 +102,7 @@ class VgpuRow:
         suspended: bool = False,
         passage: Passage = AT_REST,
         dozing: tuple[Process, ...] = (),
+        origin: Origin = KEPT,
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -109,6 +115,7 @@ class VgpuRow:
             suspended,
             passage,
             dozing,
+            origin,
         )
 
 
@@ -155,6 +162,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
         if "dozing" not in known:  # by schema 4
             self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
+        if "origin" not in known:  # by schema 5
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN origin TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -213,9 +222,10 @@ class Journal:
                         "suspended": suspended,
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
                         "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                        "origin": KEPT if origin is None else _ORIGIN.validate_json(origin),
                     }
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing, origin in rows
             ]
 
     def write_server(self, row: ServerRow) -> None:
@@ -239,6 +249,7 @@ class Journal:
                 row.suspended,
                 None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
                 _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+                None if row.origin == KEPT else _ORIGIN.dump_json(row.origin).decode(),
             )
             for row in vgpus
         ]

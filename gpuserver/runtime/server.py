@@ -31,6 +31,7 @@ from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.creation import Creations
 from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
@@ -111,6 +112,7 @@ class GpuServer:
         self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
         self.suspension = Suspension(self)
         self.migration = Migration(self)
+        self.creations = Creations(self)
         self.swapping = Swapping(self)
         self.dozing = Dozing(self)
         self.housekeeping = Housekeeping(self)
@@ -211,7 +213,7 @@ class GpuServer:
         )
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
-            vgpu.dozing, vgpu.written = row.dozing, True
+            vgpu.dozing, vgpu.written, vgpu.origin = row.dozing, True, row.origin
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 self.nursery.start_soon(self.migration.settle, vgpu)
@@ -219,6 +221,7 @@ class GpuServer:
             self.brokers.claim(vgpu)
             self.nursery.start_soon(self.brokers.keep, vgpu)
             self.nursery.start_soon(self.migration.be_released, vgpu)
+            self.creations.watch(vgpu)
             if row.passage.next_step is Step.GO_ON:
                 self.nursery.start_soon(self.migration.go_on, vgpu)
         self._remembered = []

@@ -11,6 +11,7 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.leases import Book, Served, Share
+from gpuserver.core.origin import KEPT, Origin
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -83,6 +84,13 @@ class Planned:
     client_priority: str = ""
 
 
+def set_event() -> trio.Event:
+    """Of what is so from the beginning."""
+    event = trio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
@@ -106,7 +114,9 @@ class Vgpu:
     of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
     was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
     what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever. ``written``:
-    the journal has had it, so whoever asked for it is told that there is one.
+    the journal has had it, so whoever asked for it is told that there is one. ``origin``: for whom it was made, and
+    until when it stays; ``holders``: links on which it was asked for. ``made``: set once it is ready, or ``unmade``
+    says why it is not.
     """
 
     record: VgpuRecord
@@ -146,6 +156,13 @@ class Vgpu:
     refusal: VgpuError | None = None
     custody: trio.CancelScope | None = None
     written: bool = False
+    origin: Origin = KEPT
+    holders: set[object] = field(default_factory=set)
+    made: trio.Event = field(default_factory=set_event)
+    unmade: VgpuError | None = None
+
+    def is_answer_to(self, uid: int, request_id: str) -> bool:
+        return self.origin.request_id == request_id and self.record.owner.uid == uid
 
     @property
     def slots(self) -> list[SlotReading]:
@@ -283,7 +300,14 @@ class Vgpu:
     def row(self, book: Book | None) -> VgpuRow:
         """As the journal remembers it, with the account that it has now."""
         passage = replace(self.passage, programs=self.programs)
-        return VgpuRow.of(self.record, self.booked(book), suspended=self.still, passage=passage, dozing=self.dozing)
+        return VgpuRow.of(
+            self.record,
+            self.booked(book),
+            suspended=self.still,
+            passage=passage,
+            dozing=self.dozing,
+            origin=self.origin,
+        )
 
     @property
     def share(self) -> Share:

@@ -80,13 +80,16 @@ def _check_owner(vgpu: VgpuReading) -> None:
 
 @options.describes_vgpu
 def run(wanted: Wanted, ctx: typer.Context) -> int:
-    """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own."""
+    """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own.
+
+    However run ends, the vGPU goes, as soon as no process is attached to it.
+    """
     from client_hook.launcher import Supervision
     from vgpu.node.link import ControlLink
 
     with Supervision() as supervision:
         with ControlLink() as node, progress.waiting("making a vGPU"):
-            vgpu = node.create(wanted.spec, wanted.gpu)
+            vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
             return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
         finally:

@@ -34,14 +34,12 @@ def create(
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.node.link import ControlLink
 
-    with ControlLink() as node, progress.waiting("making a vGPU"):
-        vgpu = node.create(wanted.spec, wanted.gpu)
-    warn(vgpu)
-    try:
-        _print_made(vgpu, form)
-    except Exception:  # whatever it is, nobody else tells the id
-        say(f"{vgpu.vgpu_id} is made", f"vgpuctl rm {vgpu.vgpu_id}")
-        raise
+    with ControlLink() as node:
+        with progress.waiting("making a vGPU"):
+            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False)
+        warn(vgpu)
+        _print_made(vgpu, form)  # until its id is out, it goes with this process
+        node.confirm(vgpu)
 
 
 def _print_made(vgpu: VgpuReading, form: Created) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -111,6 +112,16 @@ class MessageStream:
         if flags & socket.MSG_CTRUNC or len(self._arrived) + len(self._pending) > MAX_DESCRIPTORS:
             raise ProtocolError(f"the peer sent more than {MAX_DESCRIPTORS} descriptors")
         return data
+
+    async def until_left(self) -> None:
+        """Until the peer has closed its end, or half of it; what it has sent before is not read."""
+        events = select.poll()
+        events.register(self.socket.fileno(), select.POLLRDHUP)
+        while True:
+            await trio.lowlevel.wait_readable(self.socket)
+            if any(found & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, found in events.poll(0)):
+                return
+            await trio.sleep(_BREATH_S)  # it has asked for something else already
 
     async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Errors: ``VgpuError`` (timeout) if the peer does not read; ``OSError`` of the link."""
