@@ -23,7 +23,7 @@ def vgpuctl(line: str) -> subprocess.CompletedProcess[str]:
 def made(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     answer = vgpu_reading(warnings=("a remark",)).model_dump(mode="json")
-    node.answers["create"] = lambda _: answer
+    node.answers["create"] = lambda asked: answer | {"request_id": getattr(asked, "request_id", "")}
     node.answers["list"] = lambda _: {"vgpus": [answer] * 50}
     return node
 
