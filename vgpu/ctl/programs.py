@@ -85,10 +85,10 @@ def run(wanted: Wanted, ctx: typer.Context) -> int:
     However run ends, the vGPU goes, as soon as no process is attached to it.
     """
     from client_hook.launcher import Supervision
-    from vgpu.node.link import ControlLink
+    from vgpu.node.link import PATIENT_S, ControlLink
 
     with Supervision() as supervision:
-        with ControlLink() as node, progress.waiting("making a vGPU"):
+        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
             return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
@@ -98,10 +98,10 @@ def run(wanted: Wanted, ctx: typer.Context) -> int:
 
 def _remove(vgpu_id: str) -> None:
     """The program may have run for days, so a fresh link. A node that is gone remembers the vGPU for the next one."""
-    from vgpu.node.link import ControlLink
+    from vgpu.node.link import PATIENT_S, ControlLink
 
     try:
-        with ControlLink() as node, progress.waiting(f"removing {vgpu_id}"):
+        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting(f"removing {vgpu_id}"):
             node.remove(vgpu_id, force=True)
     except VgpuError as error:
         if error.code is ErrorCode.UNREACHABLE:

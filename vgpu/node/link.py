@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -55,6 +55,8 @@ from vgpu.protocol.messages import (
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 
+PATIENT_S: Final = 60.0
+"""For the handshake of a link on which a change is asked for: on a busy machine a node may take its time."""
 Result = TypeVar("Result", bound=BaseModel)
 
 
