@@ -17,11 +17,11 @@ import structlog
 import trio
 from pydantic import ValidationError
 
-from client_hook import interpreter
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
 from gpuserver.device.pidfd import send
 from gpuserver.runtime.stores import Stores
+from gpuserver.runtime.template import BrokerTemplate, Order, start_broker
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
@@ -45,12 +45,12 @@ from vgpu.protocol.broker import (
 )
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.descriptors import close_aside
-from vgpu.protocol.peer import is_alive, listener_at, start_time
+from vgpu.protocol.peer import is_alive, listener_at
 from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
 
-ADMIT_S: Final = 12.0
+ADMIT_S: Final = 30.0
 """A broker that has not opened its socket by then will not."""
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
@@ -97,6 +97,7 @@ class Brokers:
         self._look = look
         self._limits = limits
         self._stopping = False
+        self.template = BrokerTemplate()
 
     # --- processes
 
@@ -113,7 +114,7 @@ class Brokers:
             vgpu.listens = False
             try:
                 if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
-                    self._start(vgpu)
+                    await self._start(vgpu)
                 await self._until_gone(vgpu)
             except OSError as error:  # no descriptors, no processes: of this machine, and for a while
                 log.error("the broker cannot be started or watched", vgpu=vgpu.record.vgpu_id, reason=str(error))
@@ -139,27 +140,32 @@ class Brokers:
                     await vgpu.removed.wait()
         vgpu.left.set()
 
-    def _start(self, vgpu: Vgpu) -> None:
+    async def _start(self, vgpu: Vgpu) -> None:
         if vgpu.activity is None:
             # Nobody brought a page and nobody is left who could: what processes there were begin anew.
             vgpu.make_activity()
-        door = self._paths.broker_socket(vgpu.record.vgpu_id)
-        argv = interpreter.command(
-            "vgpu.broker",
-            *("--vgpu", vgpu.record.vgpu_id),
-            *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
-            *("--door", str(door)),
-            *(("--limits", self._limits.as_option()) if self._limits != DEFAULT_LIMITS else ()),
-            *("--alive", str(self._paths.broker_alive(vgpu.record.vgpu_id))),
-        )
+        vgpu_id = vgpu.record.vgpu_id
+        door = self._paths.broker_socket(vgpu_id)
         door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         door.parent.chmod(0o711)  # a server of before may have had another umask
         with suppress(OSError):  # its broker looks elsewhere; root in a container may have put anything there
-            self._paths.old_vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
+            self._paths.old_vgpu_server(vgpu_id).unlink(missing_ok=True)
         self.claim(vgpu)
-        # Nothing else runs until its name is known here: only who is known may register.
-        pid = _spawn(argv)
-        vgpu.broker = Process(pid, start_time(pid))
+        order = Order(
+            vgpu_id,
+            str(self._paths.vgpu_server(vgpu_id)),
+            str(door),
+            str(self._paths.broker_alive(vgpu_id)),
+            self._limits.as_option(),
+        )
+        # It does nothing until its name is known here: only a broker whose name is known may register.
+        with trio.CancelScope(shield=True):
+            vgpu.broker, goes = await start_broker(self.template, order)
+        if goes >= 0:
+            if not vgpu.removed.is_set():  # else it ends
+                with suppress(BrokenPipeError):  # it was killed meanwhile
+                    os.write(goes, b".")
+            os.close(goes)
 
     def claim(self, vgpu: Vgpu) -> None:
         """Its broker finds this server from now on, whatever server it has a link to."""
@@ -373,21 +379,6 @@ def find_broker(paths: NodePaths, vgpu_id: str) -> Process | None:
     private = paths.broker_alive(vgpu_id)
     is_old = not private.exists() and paths.old_vgpu_server(vgpu_id).is_symlink()
     return listener_at(paths.broker_socket(vgpu_id) if is_old else private)
-
-
-def _spawn(argv: list[str]) -> int:
-    """A process in a session of its own: a Ctrl-C meant for the node, or the node's end, does not reach it."""
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        interpreter.environment(os.environ),
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        ],
-        setsid=True,
-        setsigdef=[signal.SIGPIPE],
-    )
 
 
 LinkErrors = (OSError, VgpuError, ValidationError, trio.ClosedResourceError, trio.BrokenResourceError)

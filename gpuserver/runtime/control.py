@@ -4,7 +4,6 @@ whom the node asks for is what the kernel told the node."""
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import AsyncGenerator
 
@@ -16,7 +15,8 @@ from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import advise
-from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
+from gpuserver.runtime.brokers import LinkErrors
+from gpuserver.runtime.creation import Held, summary
 from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.names import link_name, unlink_name
 from gpuserver.runtime.readings import (
@@ -36,10 +36,14 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.groups import Groups
 from vgpu.happenings import Happening
+from vgpu.identity import Process
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
     Arrive,
+    Await,
+    Confirm,
+    Confirmed,
     Create,
     EventList,
     Events,
@@ -74,7 +78,6 @@ from vgpu.protocol.meters import GpuMeters, VgpuMeters
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
-from vgpu.spec import VgpuSpec
 from vgpu.units import counted
 
 log = structlog.get_logger(__name__)
@@ -116,12 +119,29 @@ class Control:
                 elif hello.role == "server":
                     await self._server.gangs.converse(link)
                 else:
-                    await serve(link, FORWARDS, self._answer, self._notices)
+                    await self._serve_requests(link)
             except LinkErrors as error:
                 log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=_reason(error))
             except Exception:
                 # Our own fault, but one link's: the GPU is still shared by everybody else.
                 log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
+
+    async def _serve_requests(self, link: MessageStream) -> None:
+        """What was asked for on this link and not confirmed goes with it."""
+        creations, held = self._server.creations, Held()
+
+        async def answer(forward: Forward) -> BaseModel:
+            return await self._answer(forward, held)
+
+        async def sent(forward: Forward) -> None:
+            if isinstance(forward.request, Create) and not forward.request.request_id:
+                for vgpu in held.vgpus:
+                    await creations.confirm_delivered(vgpu)
+
+        try:
+            await serve(link, FORWARDS, answer, self._notices, sent, lambda f: isinstance(f.request, Create | Await))
+        finally:
+            creations.release(held)
 
     def _notices(self, forward: Forward) -> AsyncGenerator[Notice, None] | None:
         match forward.request:
@@ -132,11 +152,16 @@ class Control:
             case _:
                 return None
 
-    async def _answer(self, forward: Forward) -> BaseModel:
+    async def _answer(self, forward: Forward, held: Held) -> BaseModel:
         server = self._server
         match forward.request:
             case Create() as create:
-                return await self._create(create, forward.uid)
+                return await self._create(create, forward, held)
+            case Await(request_id=request_id):
+                return await self._await(forward.uid, request_id)
+            case Confirm(request_id=request_id):
+                kept = await server.creations.confirm(forward.uid, request_id)
+                return Confirmed(vgpu_id=kept.record.vgpu_id)
             case Set(vgpu=vgpu_id, changes=_) as change:
                 return await self._set(self._owned(vgpu_id, forward.uid), change, forward.uid)
             case Remove(vgpu=vgpu_id, force=force):
@@ -190,39 +215,23 @@ class Control:
 
     # --- changes
 
-    async def _create(self, create: Create, uid: int) -> VgpuReading:
-        server = self._server
+    async def _create(self, create: Create, forward: Forward, held: Held) -> VgpuReading:
+        creations = self._server.creations
         share_gid = create.share_gid
         if create.spec.share_group is not None and share_gid < 0:  # a node of an older version leaves it to us
             share_gid = await self._groups.id_of(create.spec.share_group)
-        owner = Owner(uid, share_gid if create.spec.share_group is not None else -1)
-        vgpu_id = f"vgpu-{secrets.token_hex(4)}"
-        server.require_descriptors()
-        await server.memory.refresh()
-        server.count_occupied()
-        record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
-        try:
-            vgpu = server.enlist(record, None)
-        except BaseException:
-            server.registry.remove(vgpu_id)
-            raise
-        server.apply_shares()
-        server.nursery.start_soon(server.brokers.keep, vgpu)
-        with trio.move_on_after(ADMIT_S):
-            await vgpu.admits.wait()
-        if not vgpu.admits.is_set():
-            await server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} never admitted processes")
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE,
-                f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
-                f"see the logs in {server.settings.paths.logs}",
-            )
-        await server.swapping.make_room()
-        await server.suspension.probe(vgpu)
-        if not await server.remember(vgpu):
-            await server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} could not be written into the journal")
-            raise unwritten(server)
-        server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **_summary(create.spec))
+        owner = Owner(forward.uid, share_gid if create.spec.share_group is not None else -1)
+        vgpu = await creations.create(create, owner, Process(*forward.asker), held)
+        if create.wait:
+            await creations.finished(vgpu)
+        return self._reading(vgpu)
+
+    async def _await(self, uid: int, request_id: str) -> VgpuReading:
+        creations = self._server.creations
+        vgpu = await creations.asked_before(uid, request_id)
+        if vgpu is None:
+            raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU is made for request {request_id!r}", "ask again")
+        await creations.finished(vgpu)
         return self._reading(vgpu)
 
     async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuReading:
@@ -243,7 +252,7 @@ class Control:
         await server.brokers.changed(vgpu)
         written = await server.remember()
         text = f"{record.vgpu_id} changed by uid {uid}"
-        server.happened(Happening.CHANGED, vgpu, text, by_uid=uid, **_summary(record.spec))
+        server.happened(Happening.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
         if not written:
             raise unwritten(server, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
@@ -433,13 +442,6 @@ class Control:
             temperature_c=server.activity.temperature_c,
             sm_clock_mhz=server.activity.sm_clock_mhz,
         )
-
-
-def _summary(spec: VgpuSpec) -> dict[str, int | float | str]:
-    """What of a specification belongs into the log."""
-    return {
-        name: value for name, value in spec.model_dump(mode="json", exclude_defaults=True).items() if value is not None
-    }
 
 
 def _reason(error: BaseException) -> str:

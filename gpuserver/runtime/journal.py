@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
+from gpuserver.core.origin import KEPT, Origin
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.bounds import LEAST, MOST_STORED
@@ -49,12 +50,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     suspended INTEGER NOT NULL DEFAULT 0,
     passage TEXT,
     dozing TEXT,
-    members TEXT
+    members TEXT,
+    origin TEXT
 );
 """
 _COLUMNS: Final = (
     "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
-    "members"
+    "members, origin"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -63,6 +65,7 @@ EPOCH_RESERVE: Final = 1 << 24
 _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
+_ORIGIN: Final = TypeAdapter(Origin)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 _MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
@@ -95,6 +98,7 @@ class VgpuRow:
     passage: Passage = AT_REST
     dozing: tuple[Process, ...] = ()
     members: tuple[Member, ...] = ()
+    origin: Origin = KEPT
 
     @classmethod
     def of(
@@ -106,6 +110,7 @@ class VgpuRow:
         passage: Passage = AT_REST,
         dozing: tuple[Process, ...] = (),
         members: tuple[Member, ...] = (),
+        origin: Origin = KEPT,
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -119,6 +124,7 @@ class VgpuRow:
             passage,
             dozing,
             members,
+            origin,
         )
 
 
@@ -171,6 +177,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
         if "members" not in known:  # by schema 5
             self._database.execute("ALTER TABLE vgpu ADD COLUMN members TEXT")
+        if "origin" not in known:  # by schema 5
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN origin TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -230,9 +238,24 @@ class Journal:
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
                         "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
                         "members": () if members is None else _MEMBERS.validate_json(members),
+                        "origin": KEPT if origin is None else _ORIGIN.validate_json(origin),
                     }
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing, members in rows
+                for (
+                    vgpu_id,
+                    key,
+                    spec,
+                    uid,
+                    gid,
+                    created,
+                    expires,
+                    book,
+                    suspended,
+                    passage,
+                    dozing,
+                    members,
+                    origin,
+                ) in rows
             ]
 
     def _stay_in_place(self) -> None:
@@ -300,6 +323,7 @@ def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
         None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
         _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
         _MEMBERS.dump_json(row.members).decode() if row.members else None,
+        None if row.origin == KEPT else _ORIGIN.dump_json(row.origin).decode(),
     )
     for value in columns:
         if isinstance(value, int) and not LEAST <= value <= MOST_STORED:

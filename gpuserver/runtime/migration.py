@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
+from pydantic import TypeAdapter
 
 from gpuserver.core.leases import Book, Mode
+from gpuserver.core.origin import Origin
 from gpuserver.core.passage import Passage
 from gpuserver.core.registry import Owner, VgpuRecord
 from gpuserver.runtime.brokers import find_broker
@@ -173,6 +175,7 @@ class Migration:
             owned_bytes=vgpu.used_bytes,
             excess_bytes=vgpu.excess_bytes,
             trial=trial,
+            origin=asdict(vgpu.origin),
         )
 
     async def _ask(self, to: int, request: Arrive) -> None:
@@ -235,6 +238,8 @@ class Migration:
         # What the other GPU owes it, or it owes there, is no matter of this one.
         book = None if arriving.book is None else replace(Book(**arriving.book), lag_ns=0)
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
+        if arriving.origin is not None:
+            vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()
         server.apply_shares()
         vgpu.broker = find_broker(server.settings.paths, vgpu_id) or NO_PROCESS
         if not await server.remember(vgpu):
@@ -243,6 +248,7 @@ class Migration:
         server.brokers.claim(vgpu)
         server.nursery.start_soon(server.brokers.keep, vgpu)
         server.nursery.start_soon(self.be_released, vgpu)
+        server.creations.watch(vgpu)
         if arriving.goes_on:
             server.nursery.start_soon(self.go_on, vgpu)
         text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "

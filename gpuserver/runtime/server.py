@@ -33,6 +33,7 @@ from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.device.pidfd import send
 from gpuserver.runtime.brokers import Brokers, find_broker
+from gpuserver.runtime.creation import Creations
 from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
@@ -136,6 +137,7 @@ class GpuServer:
         )
         self.suspension = Suspension(self)
         self.migration = Migration(self)
+        self.creations = Creations(self)
         self.swapping = Swapping(self)
         self.dozing = Dozing(self)
         self.housekeeping = Housekeeping(self)
@@ -192,6 +194,7 @@ class GpuServer:
                 self.memory.look,
                 settings.limits,
             )
+            owned.callback(self.brokers.template.end)
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 self._restore()
@@ -204,6 +207,7 @@ class GpuServer:
                 nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
+                nursery.start_soon(self.brokers.template.keep)
                 nursery.start_soon(partial(serve_links, listener, serve, _complain, most=settings.limits.links))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
@@ -246,7 +250,7 @@ class GpuServer:
         )
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
-            vgpu.dozing, vgpu.written = row.dozing, True
+            vgpu.dozing, vgpu.written, vgpu.origin = row.dozing, True, row.origin
             vgpu.returning = row.members
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
@@ -255,6 +259,7 @@ class GpuServer:
             self.brokers.claim(vgpu)
             self.nursery.start_soon(self.brokers.keep, vgpu)
             self.nursery.start_soon(self.migration.be_released, vgpu)
+            self.creations.watch(vgpu)
             if row.passage.next_step is Step.GO_ON:
                 self.nursery.start_soon(self.migration.go_on, vgpu)
         self._remembered = []

@@ -12,6 +12,7 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.leases import Book, Served, Share
+from gpuserver.core.origin import KEPT, Origin
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
@@ -87,6 +88,13 @@ class Planned:
 NOT_PLANNED: Final = Planned(0, 0)
 
 
+def set_event() -> trio.Event:
+    """Of what is so from the beginning."""
+    event = trio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
@@ -117,7 +125,9 @@ class Vgpu:
     was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
     what the scheduler was told of it last; ``told_places``: what its broker was told of the places of the MPS server.
     ``closed``: its account when the scheduler forgot it for ever. ``written``:
-    the journal has had it, so whoever asked for it is told that there is one.
+    the journal has had it, so whoever asked for it is told that there is one. ``origin``: for whom it was made,
+    and until when it stays; ``holders``: links on which it was asked for. ``made``: set once it is ready, or ``unmade``
+    says why it is not.
     """
 
     record: VgpuRecord
@@ -162,6 +172,13 @@ class Vgpu:
     refusal: VgpuError | None = None
     custody: trio.CancelScope | None = None
     written: bool = False
+    origin: Origin = KEPT
+    holders: set[object] = field(default_factory=set)
+    made: trio.Event = field(default_factory=set_event)
+    unmade: VgpuError | None = None
+
+    def is_answer_to(self, uid: int, request_id: str) -> bool:
+        return self.origin.request_id == request_id and self.record.owner.uid == uid
 
     @property
     def present(self) -> dict[int, Process]:
@@ -347,6 +364,7 @@ class Vgpu:
             passage=passage,
             dozing=self.dozing,
             members=(*self.members.values(), *back),
+            origin=self.origin,
         )
 
     @property

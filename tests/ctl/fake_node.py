@@ -23,12 +23,13 @@ class FakeNode:
     """Listens in ``runtime_dir``. ``answers[op]`` takes the validated request; it returns a result or raises VgpuError.
     An iterator's results are a stream of notices, after which the link ends.
 
-    ``asked`` records every request after the handshake.
+    ``asked`` records every request after the handshake, but for the confirmations of what was made (``confirmed``).
     """
 
     def __init__(self, runtime_dir: Path) -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[Any] = []
+        self.confirmed: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(runtime_dir / "control.sock"))
         self._socket.listen()
@@ -65,6 +66,9 @@ class FakeNode:
             hello = Hello.model_validate(message)
             return _reply(hello.id, {"version": hello.version, "software": "9.9.9", "pid": os.getpid()})
         request = REQUESTS.validate_python(message)
+        if request.op == "confirm" and request.op not in self.answers:
+            self.confirmed.append(request.request_id)
+            return _reply(request.id, {"vgpu_id": "vgpu-0a1b2c3d"})
         self.asked.append(request)
         try:
             result = self.answers[request.op](request)

@@ -23,7 +23,7 @@ def vgpuctl(line: str) -> subprocess.CompletedProcess[str]:
 def made(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     answer = vgpu_reading(warnings=("a remark",)).model_dump(mode="json")
-    node.answers["create"] = lambda _: answer
+    node.answers["create"] = lambda asked: answer | {"request_id": getattr(asked, "request_id", "")}
     node.answers["list"] = lambda _: {"vgpus": [answer] * 50}
     return node
 
@@ -46,10 +46,13 @@ def test_servers_that_cannot_tell_where_they_listen(
 
 
 @pytest.mark.parametrize("to", [">/dev/full", ">&-", "<&- >&-", "| true"])
-def test_the_id_of_what_was_made_is_not_lost(made: FakeNode, to: str) -> None:
+def test_a_vgpu_whose_id_cannot_be_written_is_not_confirmed(made: FakeNode, to: str) -> None:
+    """The node takes it back: nobody knows of it."""
     done = vgpuctl(f"create --sm 30 {to}")
-    assert "vgpuctl: vgpu-0a1b2c3d is made\n  → vgpuctl rm vgpu-0a1b2c3d\n" in done.stderr
+    assert not made.confirmed
     assert "Traceback" not in done.stderr
+    assert vgpuctl("create --sm 30").stdout == "vgpu-0a1b2c3d\n"
+    assert len(made.confirmed) == 1
 
 
 def test_without_stderr_stdout_is_as_it_was(made: FakeNode) -> None:

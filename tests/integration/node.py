@@ -98,8 +98,8 @@ class SimulatedNode:
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """A command beside the node, in its environment unless ``env`` gives another. Ended with the node, or by
         ``clear``, if its test has not ended it."""
-        options = {"env": self.environment, "cwd": ROOT, "text": True} | options
-        self._started.append(subprocess.Popen(argv, **options))
+        chosen: dict[str, Any] = {"env": self.environment, "cwd": ROOT} | options
+        self._started.append(subprocess.Popen(argv, text=True, **chosen))
         return self._started[-1]
 
     def program(self, vgpu: VgpuReading | Sequence[VgpuReading], body: str, *arguments: str) -> subprocess.Popen[str]:

@@ -47,7 +47,7 @@ def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> 
 
 LATE_BROKERS = """
 import os, sys, time
-while "vgpu.broker" in sys.orig_argv and not os.path.exists({!r}):
+while "vgpu.broker.template" in sys.orig_argv and not os.path.exists({!r}):
     time.sleep(0.01)
 """
 

@@ -16,7 +16,9 @@ import trio
 from gpuserver.runtime import brokers
 from gpuserver.runtime.brokers import Brokers
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from vgpu.identity import Process
 from vgpu.paths import NodePaths
+from vgpu.protocol.peer import start_time
 
 
 class Played:
@@ -38,16 +40,16 @@ class Played:
                 left=trio.Event(),
             ),
         )
-        monkeypatch.setattr(brokers, "_spawn", self._spawn)
+        monkeypatch.setattr(brokers, "start_broker", self._start_broker)
         monkeypatch.setattr(brokers, "RETURN_S", 0.05)
         books = SimpleNamespace(happened=lambda *_: None)
         rest = (cast(None, None),) * 4
         last = (cast(brokers.Books, books), lambda: None)
         self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, *last)  # type: ignore[arg-type]
 
-    def _spawn(self, argv: list[str]) -> int:
-        self.started.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))
-        return self.started[-1]
+    async def _start_broker(self, *_: object) -> tuple[Process, int]:
+        self.started.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))  # noqa: ASYNC221 - it is short
+        return Process(self.started[-1], start_time(self.started[-1])), -1
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(30):

@@ -17,6 +17,7 @@ from gpuserver.core.leases import Book, Mode
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord
 from gpuserver.runtime import migration
+from gpuserver.runtime.creation import Creations
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.server import GpuServer
 from gpuserver.runtime.vgpus import Vgpu
@@ -56,6 +57,7 @@ class Server:
         self.tokens = SimpleNamespace(books=lambda: {0: BOOK}, next_epoch=77)
         self.suspension = self.brokers = self
         self.migration = Migration(cast(GpuServer, self))
+        self.creations = Creations(cast(GpuServer, self))
 
     def create(self, **fields: Any) -> Vgpu:
         spec = VgpuSpec.parse(**({"sm_percent": 50, "memory_bytes": "40G"} | fields))

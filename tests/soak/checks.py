@@ -18,7 +18,12 @@ SETTLE_S: Final = 120.0
 DESCRIPTORS_OF_VGPU: Final = 12
 """The most that a GPU Server keeps for one vGPU: pages, its broker's pidfd and link, those of its programs."""
 SPARE_DESCRIPTORS: Final = 24
-MODULES: Final = {"node": "tests.integration.hasty", "gpuserver": "gpuserver", "broker": "vgpu.broker"}
+MODULES: Final = {
+    "tests.integration.hasty": "node",
+    "gpuserver": "gpuserver",
+    "vgpu.broker": "broker",
+    "vgpu.broker.template": "template",
+}
 SHARE_TRIES: Final = 8
 SHARE_S: Final = 1.5
 TOLERANCE: Final = 0.06
@@ -102,7 +107,7 @@ class Checks:
             ("reserved", {v.vgpu_id: v.memory_reserved_bytes for v in vgpus if v.memory_reserved_bytes}, {}),
             ("journals", [self._journal(gpu.uuid) for gpu in gpus], per_gpu),
             ("directories", sorted(path.name for path in (node.paths.runtime / "vgpus").iterdir()), sorted(wanted)),
-            ("processes of ours", self._ours(), {"node": 1, "gpuserver": world.gpus, "broker": len(wanted)}),
+            ("processes of ours", self._ours(), self._wanted_processes()),
         ]
         for index in range(world.gpus):
             card = Engine(node.paths.runtime / "sim", index)
@@ -128,19 +133,23 @@ class Checks:
             if not entry.name.isdigit():
                 continue
             try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 if mark not in (entry / "environ").read_bytes() + b"\0":
                     continue
             except OSError:
                 continue
-            role = next((role for role, module in MODULES.items() if f"-m {module} " in command), "")
-            if role:
-                found[int(entry.name)] = role
+            roles = [MODULES[argument] for argument in arguments if argument in MODULES]
+            if roles:
+                found[int(entry.name)] = roles[0]
         return found
+
+    def _wanted_processes(self) -> dict[str, int]:
+        gpus = self._world.gpus
+        return {"node": 1, "gpuserver": gpus, "broker": len(self._world.vgpus), "template": gpus}
 
     def _ours(self) -> dict[str, int]:
         roles = list(self._processes().values())
-        return {role: roles.count(role) for role in ("node", "gpuserver", "broker")}
+        return {role: roles.count(role) for role in MODULES.values()}
 
     def _descriptors(self) -> None:
         """Per process no more than at the first quiet moment, but for what each vGPU takes."""
@@ -154,7 +163,7 @@ class Checks:
             fewest = self._fewest.setdefault(role, count)
             assert count <= max(fewest, 0) + SPARE_DESCRIPTORS, f"{role} {pid} has {len(links)} descriptors: {links}"
             memfds = sum("memfd:" in link for link in links)
-            most = {"node": 0, "broker": 5, "gpuserver": 4 * vgpus + 4}[role]
+            most = {"node": 0, "template": 0, "broker": 5, "gpuserver": 4 * vgpus + 4}[role]
             assert memfds <= most, f"{role} {pid} has {memfds} memfds for {vgpus} vGPUs"
 
     # --- shares

@@ -98,15 +98,18 @@ def _check_owner(vgpu: VgpuReading) -> None:
 
 @options.describes_vgpu
 def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = False) -> int:
-    """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own."""
+    """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own.
+
+    However run ends, the vGPU goes, as soon as no process is attached to it.
+    """
     from client_hook.launcher import Supervision
-    from vgpu.node.link import ControlLink
+    from vgpu.node.link import PATIENT_S, ControlLink
 
     if not allow_unhooked:
         _check_preloadable(ctx)
     with Supervision() as supervision:
-        with ControlLink() as node, progress.waiting("making a vGPU"):
-            vgpu = node.create(wanted.spec, wanted.gpu)
+        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting("making a vGPU"):
+            vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
             return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
         finally:
@@ -115,10 +118,10 @@ def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = Fals
 
 def _remove(vgpu_id: str) -> None:
     """The program may have run for days, so a fresh link. A node that is gone remembers the vGPU for the next one."""
-    from vgpu.node.link import ControlLink
+    from vgpu.node.link import PATIENT_S, ControlLink
 
     try:
-        with ControlLink() as node, progress.waiting(f"removing {vgpu_id}"):
+        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting(f"removing {vgpu_id}"):
             node.remove(vgpu_id, force=True)
     except VgpuError as error:
         if error.code is ErrorCode.UNREACHABLE:

@@ -32,16 +32,14 @@ def create(
     ] = Created.ID,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
-    from vgpu.node.link import ControlLink
+    from vgpu.node.link import PATIENT_S, ControlLink
 
-    with ControlLink() as node, progress.waiting("making a vGPU"):
-        vgpu = node.create(wanted.spec, wanted.gpu)
-    warn(vgpu)
-    try:
-        _print_made(vgpu, form)
-    except Exception:  # whatever it is, nobody else tells the id
-        say(f"{vgpu.vgpu_id} is made", f"vgpuctl rm {vgpu.vgpu_id}")
-        raise
+    with ControlLink(timeout_s=PATIENT_S) as node:
+        with progress.waiting("making a vGPU"):
+            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False)
+        warn(vgpu)
+        _print_made(vgpu, form)  # until its id is out, it goes with this process
+        node.confirm(vgpu)
 
 
 def _print_made(vgpu: VgpuReading, form: Created) -> None:
@@ -125,6 +123,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "state": Cell(f"{vgpu.state}: {vgpu.reason}", "red") if vgpu.reason else tables.state(vgpu.state),
         "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
         "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
+        **({"lifetime": f"ends with process {vgpu.asker_pid}"} if vgpu.lifetime == "process" else {}),
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",

@@ -99,7 +99,7 @@ class _Stage:
             for percent in SHARES_PERCENT:
                 memory_bytes = int(gpu.total_memory_bytes * percent / 200) // MIB * MIB
                 spec = VgpuSpec(sm_percent=percent, memory_bytes=memory_bytes, name=f"demo-{percent:.0f}")
-                made.append(node.create(spec, str(gpu.index)))
+                made.append(node.create(spec, str(gpu.index), lifetime="process"))
         return tuple(made), gpu
 
     async def measure_alone(self) -> float:

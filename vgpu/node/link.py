@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,8 +18,11 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
 from vgpu.protocol.descriptors import refuse_descriptors
-from vgpu.protocol.hello import Hello, Request, Welcome
+from vgpu.protocol.hello import PROTOCOL_VERSION, Hello, Request, Welcome
 from vgpu.protocol.messages import (
+    REQUEST_IDS_SINCE,
+    Confirm,
+    Confirmed,
     Create,
     EventList,
     EventReading,
@@ -27,6 +31,7 @@ from vgpu.protocol.messages import (
     GpuReading,
     Gpus,
     Inspect,
+    Lifetime,
     List,
     Look,
     Meter,
@@ -54,6 +59,8 @@ from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 from vgpu.trust import listener_uid, replaceable_part, trusts
 
+PATIENT_S: Final = 60.0
+"""For the handshake of a link on which a change is asked for: on a busy machine a node may take its time."""
 Result = TypeVar("Result", bound=BaseModel)
 
 _OWN_NODE = "set VGPU_RUNTIME_DIR to where your node, or root's, runs"
@@ -122,35 +129,57 @@ class ControlLink:
 
     # --- what can be asked
 
-    def create(self, spec: VgpuSpec, gpu: str = "auto") -> VgpuReading:
-        """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit."""
-        return self._ask(Create(spec=spec, gpu=gpu), VgpuReading)
+    def create(
+        self,
+        spec: VgpuSpec,
+        gpu: str = "auto",
+        *,
+        lifetime: Lifetime = "kept",
+        request_id: str = "",
+        confirm: bool = True,
+    ) -> VgpuReading:
+        """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit.
+
+        ``lifetime``: "process": it goes once this process has ended and no process is attached. ``request_id``: asked
+        again with it, the answer is the same vGPU; "": one is made. ``confirm`` false: the caller does it once the
+        answer is where it is needed; without it the vGPU goes with this link.
+        """
+        request = Create(spec=spec, gpu=gpu, lifetime=lifetime, request_id=request_id or uuid4().hex)
+        vgpu = self._ask_at_leisure(request, VgpuReading)
+        if confirm:
+            self.confirm(vgpu)
+        return vgpu
+
+    def confirm(self, vgpu: VgpuReading) -> None:
+        """The answer to ``create`` has arrived: the vGPU stays. ``not-found``: it is gone."""
+        if vgpu.request_id and self.welcome.version >= REQUEST_IDS_SINCE:
+            self._ask_at_leisure(Confirm(request_id=vgpu.request_id), Confirmed)
 
     def set(self, vgpu: str, changes: VgpuChanges) -> VgpuReading:
-        return self._ask(Set(vgpu=vgpu, changes=changes), VgpuReading)
+        return self._ask_at_leisure(Set(vgpu=vgpu, changes=changes), VgpuReading)
 
     def remove(self, vgpu: str, *, force: bool = False) -> VgpuReading:
         """The last reading of the vGPU that is now gone."""
-        return self._ask(Remove(vgpu=vgpu, force=force), VgpuReading)
+        return self._ask_at_leisure(Remove(vgpu=vgpu, force=force), VgpuReading)
 
     def suspend(self, vgpu: str) -> VgpuReading:
         """``mode``, ``in-use`` or ``unavailable``: it goes on."""
-        return self._ask_at_leisure(Suspend(vgpu=vgpu))
+        return self._ask_at_leisure(Suspend(vgpu=vgpu), VgpuReading)
 
     def resume(self, vgpu: str) -> VgpuReading:
         """``no-room`` or ``unavailable``: it stays suspended."""
-        return self._ask_at_leisure(Resume(vgpu=vgpu))
+        return self._ask_at_leisure(Resume(vgpu=vgpu), VgpuReading)
 
     def migrate(self, vgpu: str, gpu: str) -> VgpuReading:
         """``no-room``, ``mode``, ``in-use`` or ``unavailable``: it goes on where it was, unless the message says that
         it is on the other GPU."""
-        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu))
+        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu), VgpuReading)
 
-    def _ask_at_leisure(self, request: Request) -> VgpuReading:
-        """What takes as long as memory takes to move."""
+    def _ask_at_leisure(self, request: Request, model: type[Result]) -> Result:
+        """A change: the node bounds it, and this end waits for as long as the node is there."""
         self._socket.settimeout(None)
         try:
-            return self._ask(request, VgpuReading)
+            return self._ask(request, model)
         finally:
             self._socket.settimeout(self._timeout_s)
 
@@ -169,7 +198,7 @@ class ControlLink:
     def set_gpu(
         self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None, window_ns: int | None = None
     ) -> GpuReading:
-        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuReading)
+        return self._ask_at_leisure(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuReading)
 
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)
@@ -262,7 +291,8 @@ class ControlLink:
 
     def _send(self, request: Request) -> None:
         try:
-            self._socket.sendall(encode(request.model_dump(mode="json")))
+            version = PROTOCOL_VERSION if isinstance(request, Hello) else self.welcome.version
+            self._socket.sendall(encode(request.said_to(version)))
         except TimeoutError as error:
             raise self._late() from error
         except OSError as error:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import structlog
 import trio
@@ -23,6 +24,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.node.creation import Creation
 from vgpu.node.events import EventFile, EventLog, History, server_restarted
 from vgpu.node.logfiles import keep_small
 from vgpu.node.readings import only
@@ -40,6 +42,8 @@ from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     REQUESTS,
     AnyRequest,
+    Confirm,
+    Confirmed,
     Create,
     Departure,
     EventList,
@@ -81,7 +85,8 @@ from vgpu.trust import replaceable_part
 log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 5.0
-CHANGE_S: Final = 15.0
+CHANGE_S: Final = 60.0
+"""One time-out for a change, the node's: a client waits for as long as the node is there."""
 SUSPEND_S: Final = 600.0
 """As long as the driver takes to copy the memory of a whole card, and the host to find room for it."""
 LOOK_AGAIN_S: Final = 0.05
@@ -207,8 +212,18 @@ class Node:
             log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=reason + and_more(missed))
 
     async def _converse_with(self, peer: Peer, link: MessageStream) -> None:
+        pending: dict[str, Creation] = {}
+
         async def answer(request: AnyRequest) -> BaseModel:
+            if isinstance(request, Create):
+                return await self._create(request, peer, pending)
+            if isinstance(request, Confirm):
+                return await self._confirm(request.request_id, peer.uid, pending)
             return await self._answer(request, peer.uid)
+
+        async def sent(request: AnyRequest) -> None:
+            if isinstance(request, Create) and not request.request_id and pending:
+                await pending.popitem()[1].confirm()
 
         kept = LAST_DESCRIPTORS if peer.uid in self._places.exempt else self._limits.descriptors_kept
         try:
@@ -221,8 +236,10 @@ class Node:
             return
         try:
             if await welcome(link, os.getpid()) is not None:
-                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid))
+                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid), sent, _is_creation)
         finally:
+            for creation in pending.values():
+                creation.close()
             self._places.leave(place)
 
     def _notices(self, request: AnyRequest, uid: int) -> AsyncGenerator[Notice, None] | None:
@@ -238,8 +255,6 @@ class Node:
 
     async def _answer(self, request: AnyRequest, uid: int) -> BaseModel:
         match request:
-            case Create():
-                return await self._create(request, uid)
             case Set(vgpu=reference) | Remove(vgpu=reference) | Inspect(vgpu=reference):
                 vgpu = await self._find(reference, uid)
                 model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
@@ -273,29 +288,65 @@ class Node:
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
-    async def _create(self, request: Create, uid: int) -> VgpuReading:
-        """On the first GPU that takes it; if none does, the refusal of the one with the most room."""
+    async def _create(self, request: Create, peer: Peer, pending: dict[str, Creation]) -> VgpuReading:
+        """On the first GPU that takes it; if none does, the refusal of the one with the most room. Admissions come one
+        after the other, for the names' sake; what follows goes on side by side."""
         group = request.spec.share_group
         # Before the lock: while the name service is slow, others make vGPUs.
         share_gid = -1 if group is None else await self._groups.id_of(group)
-        request = request.model_copy(update={"share_gid": share_gid})
-        async with self._creating:
+        request_id = request.request_id or uuid4().hex
+        exact = request.model_copy(update={"request_id": request_id, "wait": False, "share_gid": share_gid})
+        creation: Creation | None = None
+        try:
+            async with self._creating:
+                creation = await self._admit(exact, peer)
+            reading = await creation.finish()
+        except BaseException:
+            if creation is not None:
+                creation.close()
+            raise
+        if request_id in pending:  # asked again on the same link
+            pending[request_id].close()
+        pending[request_id] = creation
+        return reading
+
+    async def _admit(self, request: Create, peer: Peer) -> Creation:
+        snapshot = await self._survey.look()
+        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, peer.uid)]
+        if not gpus:
             if request.spec.name is not None:
-                await self._refuse_taken_name(request.spec.name, uid)
-            refusals = []
-            gpus = candidates(request.gpu, (await self._survey.look()).gpus)
-            for gpu in gpus:
-                try:
-                    return await self._forward(gpu.index, request, uid, VgpuReading, CHANGE_S)
-                except VgpuError as error:
-                    if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
-                        raise
-                    refusals.append(error)
+                await self._refuse_taken_name(request.spec.name, peer.uid)
+            gpus = [gpu.index for gpu in candidates(request.gpu, snapshot.gpus)]
+        refusals = []
+        for index in gpus:
+            creation = Creation(await self._served(index), request, peer.uid, peer.process)
+            try:
+                await creation.begin()
+            except VgpuError as error:
+                creation.close()
+                if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
+                    raise
+                refusals.append(error)
+            except BaseException:
+                creation.close()
+                raise
+            else:
+                return creation
         first = refusals[0]
-        where = (
-            f"GPU {gpus[0].index}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {gpus[0].index}, the emptiest"
-        )
+        where = f"GPU {gpus[0]}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {gpus[0]}, the emptiest"
         raise VgpuError(first.code, f"{where}: {first.message}", first.hint)
+
+    async def _confirm(self, request_id: str, uid: int, pending: dict[str, Creation]) -> Confirmed:
+        creation = pending.pop(request_id, None)
+        if creation is not None:
+            try:
+                return await creation.confirm()
+            finally:
+                creation.close()
+        for vgpu in (await self._survey.look()).vgpus:  # confirmed before, perhaps, and the answer was lost
+            if _answers(vgpu, request_id, uid):
+                return await self._forward(vgpu.gpu_index, Confirm(request_id=request_id), uid, Confirmed, CHANGE_S)
+        raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
 
     async def _migrate(self, vgpu: VgpuReading, choice: str, uid: int) -> VgpuReading:
         """First it becomes the other GPU's, then its programs are brought back there. That server does so by itself,
@@ -357,12 +408,16 @@ class Node:
     async def _forward(
         self, index: int, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
     ) -> AnyModel:
+        process = await self._served(index)
+        return await ask(process.socket, Forward(uid=uid, request=request), model, limit_s)
+
+    async def _served(self, index: int) -> ServerProcess:
         process = self._processes[index]
         with trio.move_on_after(RESTART_S):
             await process.up.wait()
         if not process.serving:
             raise _not_served(index, process.reason)
-        return await ask(process.socket, Forward(uid=uid, request=request), model, limit_s)
+        return process
 
     def _status(self, snapshot: Snapshot) -> NodeStatus:
         return NodeStatus(
@@ -382,7 +437,7 @@ class Node:
     async def _hear(self, process: ServerProcess, link: MessageStream) -> None:
         """Pass on one server's events, until its link ends. First those of before: nobody heard them while there was
         no node."""
-        await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).model_dump(mode="json"))
+        await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).said_to(1))
         with suppress(VgpuError):  # a server of an older version has none to tell
             past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, ANSWER_S)
             for event in past.events:
@@ -438,11 +493,21 @@ class Node:
             raise _not_served(gpu.index, process.reason or SILENT)
         link, _ = await open_link(process.socket, Hello())
         async with link:
-            await link.send(Forward(id=trace.id, uid=uid, request=trace).model_dump(mode="json"))
+            await link.send(Forward(id=trace.id, uid=uid, request=trace).said_to(1))
             while (received := await link.receive()) is not None:
                 if "ok" in received[0]:
                     checked(received)
                 yield Notice.model_validate(received[0])
+
+
+def _answers(vgpu: VgpuReading, request_id: str, uid: int) -> bool:
+    """Whether it was made for this request of this user."""
+    return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)
+
+
+def _is_creation(request: AnyRequest) -> bool:
+    """Whether what it made goes again if its asker leaves before the answer."""
+    return isinstance(request, Create)
 
 
 def _not_served(index: int, reason: str) -> VgpuError:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
 from vgpu.bounds import Bounded, BoundedRequest
 
 PROTOCOL_VERSION = 3
-"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``.
-3: ``Noted``."""
+"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``. 3:
+``Noted``; ``Create`` carries ``request_id``, ``lifetime`` and ``wait``; ``Await``, ``Confirm``."""
 OLDEST_VERSION = 1
 
 
@@ -20,6 +20,10 @@ class Request(BoundedRequest):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: int = 0
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        """The message as an end of this version understands it."""
+        return self.model_dump(mode="json")
 
 
 class Reading(Bounded):

@@ -26,6 +26,11 @@ ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
 
 
+Lifetime = Literal["kept", "process"]
+RequestId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
+REQUEST_IDS_SINCE: Final = 3
+"""Version of the protocol."""
+
 TRACE_LEAST_NS: Final = 100_000_000
 TRACE_MOST_NS: Final = 300_000_000_000
 TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
@@ -36,18 +41,46 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 class Create(Request):
     """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+
+    ``request_id``: made by the asker, another one for each vGPU. Asked again with it, by the same user, the answer is
+    the same vGPU. The vGPU goes if the link ends before its ``Confirm``. "": there is no confirmation, and the vGPU
+    goes if the answer cannot be sent. ``lifetime``: "process": it goes when the process that asked has ended and no
+    process is attached. ``wait`` false: the answer comes with the admission, the rest with ``Await``.
+
     ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer says; −1: there is none, and an older
-    GPU Server does not see the field."""
+    GPU Server does not see the field.
+    """
 
     op: Literal["create"] = "create"
     spec: VgpuSpec
     gpu: str = "auto"
     share_gid: int = Field(default=-1, ge=-1, lt=1 << 32)
+    request_id: RequestId = ""
+    lifetime: Lifetime = "kept"
+    wait: bool = True
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
         return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        newer = {"request_id", "lifetime", "wait"} if version < REQUEST_IDS_SINCE else None
+        return self.model_dump(mode="json", exclude=newer)
+
+
+class Await(Request):
+    """The end of a creation that was asked for with ``wait`` false → ``VgpuReading``, as ``Create``."""
+
+    op: Literal["await"] = "await"
+    request_id: RequestId
+
+
+class Confirm(Request):
+    """The asker has the answer to its ``Create`` with this ``request_id``, and keeps the vGPU → ``Confirmed``."""
+
+    op: Literal["confirm"] = "confirm"
+    request_id: RequestId
 
 
 class Set(Request):
@@ -96,7 +129,8 @@ class Arrive(Request):
     same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
     ``home``, ``programs`` (pid, start): of ``gpuserver.core.passage``. ``generation``, ``next_epoch``: what its hooks
     have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``.
-    ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised."""
+    ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised. ``origin``:
+    ``gpuserver.core.origin.Origin``, for whom it was made."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str
@@ -117,6 +151,10 @@ class Arrive(Request):
     owned_bytes: int = 0
     excess_bytes: int = 0
     trial: bool = False
+    origin: dict[str, Any] | None = None
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"origin"} if version < REQUEST_IDS_SINCE else None)
 
 
 class List(Request):
@@ -210,6 +248,8 @@ class Events(Request):
 
 AnyRequest = Annotated[
     Create
+    | Await
+    | Confirm
     | Set
     | Remove
     | Suspend
@@ -233,11 +273,16 @@ REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
 class Forward(Request):
     """Node → GPU Server: ``request`` of the process that the node has on its own link, by the kernel's word. Or from
-    another GPU Server: its own."""
+    another GPU Server: its own. ``asker``: pid and start time of that process, of a ``Create``; (0, 0) is not told."""
 
     op: Literal["forward"] = "forward"
     uid: int = Field(ge=0, lt=1 << 32)
+    asker: tuple[int, int] = (0, 0)
     request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        newer = {"asker"} if version < REQUEST_IDS_SINCE else None
+        return self.model_dump(mode="json", exclude=newer) | {"request": self.request.said_to(version)}
 
 
 FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
@@ -313,6 +358,9 @@ class VgpuReading(Reading):
     waiting_ns: int = 0  # for how long it has wanted a token without having one; 0: it does not
     swaps_out: int = 0  # moves of its memory to the host, since its server started
     swaps_in: int = 0  # and back
+    request_id: str = ""  # with which it was asked for
+    lifetime: Lifetime = "kept"  # process: it goes with the process that asked for it
+    asker_pid: int | None = None  # that process
 
 
 class ProcessReading(Reading):
@@ -345,6 +393,12 @@ class ProcessReading(Reading):
     longest_kernel_ns: int
     sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
     sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
+
+
+class Confirmed(Reading):
+    """The vGPU stays."""
+
+    vgpu_id: str
 
 
 class Departure(Reading):

@@ -75,23 +75,35 @@ async def serve(
     requests: TypeAdapter[AnyAsked],
     answer: Callable[[AnyAsked], Awaitable[BaseModel]],
     notices: Callable[[AnyAsked], AsyncGenerator[Notice, None] | None],
+    sent: Callable[[AnyAsked], Awaitable[None]] | None = None,
+    is_dropped: Callable[[AnyAsked], bool] = lambda _: False,
 ) -> None:
     """Answer the requests of one link, one after the other, until it ends.
 
     ``notices`` gives the stream of a request that is answered by one (the link ends with it), None for all others. A
-    request that is refused or malformed gets its ``Failure``; the link goes on. Errors: ``ProtocolError``.
+    request that is refused or malformed gets its ``Failure``; the link goes on. ``sent``: called after the answer of a
+    request was sent. ``is_dropped``: whether a request is given up when the asker leaves meanwhile. Errors:
+    ``ProtocolError``.
     """
     while (received := await link.receive()) is not None:
         message = received[0]
         request_id = _id_of(message)
         reply: Reply | Failure
+        answered: AnyAsked | None = None
         try:
             request = requests.validate_python(message)
             stream = notices(request)
             if stream is not None:
                 await _stream(link, stream)
                 return
-            reply = Reply(id=request_id, result=(await answer(request)).model_dump(mode="json"))
+            if is_dropped(request):
+                result = await _while_there(link, answer(request))
+                if result is None:
+                    return
+            else:
+                result = await answer(request)
+            reply = Reply(id=request_id, result=result.model_dump(mode="json"))
+            answered = request
         except ValidationError as error:
             reply = Failure(id=request_id, code=ErrorCode.INVALID, error=explain(error))
         except VgpuError as error:
@@ -103,6 +115,29 @@ async def serve(
                 id=request_id, code=ErrorCode.INTERNAL, error=f"an error of st-vgpu: {cleaned(repr(error))}"
             )
         await link.send(reply.model_dump(mode="json"))
+        if sent is not None and answered is not None:
+            await sent(answered)
+
+
+async def _while_there(link: MessageStream, answer: Awaitable[BaseModel]) -> BaseModel | None:
+    """The answer; None if the asker left before it was there, and then it was cancelled."""
+    result: BaseModel | None = None
+    refusal: Exception | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            await link.until_left()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            result = await answer
+        except Exception as error:
+            refusal = error
+        nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+    return result
 
 
 def _id_of(message: Message) -> int:
@@ -162,9 +197,9 @@ async def ask(path: Path, request: Request, model: type[AnyModel], timeout_s: fl
     """One request on a link of its own. ``VgpuError``: the other end's reason, unavailable, or timeout."""
     with trio.move_on_after(timeout_s):
         try:
-            link, _ = await open_link(path, Hello())
+            link, welcomed = await open_link(path, Hello())
             async with link:
-                await link.send(request.model_dump(mode="json"))
+                await link.send(request.said_to(welcomed.version))
                 return model.model_validate(checked(await link.receive()))
         except LINK_ENDED as error:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the link to {path} broke: {error}") from error

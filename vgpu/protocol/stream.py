@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -146,6 +147,16 @@ class MessageStream:
         if len(self._arrived) + len(self._pending) > most:
             raise ProtocolError(f"the peer sent more than {most} descriptors" if most else "the peer sent descriptors")
         return data
+
+    async def until_left(self) -> None:
+        """Until the peer has closed its end, or half of it; what it has sent before is not read."""
+        events = select.poll()
+        events.register(self.socket.fileno(), select.POLLRDHUP)
+        while True:
+            await trio.lowlevel.wait_readable(self.socket)
+            if any(found & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, found in events.poll(0)):
+                return
+            await trio.sleep(_BREATH_S)  # it has asked for something else already
 
     async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Errors: ``VgpuError`` (timeout) if the peer does not read; ``OSError`` of the link."""

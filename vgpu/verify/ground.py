@@ -94,7 +94,9 @@ class Ground:
             VgpuSpec(sm_percent=percent, memory_bytes=size, burst=percent == bursting, name=f"verify-{percent:g}")
             for percent in percents
         ]
-        made = await self.ask(lambda node: [node.create(spec, str(self.gpu.index)) for spec in specs])
+        made = await self.ask(
+            lambda node: [node.create(spec, str(self.gpu.index), lifetime="process") for spec in specs]
+        )
         try:
             yield made
         finally:

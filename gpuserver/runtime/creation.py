@@ -1,0 +1,249 @@
+"""vGPUs are made here, for askers that may leave: what no client will receive goes again, and so does what was made for
+a process that has ended. ``gpuserver.core.origin`` decides.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gpuserver.core.origin import CLAIM_S, NO_ASKER, Fate, Origin
+from gpuserver.core.registry import Owner
+from gpuserver.runtime.brokers import ADMIT_S
+from gpuserver.runtime.migration import unwritten
+from gpuserver.runtime.vgpus import Vgpu
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
+from vgpu.identity import Process
+from vgpu.protocol.messages import Create
+from vgpu.protocol.peer import is_running
+from vgpu.spec import VgpuSpec
+
+if TYPE_CHECKING:
+    from gpuserver.runtime.server import GpuServer
+
+log = structlog.get_logger(__name__)
+
+LOOK_AGAIN_S: Final = 0.1
+
+
+class Held:
+    """The vGPUs that were asked for on one link."""
+
+    def __init__(self) -> None:
+        self.vgpus: list[Vgpu] = []
+
+
+class Creations:
+    """``create`` admits, and starts the rest; ``finished`` waits for it; ``release`` ends a link's hold."""
+
+    def __init__(self, server: GpuServer) -> None:
+        self._server = server
+
+    async def create(self, create: Create, owner: Owner, asker: Process, held: Held) -> Vgpu:
+        """Admitted. The same request id from the same user gives the same vGPU. Errors: of ``Registry.create``."""
+        await self._server.memory.refresh()  # first: nothing may come between the look for it and the admission
+        vgpu = await self.asked_before(owner.uid, create.request_id)
+        if vgpu is None:
+            vgpu = self._admit(create, owner, asker)
+            self._server.nursery.start_soon(self._make, vgpu, create.spec)
+        vgpu.holders.add(held)
+        held.vgpus.append(vgpu)
+        return vgpu
+
+    async def asked_before(self, uid: int, request_id: str) -> Vgpu | None:
+        """The vGPU that was made for this request; one that is on its way out is waited for."""
+        while request_id:
+            found = [v for v in self._server.vgpus.values() if v.is_answer_to(uid, request_id)]
+            if not found:
+                return None
+            if not found[0].removed.is_set():
+                return found[0]
+            await trio.sleep(LOOK_AGAIN_S)
+        return None
+
+    def _admit(self, create: Create, owner: Owner, asker: Process) -> Vgpu:
+        server = self._server
+        of_process = create.lifetime == "process"
+        if of_process and not asker.start_time:
+            raise VgpuError(
+                ErrorCode.INVALID,
+                "the vGPU is to end with the process that asks for it, and that process is not known",
+                "ask with lifetime kept",
+            )
+        vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        server.require_descriptors()
+        server.count_occupied()
+        record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
+        try:
+            vgpu = server.enlist(record, None)
+        except BaseException:
+            server.registry.remove(vgpu_id)
+            raise
+        vgpu.origin = Origin(create.request_id, False, asker if of_process else NO_ASKER, boot_id())
+        vgpu.made = trio.Event()
+        server.apply_shares()
+        server.nursery.start_soon(server.brokers.keep, vgpu)
+        return vgpu
+
+    async def _make(self, vgpu: Vgpu, spec: VgpuSpec) -> None:
+        """All that comes after the admission. Nobody cancels it: the asker may leave, and another link may hold it."""
+        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        try:
+            await self._make_ready(vgpu)
+        except VgpuError as error:
+            vgpu.unmade = error
+        except Exception as error:
+            log.exception("a vGPU could not be made", vgpu=vgpu_id)
+            vgpu.unmade = VgpuError(ErrorCode.INTERNAL, f"an error of st-vgpu: {error!r}")
+            await self._take_back(vgpu, f"{vgpu_id} could not be made")
+        else:
+            uid = vgpu.record.owner.uid
+            server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
+            self.watch(vgpu)
+        finally:
+            vgpu.made.set()
+
+    async def _make_ready(self, vgpu: Vgpu) -> None:
+        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        await self._await_door(vgpu)
+        if not vgpu.admits.is_set():
+            await self._take_back(vgpu, f"{vgpu_id} never admitted processes")
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
+                f"see the logs in {server.settings.paths.logs}",
+            )
+        await server.swapping.make_room()
+        if not vgpu.removed.is_set():
+            await server.suspension.probe(vgpu)
+        if vgpu.removed.is_set() or not await server.remember(vgpu):
+            self._refuse_removed(vgpu)
+            await self._take_back(vgpu, f"{vgpu_id} could not be written into the journal")
+            raise unwritten(server)
+        self._refuse_removed(vgpu)
+
+    async def _await_door(self, vgpu: Vgpu) -> None:
+        """Until its broker admits processes, it is removed, or ``ADMIT_S`` have passed."""
+        with trio.move_on_after(ADMIT_S):
+            async with trio.open_nursery() as nursery:
+
+                async def until(event: trio.Event) -> None:
+                    await event.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(until, vgpu.admits)
+                nursery.start_soon(until, vgpu.removed)
+        self._refuse_removed(vgpu)
+
+    def _refuse_removed(self, vgpu: Vgpu) -> None:
+        if vgpu.removed.is_set():
+            text = f"{vgpu.record.vgpu_id} was removed while it was made"
+            raise VgpuError(ErrorCode.REMOVED, text, "ask again")
+
+    async def finished(self, vgpu: Vgpu) -> None:
+        """Made, and its door is open. ``VgpuError``: why it was not made."""
+        await vgpu.made.wait()
+        if vgpu.unmade is not None:
+            raise vgpu.unmade
+        await self._await_door(vgpu)  # after a restart of the server it was made by the one before
+
+    async def confirm(self, uid: int, request_id: str) -> Vgpu:
+        """Its asker has the answer. ``not-found``: it is gone, or was never made."""
+        vgpu = await self.asked_before(uid, request_id)
+        if vgpu is None:
+            raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
+        await self.finished(vgpu)
+        await self.confirm_delivered(vgpu)
+        return vgpu
+
+    async def confirm_delivered(self, vgpu: Vgpu) -> None:
+        if vgpu.origin.confirmed:
+            return
+        vgpu.origin = vgpu.origin.confirm()
+        if not await self._server.remember():
+            raise unwritten(self._server, f"{vgpu.record.vgpu_id} is made")
+
+    # --- when they go
+
+    def release(self, held: Held) -> None:
+        """The link has ended."""
+        for vgpu in held.vgpus:
+            vgpu.holders.discard(held)
+            if not vgpu.origin.confirmed and not vgpu.holders:
+                self._server.nursery.start_soon(self._roll_back, vgpu)
+
+    async def _roll_back(self, vgpu: Vgpu) -> None:
+        if self._fate(vgpu) is Fate.UNCONFIRMED:
+            await self._take_back(vgpu, f"{vgpu.record.vgpu_id} goes: its asker left before it had the answer")
+
+    def watch(self, vgpu: Vgpu) -> None:
+        """See to it that it goes in time; called once for each vGPU that is here."""
+        if not vgpu.origin.confirmed or vgpu.origin.of_process:
+            self._server.nursery.start_soon(self._watch, vgpu)
+
+    async def _watch(self, vgpu: Vgpu) -> None:
+        if vgpu.origin.of_process:
+            await _until_ended(vgpu.origin)
+        elif not vgpu.holders:  # restored
+            await trio.sleep(CLAIM_S)
+        else:
+            return  # ``release`` does it
+        while self._server.vgpus.get(vgpu.record.vgpu_id) is vgpu and not vgpu.removed.is_set():
+            fate = self._fate(vgpu)
+            if fate is Fate.ASKER_ENDED:
+                text = f"{vgpu.record.vgpu_id} goes: process {vgpu.origin.asker.pid}, for which it was made, has ended"
+                await self._take_back(vgpu, text)
+            elif fate is Fate.UNCONFIRMED:
+                await self._roll_back(vgpu)
+            elif not vgpu.origin.of_process:
+                return
+            await trio.sleep(LOOK_AGAIN_S)
+
+    def _fate(self, vgpu: Vgpu) -> Fate:
+        # Before the broker has brought the page, processes may be attached that nobody here knows of.
+        attached = vgpu.activity is None or bool(vgpu.alive or vgpu.programs)
+        return vgpu.origin.fate(held=bool(vgpu.holders), asker_lives=lives(vgpu.origin), attached=attached)
+
+    async def _take_back(self, vgpu: Vgpu, text: str) -> None:
+        if not vgpu.removed.is_set():
+            with suppress(VgpuError):  # it moves to another GPU just now, or is removed already
+                await self._server.strike(vgpu, Happening.REMOVED, text)
+
+
+@cache
+def boot_id() -> str:
+    """Pids and start times are names within one boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def lives(origin: Origin) -> bool:
+    return origin.boot_id == boot_id() and is_running(origin.asker)
+
+
+async def _until_ended(origin: Origin) -> None:
+    """Until the asker has ended; at once if it has, or the machine was started anew since."""
+    if not lives(origin):
+        return
+    with suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(origin.asker.pid)
+        try:
+            if lives(origin):  # the pidfd is this very process's
+                await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+def summary(spec: VgpuSpec) -> dict[str, int | float | str]:
+    """What of a specification belongs into the log."""
+    return {
+        name: value for name, value in spec.model_dump(mode="json", exclude_defaults=True).items() if value is not None
+    }

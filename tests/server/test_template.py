@@ -1,0 +1,114 @@
+"""Brokers are forked from one template: named before they begin, in sessions of their own, buried when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from gpuserver.runtime.template import BrokerTemplate, _has_ended
+from vgpu.identity import Process
+from vgpu.protocol.peer import is_alive, is_running
+
+PATIENCE_S = 60
+
+
+@asynccontextmanager
+async def kept() -> AsyncIterator[BrokerTemplate]:
+    template = BrokerTemplate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(template.keep)
+        try:
+            yield template
+        finally:
+            nursery.cancel_scope.cancel()
+            template.end()
+
+
+def played(scene: Callable[[BrokerTemplate], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with kept() as template:
+                await scene(template)
+
+    trio.run(run)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - a process that ends tells nobody here
+        await trio.sleep(0.01)
+
+
+def open_files(process: Process) -> list[str]:
+    found = []
+    for one in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            found.append(str(one.readlink()))
+    return sorted(found)
+
+
+def test_a_broker_waits_until_its_name_is_known_and_ends_if_its_server_does(tmp_path: Path) -> None:
+    async def scene(template: BrokerTemplate) -> None:
+        broker, goes = await template.fork("vgpu-00000001", str(tmp_path / "server"), str(tmp_path / "door"))
+        assert is_running(broker)
+        await until(lambda: b"vgpu-00000001" in Path(f"/proc/{broker.pid}/cmdline").read_bytes())
+        assert os.getsid(broker.pid) == broker.pid
+        os.close(goes)  # as when the server dies
+        await until(lambda: not is_alive(broker))  # the template has buried it
+
+    played(scene)
+
+
+def test_a_broker_begins_with_no_descriptor_of_the_template(tmp_path: Path) -> None:
+    inherited = set(open_files(Process(os.getpid(), 0)))  # by whatever runs the tests
+
+    def pipes_of(process: Process) -> list[str]:
+        return [name for name in open_files(process) if name.startswith("pipe:") and name not in inherited]
+
+    async def scene(template: BrokerTemplate) -> None:
+        door = str(tmp_path / "door")
+        first, goes = await template.fork("vgpu-00000001", str(tmp_path / "server"), door)
+        second, goes_too = await template.fork("vgpu-00000002", str(tmp_path / "server"), door)
+        await until(lambda: len(pipes_of(second)) == 1)
+        assert not [name for name in open_files(second) if name.startswith("socket:")]
+        assert pipes_of(first) != pipes_of(second)
+        for descriptor in (goes, goes_too):
+            os.close(descriptor)
+        await until(lambda: not is_alive(first) and not is_alive(second))
+
+    played(scene)
+
+
+def test_a_template_that_died_is_started_again(tmp_path: Path) -> None:
+    async def scene(template: BrokerTemplate) -> None:
+        names = ("vgpu-00000001", str(tmp_path / "server"), str(tmp_path / "door"))
+        first, goes = await template.fork(*names)
+        before = template.pid
+        os.kill(before, signal.SIGKILL)
+        second, goes_too = await template.fork(*names)
+        assert template.pid != before
+        assert is_running(first), "brokers outlive the template"
+        assert is_running(second)
+        for descriptor in (goes, goes_too):
+            os.close(descriptor)
+        await until(lambda: not is_running(first) and not is_running(second))
+
+    played(scene)
+
+
+def test_the_template_ends_with_its_server() -> None:
+    async def scene() -> None:
+        template = BrokerTemplate()
+        template.warm()
+        assert template._link is not None
+        template._link.close()
+        with trio.fail_after(PATIENCE_S):
+            while not _has_ended(template.pid):  # noqa: ASYNC110 - a process that ends tells nobody here
+                await trio.sleep(0.01)
+        template.end()
+
+    trio.run(scene)
