@@ -1,6 +1,5 @@
 /* What the hook adds to one launch, or to cuMemAlloc and cuMemFree: through it and straight into the driver, in turns,
- * in one process. The way past the hook is dlvsym, which nobody intercepts; it measures, it is no back door (a program
- * that wants to bypass a cooperative hook needs no help, and NVML shows it).
+ * in one process. The way past the hook is the driver's own symbol table (past_hook.h).
  *
  *   cc -O2 -rdynamic -o launch launch.c -ldl && vgpuctl run --sm 100 --mem 1G -- ./launch 10000 50 [default|allocate|cold|paced|queued|stores]
  *
@@ -25,6 +24,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "past_hook.h"
 
 typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 typedef int (*allocate_t)(unsigned long long *, size_t);
@@ -122,18 +123,13 @@ static void *hooked(const char *name) {
     return found;
 }
 
-/* Past the hook. */
 static void *direct(const char *name) {
-    void *found = dlvsym(library, name, "libcuda.so.1");
-    if (found) return found;
-    /* unversioned symbols: find the plain dlsym by its version */
-    void *(*plain)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-#if defined(__x86_64__)
-    if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-#else
-    if (!plain) plain = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
-#endif
-    return plain(library, name);
+    void *found = past_hook(library, name);
+    if (!found) {
+        fprintf(stderr, "launch: the driver defines no %s\n", name);
+        exit(1);
+    }
+    return found;
 }
 
 /* Of an empty kernel that takes QUEUED_NS, far longer than its launch. */

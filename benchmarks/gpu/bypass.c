@@ -12,12 +12,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../past_hook.h"
+
 volatile int bypass_direct;         /* the switch, set by the program through its own symbol table */
 uint64_t bypass_launches[2];        /* through the hook, past it; of threads that never launch at the same time */
 
 typedef int (*address_t)(const char *, void **, int, uint64_t, void *);
 
-static void *(*plain_dlsym)(void *, const char *); /* the C library's */
 static void *(*next_dlsym)(void *, const char *);  /* the hook's, where there is one */
 static address_t next_address;
 
@@ -52,7 +53,7 @@ static void *switched(const char *name, void *found) {
     for (unsigned i = 0; found && i < sizeof switches / sizeof *switches; i++) {
         if (strcmp(name, switches[i].name)) continue;
         void *library = dlopen("libcuda.so.1", RTLD_NOW);
-        switches[i].to[1] = library ? plain_dlsym(library, name) : NULL;
+        switches[i].to[1] = past_hook(library, name);
         switches[i].to[0] = found;
         return switches[i].to[1] ? switches[i].switched : NULL;
     }
@@ -76,13 +77,12 @@ static int address(const char *symbol, void **found, int version, uint64_t flags
 }
 
 __attribute__((constructor)) static void find(void) {
-    plain_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
 #if defined(__x86_64__)
-    if (!plain_dlsym) plain_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!next_dlsym) next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
 #else
-    if (!plain_dlsym) plain_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
+    if (!next_dlsym) next_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
 #endif
-    next_dlsym = (void *(*)(void *, const char *))plain_dlsym(RTLD_NEXT, "dlsym");
 }
 
 static int wanted(const char *name) {

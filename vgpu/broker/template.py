@@ -5,9 +5,9 @@ once, and shares with it the memory that neither writes. The template answers it
 sockets that the server made, with no name in the file system. The template ends with that link. Brokers are in sessions
 of their own, and outlive both.
 
-An order is a JSON object ``{"vgpu", "server", "door", "alive", "limits"}``, as the options of ``vgpu.broker``. The answer
-is ``{"pid", "start_time"}``, with one descriptor: the broker waits until a byte arrives there. So the server knows the
-broker's name before the broker does anything, and a broker whose server died in between ends.
+An order is a JSON object ``{"vgpu", "server", "door", "alive", "limits"}``, as the options of ``vgpu.broker``. The
+answer is ``{"pid", "start_time"}``, with one descriptor: the broker waits until a byte arrives there. So the server
+knows the broker's name before the broker does anything, and a broker whose server died in between ends.
 """
 
 from __future__ import annotations
