@@ -173,6 +173,7 @@ def test_several_programs_and_one_that_comes(node: SimulatedNode, programs: list
     programs[0].does("launch()")
 
 
+@pytest.mark.slow
 def test_nobody_who_works_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
     """Nor who only copies. A launch takes a millisecond, a pause less than it takes to doze off."""
     vgpus = [sleeper(node), sleeper(node)]

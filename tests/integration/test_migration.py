@@ -141,6 +141,7 @@ for _ in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_whatever_a_program_is_doing(node: SimulatedNode) -> None:
     """Four threads with streams that wait for each other, graphs, pools and clocks on the GPU, beside another."""
     vgpus = [node.create(str(gpu), sm_percent=50, memory_bytes="20G") for gpu in (0, 1)]

@@ -195,6 +195,7 @@ def test_who_is_idle_leaves_for_who_wants_and_comes_back_when_it_is_touched(swap
     worker.works()
 
 
+@pytest.mark.slow
 def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
     *small, large = swapped.vgpus("a", "b", "c", "large")
     for byte, vgpu in enumerate(small, 1):
@@ -264,6 +265,7 @@ def test_suspended_it_leaves_at_once_and_resumed_it_comes_when_it_is_needed(swap
     program.works()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the_card(alone: Swapped) -> None:
     """Its programs leave for whoever serves then, and it is away until it is resumed."""
     vgpu, other = alone.vgpus("a", "b")
@@ -401,6 +403,7 @@ def test_those_that_come_and_those_that_leave_pass_each_other() -> None:
         programs[1].works()
 
 
+@pytest.mark.slow
 def test_without_host_memory_nobody_leaves_and_it_is_said_why() -> None:
     with swapping("--host-memory", "1") as swapped:
         here, other = swapped.vgpus("here", "other")

@@ -102,6 +102,7 @@ def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: Simulate
     eventually(written, "both in the journal once it takes them")
 
 
+@pytest.mark.slow
 def test_a_damaged_journal_is_the_reason_and_moved_away_its_gpu_is_served(node: SimulatedNode) -> None:
     node.create(sm_percent=30, memory_bytes="1G")
     with node.link() as link:
