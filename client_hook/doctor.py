@@ -16,13 +16,13 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from client_hook import interpreter
 from client_hook.environment import (
     SYSTEM_PRELOAD,
     hook_library,
@@ -243,10 +243,11 @@ def probe(runtime_dir: Path, state_dir: Path, user: UserInstallation) -> Facts:
 def probe_driver(environment: Mapping[str, str] = os.environ) -> DriverFacts:
     """Asks driver and NVML in a child process that no hook and no stand-in driver reaches. At most 20 seconds."""
     dropped = {"LD_PRELOAD", "VGPU_ID", "VGPU_SIM_DIR", "CUDA_VISIBLE_DEVICES"}
-    clean = {name: value for name, value in environment.items() if name not in dropped}
+    inherited = interpreter.environment(environment)
+    clean = {name: value for name, value in inherited.items() if name not in dropped}
     simulated = str(simulation_libraries())
     clean["LD_LIBRARY_PATH"] = ":".join(p for p in clean.get("LD_LIBRARY_PATH", "").split(":") if p and p != simulated)
-    command = [sys.executable, "-P", "-m", "client_hook.doctor"]
+    command = interpreter.command("client_hook.doctor")
     try:
         answer = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=20, check=False)
         told: dict[str, Any] = json.loads(answer.stdout)

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,8 @@ from client_hook.errors import HookError
 
 MARK: Final = "# st-vgpu hook, see vgpuctl hook"
 _PROBE: Final = "/bin/true"
+OTHER_USER: Final = 65534
+"""nobody: what it can read, every user can."""
 _LOGIN_FILES: Final = (".bash_profile", ".bash_login", ".profile")
 _BASHRC: Final = ".bashrc"
 _OTHER_FILES: Final = (".zshenv", ".zshrc")
@@ -119,16 +121,68 @@ class SystemInstallation:
         """
         preflight(built)
         with _explained(self.library.parent, "sudo vgpuctl hook install --system"):
-            _copy_library(built, self.library)
-            preflight(self.library)
-            before = self._read()
-            self._put(preload_file_with(before, self.library))
-            try:
+            self._check_owners()
+            with self._undone():
+                _make_public(self.library.parent)
+                _copy_library(built, self.library)
+                self.library.chmod(0o755)  # an identical copy stays, and others may not have been able to read it
+                preflight(self.library)
+                self._check_readable()
+                self._put(preload_file_with(self._read(), self.library))
                 preflight(None)
-            except HookError:
-                self._put(before)
-                raise
+                if self.root == Path("/"):
+                    preflight(None, OTHER_USER)
         return Installed(self.library, (self.preload_file,))
+
+    def _check_owners(self) -> None:
+        """Every process of the machine will load the library: only root may be able to replace it."""
+        for file in (self.library, self.preload_file.resolve()):
+            for part in (file, *file.parents):
+                if part.exists() and part.is_relative_to(self.root):
+                    found = part.stat()
+                    if found.st_uid not in {0, os.geteuid()}:
+                        raise HookError(
+                            f"{part} belongs to uid {found.st_uid}, who could replace what every process loads",
+                            f"chown root {part}",
+                        )
+                    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+                        raise HookError(
+                            f"every user can write to {part}, and so replace what every process loads",
+                            f"chmod o-w {part}",
+                        )
+
+    def _check_readable(self) -> None:
+        """By every user: ld.so complains at each command of one that cannot read it, and goes on without the hook."""
+        for part in self.library.parents:
+            if part.is_relative_to(self.root) and part != self.root and not part.stat().st_mode & stat.S_IXOTH:
+                raise HookError(
+                    f"other users cannot reach {self.library}: {part} is closed to them", f"chmod o+x {part}"
+                )
+        if self.root == Path("/"):
+            preflight(self.library, OTHER_USER)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Whatever goes wrong meanwhile: preload file, library and directories become what they were."""
+        library = self.library.read_bytes() if self.library.exists() else None
+        mode = stat.S_IMODE(self.library.stat().st_mode) if library is not None else 0
+        before = self._read()
+        made = [part for part in (self.library.parent, *self.library.parent.parents) if not part.exists()]
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                if self._read() != before:
+                    self._put(before)
+            with suppress(OSError):
+                if library is None:
+                    self.library.unlink(missing_ok=True)
+                else:
+                    _publish(self.library, library, mode)
+            for directory in made:
+                with suppress(OSError):
+                    directory.rmdir()
+            raise
 
     def uninstall(self) -> Installed | None:
         """Removes our entry, and the file if nothing else is in it; None if there was nothing."""
@@ -150,8 +204,9 @@ class SystemInstallation:
             return ""
 
     def _put(self, content: str) -> None:
-        if content.strip():
+        if content.strip() or self.preload_file.is_symlink():
             _write(self.preload_file, content)
+            self.preload_file.chmod(stat.S_IMODE(self.preload_file.stat().st_mode) | 0o444)  # else ld.so ignores it
         else:
             _unlink(self.preload_file)
 
@@ -175,20 +230,34 @@ def preload_file_with(text: str, library: Path | None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def preflight(library: Path | None) -> None:
-    """Runs ``/bin/true`` with ``library`` preloaded (None: with what the machine preloads by itself).
+def preflight(library: Path | None, uid: int | None = None) -> None:
+    """Runs ``/bin/true`` with ``library`` preloaded (None: with what the machine preloads by itself). ``uid``: as that
+    user, if this one is root.
 
     Raises :class:`HookError` if it dies, or if ld.so says a word: it reports what it cannot load, and goes on without.
     """
     environment = {"PATH": os.defpath} | ({"LD_PRELOAD": str(library)} if library else {})
     try:
-        probe = subprocess.run([_PROBE], env=environment, capture_output=True, timeout=10, check=False)
+        if uid is None or os.geteuid() != 0:
+            probe = subprocess.run([_PROBE], env=environment, capture_output=True, timeout=10, check=False)
+        else:
+            probe = subprocess.run(
+                [_PROBE],
+                env=environment,
+                capture_output=True,
+                timeout=10,
+                check=False,
+                user=uid,
+                group=uid,
+                extra_groups=[],
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HookError(f"{_PROBE} does not run with the hook: {error}", _REPORT) from error
     if probe.returncode != 0 or probe.stderr:
         said = probe.stderr.decode(errors="replace").strip().splitlines()
         reason = said[0] if said else f"exit code {probe.returncode}"
-        raise HookError(f"{_PROBE} does not run with {library or 'the preloaded libraries'}: {reason}", _REPORT)
+        who = f" as uid {uid}" if uid is not None else ""
+        raise HookError(f"{_PROBE} does not run{who} with {library or 'the preloaded libraries'}: {reason}", _REPORT)
 
 
 _REPORT: Final = "vgpuctl doctor"
@@ -248,6 +317,15 @@ def _replace_line(file: Path, line: str | None) -> bool:
     else:
         file.unlink()
     return True
+
+
+def _make_public(directory: Path) -> None:
+    """``directory`` and what is missing above it, for every user to read, whatever the umask."""
+    missing = [part for part in (directory, *directory.parents) if not part.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for part in missing:
+        part.chmod(0o755)
+    directory.chmod(stat.S_IMODE(directory.stat().st_mode) | 0o755)
 
 
 def _unlink(path: Path) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from client_hook import namespaces
 from client_hook.doctor import Finding, Verdict
 from client_hook.environment import hook_library, is_hook, simulation_libraries
 from client_hook.errors import HookError
@@ -40,6 +41,8 @@ class Surroundings:
     open_files: int = OPEN_FILES  # -1: unlimited
     open_files_hard: int = -1
     clock_offset_s: float = 0.0
+    foreign_pid_namespace: bool = False  # another one than the host's
+    pid_namespace_allowed: bool = False  # a node may run there nevertheless
     container: str = ""  # docker, podman, kubernetes…; "": none that is noticed
     preloaded: tuple[Preloaded, ...] = ()
     system_hook: str = ""
@@ -62,6 +65,13 @@ def diagnose(found: Surroundings) -> Iterator[Finding]:
             Verdict.NOTE,
             f"this is one ({found.container}): a node that runs outside is reached through what is mounted here alone",
             "mount its vGPU's directory, runtime directory/vgpus/VGPU_ID, at the same path, and give it the GPU",
+        )
+    if found.foreign_pid_namespace:
+        yield Finding(
+            "PID namespace",
+            Verdict.NOTE if found.pid_namespace_allowed else Verdict.MISSING,
+            "this is not the host's: a node here cannot identify programs outside it, and admits none of them",
+            namespaces.REMEDY,
         )
     if found.clock_offset_s:
         yield Finding(
@@ -137,6 +147,8 @@ def probe(state_dir: Path, environment: Mapping[str, str] = os.environ, root: Pa
         open_files=soft,
         open_files_hard=hard,
         clock_offset_s=_clock_offset_s(root),
+        foreign_pid_namespace=namespaces.is_foreign_pid_namespace(root),
+        pid_namespace_allowed=namespaces.is_allowed(environment),
         container=_container(environment, root),
         preloaded=tuple(
             Preloaded(entry, _state(Path(entry)))

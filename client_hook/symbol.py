@@ -10,6 +10,8 @@ PER_THREAD = "_ptsz"
 PER_THREAD_SYNCHRONOUS = "_ptds"
 """The same for a function that takes no stream, and means the default one."""
 
+_FAST = ("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")
+_SEVERAL = "cuLaunchCooperativeKernelMultiDevice"
 _UNCOUNTED = ("cuInit", "cuGetProcAddress", "cuLaunch", "cuGraphLaunch")
 
 
@@ -39,6 +41,13 @@ class Symbol:
     def counted(self) -> bool:
         """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
         return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
+
+    @property
+    def guarded(self) -> bool:
+        """Whether no thread is cancelled in it (``vgpu_hold_cancel``). The doors hold nothing, functions that are only
+        counted leave that to the driver, and launches hold cancellation up themselves, off the fast path."""
+        fast = self.name.startswith(_FAST) and not self.name.startswith(_SEVERAL)
+        return self.intercepted and not self.bare and not fast and not self.name.startswith("cuGetProcAddress")
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:

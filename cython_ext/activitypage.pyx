@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from cython_ext cimport layout, native
 from cython_ext.logic.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
+from cython_ext.logic.section cimport section_broker
 from cython_ext.logic.trace cimport trace_get
 from cython_ext.page cimport Page, text_of
 from cython_ext.tenant cimport at_least_zero, bounded
@@ -32,6 +33,9 @@ cdef extern from "pthread.h" nogil:
 cdef extern from "limits.h":
     const int INT_MAX
 
+cdef extern from "vgpu_native.h" nogil:
+    const uint32_t FUTEX_OWNER_DIED, FUTEX_TID_MASK
+
 
 class SlotsFull(RuntimeError):
     """Every process slot of the vGPU is taken."""
@@ -47,14 +51,18 @@ cdef int init_robust_mutex(layout.pthread_mutex_t* mutex) except -1:
     return 0
 
 
-cdef object slot_reading(int index, layout.Slot* slot):
+cdef object claimed_state(layout.Slot* slot):
     state = native.load32(&slot.state)
+    # A word that means nothing does not make a process disappear from the books.
+    return SlotState(state) if state <= layout.SLOT_DEAD else SlotState.ACTIVE
+
+
+cdef object slot_reading(int index, layout.Slot* slot, object state, object pid, object start_time):
     return SlotReading(
         index=index,
-        # A word that means nothing does not make a process disappear from the books.
-        state=SlotState(state) if state <= layout.SLOT_DEAD else SlotState.ACTIVE,
-        pid=slot.pid,
-        start_time=slot.start_time,
+        state=state,
+        pid=pid,
+        start_time=start_time,
         want=native.load32(&slot.want) != 0,
         undrained=native.load32(&slot.undrained) != 0,
         drained_epoch=slot.drained_epoch,
@@ -115,10 +123,14 @@ cdef class ActivityPage(Page):
         return self
 
     @staticmethod
-    def map(int descriptor):
-        """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``."""
+    def map(int descriptor, repair=False):
+        """Map a page made elsewhere, writable; the descriptor stays the caller's. Raises ``PageError``.
+
+        ``repair``: the descriptor comes from a server or a broker, so it leads to an activity page. The header is a
+        tenant's word like the rest: it is written anew instead of read.
+        """
         cdef ActivityPage self = ActivityPage.__new__(ActivityPage)
-        self.adopt(descriptor, sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, True, APPENDED)
+        self.adopt(descriptor, sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC, True, APPENDED, repair)
         return self
 
     @property
@@ -136,9 +148,12 @@ cdef class ActivityPage(Page):
 
     def bump_broker_epoch(self):
         """Say that a new broker has taken over, and count the slots anew: the one before may have been killed between a
-        slot and its count. Returns the new epoch."""
+        slot and its count. From here on the ledger's lock is not the broker's before, if that died with it. Returns the
+        new epoch."""
         native.store32(&self.get().processes, self.processes)
-        return (native.add32(&self.get().broker_epoch, 1) + 1) & 0xFFFFFFFF
+        self.epoch = native.add32(&self.get().broker_epoch, 1) + 1
+        native.store32(&self.get().naming_epoch, self.epoch)
+        return self.epoch
 
     @property
     def baton(self):
@@ -219,7 +234,7 @@ cdef class ActivityPage(Page):
         cdef int result
         self.slot(index)
         with nogil:
-            result = ledger_reap(page, index, &freed)
+            result = ledger_reap(page, section_broker(self.epoch), index, &freed)
         if result == LEDGER_BROKEN:
             raise TimeoutError("a process of the vGPU holds the lock of its memory ledger and does not run")
         if result == LEDGER_OK:
@@ -230,14 +245,52 @@ cdef class ActivityPage(Page):
         """All slots that are not free, as ``SlotReading``."""
         cdef layout.ActivityPage* page = self.get()
         return [
-            slot_reading(index, &page.slots[index])
+            self.read_slot(index)
             for index in range(layout.MAX_PROCESSES)
             if native.load32(&page.slots[index].state) != layout.SLOT_FREE
         ]
 
     def read_slot(self, int index):
-        """One slot as ``SlotReading``, free ones too."""
-        return slot_reading(index, self.slot(index))
+        """One slot as ``SlotReading``, free ones too. Its pid, start time and state are a tenant's words: only tests
+        and the program in the slot itself may take them for true."""
+        cdef layout.Slot* slot = self.slot(index)
+        return slot_reading(index, slot, claimed_state(slot), slot.pid, slot.start_time)
+
+    def read_member(self, int index, pid, start_time, alive):
+        """The slot of a process that the caller knows from the kernel: what the process says of its work, with the
+        caller's words for which process it is and whether it lives."""
+        cdef layout.Slot* slot = self.slot(index)
+        state = SlotState.DEAD
+        if alive:
+            state = SlotState.RESERVED if native.load32(&slot.state) == layout.SLOT_RESERVED else SlotState.ACTIVE
+        return slot_reading(index, slot, state, pid, start_time)
+
+    def is_reserved(self, int index):
+        """Whether no process has taken the slot since it was reserved."""
+        return native.load32(&self.slot(index).state) == layout.SLOT_RESERVED
+
+    def is_left(self, int index):
+        """Whether no thread holds the slot any more: its process ended, or became another program."""
+        cdef uint32_t word = native.load32(<uint32_t*>&self.slot(index).alive)
+        return native.load32(&self.slot(index).state) != layout.SLOT_RESERVED and (
+            word & FUTEX_OWNER_DIED != 0 or word & FUTEX_TID_MASK == 0
+        )
+
+    def names(self, int index, pid, start_time):
+        """Whether a slot that is in use says that it is this process's. The caller has the process from the kernel."""
+        cdef layout.Slot* slot = self.slot(index)
+        return (
+            native.load32(&slot.state) != layout.SLOT_FREE and slot.pid == pid and slot.start_time == start_time
+        )
+
+    def clear_slot(self, int index):
+        """Free a slot that no known process has, whatever stands in it. Raises ``TimeoutError`` as ``reap_slot``."""
+        cdef layout.Slot* slot = self.slot(index)
+        if native.load32(&slot.state) != layout.SLOT_FREE:
+            native.store32(&slot.want, 0)
+            native.store32(&slot.undrained, 0)
+            native.store32(&slot.state, layout.SLOT_DEAD)
+            self.reap_slot(index)
 
     def traced(self, int index, uint64_t after=UINT64_MAX):
         """What the process in slot ``index`` noted beyond record ``after``, in order, as ``TraceReading``; the number

@@ -8,6 +8,7 @@ Run by setup.py before the build; files are rewritten only when they change.
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 import textwrap
@@ -22,12 +23,19 @@ from client_hook.symbols import SYMBOLS, intercepted  # noqa: E402
 
 HOOK = ROOT / "cython_ext" / "hook"
 PER_THREAD_FLAG = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
-OTHER_EXPORTS = ("dlsym", "vgpu_hook_version")
+OLD_GLIBC = "GLIBC_2.17" if platform.machine() == "aarch64" else "GLIBC_2.2.5"  # as in old_glibc.h
+DOORS = {OLD_GLIBC: ("dlsym",), "GLIBC_2.34": ("dlsym", "dlvsym")}
+"""By version; all other exports, the wrappers, have none, as in the driver, and are what is visible in the objects."""
 
 
 def exports() -> str:
-    names = sorted([*OTHER_EXPORTS, *(s.name for s in intercepted())])
-    return "{\n  global:\n" + "".join(f"    {name};\n" for name in names) + "  local: *;\n};\n"
+    lines = []
+    for version, names in DOORS.items():
+        lines += [f"{version} {{", "  global:", *(f"    {name};" for name in names)]
+        if version == OLD_GLIBC:
+            lines += ["  local:", "    PyInit_*;", "    vgpu_dl*;"]
+        lines.append("};")
+    return "\n".join(lines) + "\n"
 
 
 def version() -> str:
@@ -72,9 +80,11 @@ def header() -> str:
         "",
         "/* The wrappers: exported, and the hook's own table means them and no namesake of another library. */",
         "#pragma GCC visibility push(protected)",
-        *(f"int {s.name}({s.arguments});" for s in intercepted()),
+        *(f"int {s.name}({s.arguments});" for s in intercepted() if not s.guarded),
         "const char *vgpu_hook_version(void);",
         "#pragma GCC visibility pop",
+        "/* Those behind a guard (table.h), which has the name for everybody else. */",
+        *(f'int {s.name}({s.arguments}) __asm__("vgpu_{s.name}");' for s in intercepted() if s.guarded),
         "",
     ]
     for index, symbol in enumerate(symbols):
@@ -105,15 +115,32 @@ def table() -> str:
         '#include "hook/generated/driver.h"',
         "void *vgpu_real[VGPU_SYMBOLS];",
         "void *vgpu_aliases[VGPU_INTERCEPTED];  /* the same function, as cuGetProcAddress knows it */",
+        *(line for s in intercepted() if s.guarded for line in guard(s)),
         "const vgpu_symbol vgpu_symbols[VGPU_SYMBOLS] = {",
     ]
     for symbol in rows():
         flags = PER_THREAD_FLAG if symbol.per_thread else 0
-        wrapper = f"(void *){symbol.name}" if symbol.intercepted else "NULL"
+        name = f"guard_{symbol.name}" if symbol.guarded else symbol.name
+        wrapper = f"(void *){name}" if symbol.intercepted else "NULL"
         nvml = int(symbol.library == "nvml")
         lines.append(f'    {{"{symbol.name}", "{symbol.base}", {symbol.version}, {flags}, {nvml}, {wrapper}}},')
     lines += ["};", ""]
     return "\n".join(lines)
+
+
+def guard(symbol: Symbol) -> list[str]:
+    """The exported function: the wrapper, during which no thread is cancelled, except where it waits at a gate."""
+    names = ", ".join(name for _, name in symbol.parameters)
+    protected = '__attribute__((visibility("protected")))'
+    return [
+        f'{protected} int guard_{symbol.name}({symbol.arguments}) __asm__("{symbol.name}");',
+        f"int guard_{symbol.name}({symbol.arguments}) {{",
+        f"    int held = vgpu_hold_cancel({int(bool(symbol.before))});",
+        f"    int result = {symbol.name}({names});",
+        "    vgpu_let_cancel(held);",
+        "    return result;",
+        "}",
+    ]
 
 
 def declarations() -> str:

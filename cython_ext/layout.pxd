@@ -30,6 +30,9 @@ Rules of publication
   compared with ``epoch_past``.
 * Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is
   the oldest reader that understands the page.
+* A lock that processes of several PID namespaces share names no TID (logic/section.pxd). Processes of before, which put
+  theirs in ``ActivityPage.ledger``, are not refused: no name looks like a TID, so both kinds exclude each other, and
+  ``ledger_name`` and ``naming_epoch`` say whether a TID there can be an owner's. LAYOUT_MIN_VERSION stays.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -213,7 +216,8 @@ cdef struct Slot:
     uint32_t ends            # 1: the process has begun to end, with calls of the driver
     uint32_t unpredicted     # 1: of some that was submitted nobody knows how long it takes: predicted_end_ns is void
     int64_t locked_out_ns    # its hook's thread has lived then, kept from its books by a thread of the program
-    uint8_t[40] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t ledger_name     # what its hook puts in ``ledger`` (logic/section.pxd); 0: an older hook, which puts TIDs
+    uint8_t[36] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -228,12 +232,13 @@ cdef struct ActivityPage:
     uint32_t pad0
     int64_t baton_end_ns     # of its turn
     # --- the limit ledger
-    pthread_mutex_t ledger   # locked by logic/robust.pxd, zero is unlocked
+    pthread_mutex_t ledger   # its first word is locked by logic/section.pxd, zero is unlocked
     uint8_t[24] pad1
     uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
     uint64_t ledger_epoch    # advanced by every completed operation
     int64_t context_ns       # the newest context of a process came to be before then (hook/implicit.pyx); 0: none has
-    uint8_t[40] pad2
+    uint32_t naming_epoch    # ``broker_epoch`` of a broker that puts no TID in ``ledger``
+    uint8_t[36] pad2
     Slot[64] slots
 
 

@@ -12,8 +12,9 @@ from posix.unistd cimport getpid
 
 from cython_ext.layout cimport ActivityPage, Slot, StorePage
 from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust, store
-from cython_ext.native cimport load32, load64, now_ns, store32, store64
+from cython_ext.layout cimport SLOT_ACTIVE, SLOT_FREE
+from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust, section, store
+from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wake, load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS
 LEDGER_OK, LEDGER_REFUSED, LEDGER_BROKEN = ledger.LEDGER_OK, ledger.LEDGER_REFUSED, ledger.LEDGER_BROKEN
@@ -24,6 +25,7 @@ STORE_HEADER_BYTES = sizeof(StorePage)
 SLOT_BYTES = sizeof(Slot)
 SLOT_OFFSET = <size_t>&(<ActivityPage*>NULL).slots[0]
 LEDGER_OFFSET = <size_t>&(<ActivityPage*>NULL).ledger
+SECTION_NAMED = section.SECTION_NAMED
 
 
 def forget_thread():
@@ -53,36 +55,72 @@ cdef enum:
     OP_RELEASE
     OP_REAP
     OP_CHECK
+    OP_HOLD
 
 _NO_LIMIT = 2**64 - 1
 LEDGER_OPERATIONS = {
     "reserve": OP_RESERVE, "commit": OP_COMMIT, "cancel": OP_CANCEL, "release": OP_RELEASE, "reap": OP_REAP,
-    "check": OP_CHECK,
+    "check": OP_CHECK, "hold": OP_HOLD,
 }
 
 
 cdef int ledger_operation(
-    int operation, ActivityPage* page, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes
+    int operation, ActivityPage* page, uint32_t name, uint32_t slot, uint32_t kind, uint64_t size_bytes,
+    uint64_t limit_bytes
 ) noexcept nogil:
     cdef uint64_t freed_bytes
     if operation == OP_RESERVE:
-        return ledger.ledger_reserve(page, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
+        return ledger.ledger_reserve(page, name, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
     if operation == OP_COMMIT:
-        return ledger.ledger_commit(page, slot, kind, size_bytes)
+        return ledger.ledger_commit(page, name, slot, kind, size_bytes)
     if operation == OP_CANCEL:
-        return ledger.ledger_cancel(page, slot, kind, size_bytes)
+        return ledger.ledger_cancel(page, name, slot, kind, size_bytes)
     if operation == OP_RELEASE:
-        return ledger.ledger_release(page, slot, kind, size_bytes)
+        return ledger.ledger_release(page, name, slot, kind, size_bytes)
     if operation == OP_REAP:
-        return ledger.ledger_reap(page, slot, &freed_bytes)
-    return ledger.ledger_check(page)
+        return ledger.ledger_reap(page, name, slot, &freed_bytes)
+    if operation == OP_HOLD:
+        return robust.robust_hold(<uint32_t*>&page.slots[slot].alive)
+    return ledger.ledger_check(page, name)
+
+
+cdef int older_lock(uint32_t* word, int64_t until_ns) noexcept nogil:
+    """As hooks of before took the ledger's lock: under their TID, named to the kernel while they wait and hold it."""
+    cdef robust.RobustThread* thread = robust.robust_thread()
+    cdef uint32_t seen
+    thread.interrupted = thread.head.list_op_pending
+    thread.head.list_op_pending = robust.robust_node(thread, word)
+    compiler_fence()
+    while True:
+        seen = load32(word)
+        if not seen & robust.FUTEX_TID_MASK:
+            if cas32(word, seen, thread.tid | (seen & robust.FUTEX_WAITERS)):
+                return robust.ROBUST_OWNER_DIED if seen & robust.FUTEX_OWNER_DIED else robust.ROBUST_LOCKED
+        elif now_ns() >= until_ns:
+            thread.head.list_op_pending = thread.interrupted
+            return robust.ROBUST_TIMEOUT
+
+
+cdef void older_unlock(uint32_t* word) noexcept nogil:
+    cdef robust.RobustThread* thread = robust.robust_thread()
+    if exchange32(word, 0) & robust.FUTEX_WAITERS:
+        futex_wake(word, 1)
+    compiler_fence()
+    thread.head.list_op_pending = thread.interrupted
 
 
 cdef class Activity:
-    """An ActivityPage in a writable buffer of at least ACTIVITY_BYTES."""
+    """An ActivityPage in a writable buffer of at least ACTIVITY_BYTES.
+
+    An operation on a slot takes the lock under the slot's name. Where others may want it meanwhile, the process that
+    plays the slot calls ``live`` first: a name whose slot is not alive is a dead one.
+    """
 
     cdef uint8_t[::1] memory
     cdef ActivityPage* page
+    cdef int own_slot                # that ``lock`` has taken for this process, if its id is ``own_pid``
+    cdef int own_pid
+    cdef uint32_t locked             # under that name
 
     def __cinit__(self, uint8_t[::1] memory not None):
         if memory.shape[0] < <Py_ssize_t>sizeof(ActivityPage):
@@ -93,79 +131,166 @@ cdef class Activity:
     def init(self):
         memset(self.page, 0, sizeof(ActivityPage))
         ledger.ledger_init(self.page)
+        self.own_pid = 0
+
+    cdef uint32_t name(self, uint32_t slot):
+        """Of the process in the slot; made if it has none."""
+        if slot >= _MAX_PROCESSES:
+            return section.section_name(slot, 0)
+        if load32(&self.page.slots[slot].ledger_name) == 0:
+            store32(&self.page.slots[slot].ledger_name, section.section_name(slot, <uint32_t>(now_ns() >> 4)))
+        return load32(&self.page.slots[slot].ledger_name)
+
+    cdef uint32_t broker(self):
+        return section.section_broker(load32(&self.page.broker_epoch))
+
+    def live(self, uint32_t slot):
+        """This process is that of the slot, under a new name, until this thread dies. ROBUST_*, of its ``alive``."""
+        cdef int result = robust.robust_hold(self.alive_word(slot))
+        if result == robust.ROBUST_LOCKED:
+            store32(&self.page.slots[slot].ledger_name, 0)
+            self.name(slot)
+            store32(&self.page.slots[slot].state, SLOT_ACTIVE)
+        return result
 
     def reserve(
         self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
         uint64_t process_limit_bytes=_NO_LIMIT,
     ):
+        cdef uint32_t name = self.name(slot)
         cdef int result
         with nogil:
-            result = ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes, process_limit_bytes)
+            result = ledger.ledger_reserve(self.page, name, slot, kind, size_bytes, limit_bytes, process_limit_bytes)
         return result
 
     def commit(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
-        cdef int result
-        with nogil:
-            result = ledger.ledger_commit(self.page, slot, kind, size_bytes)
-        return result
+        return self.operate(OP_COMMIT, self.name(slot), slot, kind, size_bytes)
 
     def cancel(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
-        cdef int result
-        with nogil:
-            result = ledger.ledger_cancel(self.page, slot, kind, size_bytes)
-        return result
+        return self.operate(OP_CANCEL, self.name(slot), slot, kind, size_bytes)
 
     def release(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
+        return self.operate(OP_RELEASE, self.name(slot), slot, kind, size_bytes)
+
+    cdef int operate(self, int operation, uint32_t name, uint32_t slot, uint32_t kind, uint64_t size_bytes):
         cdef int result
         with nogil:
-            result = ledger.ledger_release(self.page, slot, kind, size_bytes)
+            result = ledger_operation(operation, self.page, name, slot, kind, size_bytes, 0)
         return result
 
     def reap(self, uint32_t slot):
-        """(LEDGER_*, freed bytes)."""
+        """As the broker does: (LEDGER_*, freed bytes)."""
+        cdef uint32_t name = self.broker()
         cdef uint64_t freed_bytes
         cdef int result
         with nogil:
-            result = ledger.ledger_reap(self.page, slot, &freed_bytes)
+            result = ledger.ledger_reap(self.page, name, slot, &freed_bytes)
         return result, freed_bytes
 
     def check(self):
-        cdef int result
-        with nogil:
-            result = ledger.ledger_check(self.page)
-        return result
+        return self.operate(OP_CHECK, self.broker(), 0, 0, 0)
 
     def stepped(self, str operation, uint32_t slot=0, uint32_t kind=0, uint64_t size_bytes=0, uint64_t limit_bytes=0):
-        """Stop this process by SIGSTOP, do one operation, stop again: a tracer steps through what lies between."""
+        """Stop this process by SIGSTOP, do one operation, stop again: a tracer steps through what lies between. It is
+        the broker's to reap and to check; for the others this process lives in the slot, or comes to with "hold"."""
         cdef int chosen = LEDGER_OPERATIONS[operation]
+        cdef uint32_t name
         cdef int result
         robust.robust_thread()                       # the two system calls of a thread's first use come before
+        if chosen == OP_REAP or chosen == OP_CHECK or chosen == OP_HOLD:
+            name = self.broker()
+        else:
+            self.live(slot)
+            name = self.name(slot)
         with nogil:
             kill(getpid(), SIGSTOP)
-            result = ledger_operation(chosen, self.page, slot, kind, size_bytes, limit_bytes)
+            result = ledger_operation(chosen, self.page, name, slot, kind, size_bytes, limit_bytes)
             kill(getpid(), SIGSTOP)
         return result
 
     def churn(self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes):
-        """Reserve, commit, release for ever: somebody kills this process."""
+        """Live in the slot, and reserve, commit, release for ever: somebody kills this process."""
+        cdef uint32_t name
+        self.live(slot)
+        name = self.name(slot)
         with nogil:
             while True:
                 if (
-                    ledger.ledger_reserve(self.page, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
+                    ledger.ledger_reserve(self.page, name, slot, kind, size_bytes, limit_bytes, UINT64_MAX)
                     == ledger.LEDGER_OK
                 ):
-                    ledger.ledger_commit(self.page, slot, kind, size_bytes)
-                    ledger.ledger_release(self.page, slot, kind, size_bytes)
+                    ledger.ledger_commit(self.page, name, slot, kind, size_bytes)
+                    ledger.ledger_release(self.page, name, slot, kind, size_bytes)
 
-    def lock(self, int64_t timeout_ns):
-        """Take the ledger's lock, as an operation does: ROBUST_*."""
+    def lock(self, int64_t timeout_ns, int slot=-1):
+        """Take the ledger's lock, as an operation of the slot's process does: ROBUST_*. −1: of this process, which
+        lives in a slot that was free, from its first lock on."""
+        cdef uint32_t name
         cdef int result
+        if slot < 0:
+            slot = self.live_anywhere()
+        name = self.name(slot)
         with nogil:
-            result = robust.robust_lock(ledger.ledger_word(self.page), now_ns() + timeout_ns)
+            result = section.ROBUST_LOCKED
+            if not section.section_try(self.page, name):
+                result = section.section_wait(self.page, name, now_ns() + timeout_ns)
+        if result != section.ROBUST_TIMEOUT:
+            self.locked = name
         return result
 
+    cdef int live_anywhere(self) except -1:
+        cdef int slot
+        if self.own_pid == getpid():
+            return self.own_slot
+        for slot in range(_MAX_PROCESSES - 1, -1, -1):
+            if load32(&self.page.slots[slot].state) == SLOT_FREE and self.live(slot) == robust.ROBUST_LOCKED:
+                self.own_slot, self.own_pid = slot, getpid()
+                return slot
+        raise RuntimeError("no slot of the page is free")
+
+    def lock_as_broker(self, int64_t timeout_ns):
+        """As the broker of the page's epoch: ROBUST_*."""
+        cdef uint32_t name = self.broker()
+        cdef int result
+        with nogil:
+            result = section.section_wait(self.page, name, now_ns() + timeout_ns)
+        if result != section.ROBUST_TIMEOUT:
+            self.locked = name
+        return result
+
+    def next_broker(self, bint older=False):
+        """Another broker takes over; ``older``: one that puts its TID in the lock."""
+        store32(&self.page.broker_epoch, load32(&self.page.broker_epoch) + 1)
+        if not older:
+            store32(&self.page.naming_epoch, load32(&self.page.broker_epoch))
+
     def unlock(self):
-        robust.robust_unlock(ledger.ledger_word(self.page))
+        section.section_leave(self.page, self.locked)
+
+    def older_live(self, uint32_t slot):
+        """This process is that of the slot, with a hook of before: it shows no name. ROBUST_*."""
+        cdef int result = robust.robust_hold(self.alive_word(slot))
+        store32(&self.page.slots[slot].ledger_name, 0)
+        store32(&self.page.slots[slot].state, SLOT_ACTIVE)
+        return result
+
+    def older_lock(self, int64_t timeout_ns):
+        """As a hook of before: ROBUST_*."""
+        cdef int result
+        with nogil:
+            result = older_lock(ledger.ledger_word(self.page), now_ns() + timeout_ns)
+        return result
+
+    def older_unlock(self):
+        older_unlock(ledger.ledger_word(self.page))
+
+    @property
+    def lock_word(self):
+        return load32(ledger.ledger_word(self.page))
+
+    @lock_word.setter
+    def lock_word(self, uint32_t value):
+        store32(ledger.ledger_word(self.page), value)
 
     def hold_alive(self, uint32_t slot):
         """Hold ``alive`` of the slot until this thread dies: ROBUST_*."""

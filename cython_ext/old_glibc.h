@@ -16,6 +16,8 @@
 #endif
 __asm__(".symver pthread_create, pthread_create@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_join, pthread_join@" VGPU_OLD_GLIBC);
+__asm__(".symver pthread_setcancelstate, pthread_setcancelstate@" VGPU_OLD_GLIBC);
+__asm__(".symver pthread_testcancel, pthread_testcancel@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_key_create, pthread_key_create@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_setspecific, pthread_setspecific@" VGPU_OLD_GLIBC);
 __asm__(".symver pthread_sigmask, pthread_sigmask@" VGPU_OLD_GLIBC);

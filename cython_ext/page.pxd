@@ -19,7 +19,9 @@ cdef class Page:
     cdef int pins                # native threads that use the mapping
     cdef readonly bint writable
     cdef int make(self, str name, size_t size, uint64_t magic, int more_seals, size_t appended=*) except -1
-    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=*) except -1
+    cdef int adopt(
+        self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=*, bint repair=*
+    ) except -1
     cdef int map_descriptor(self, int descriptor, size_t size, bint writable) except -1
     cdef int pin(self) except -1
     cdef int unpin(self) except -1

@@ -46,8 +46,18 @@ cdef int make_memfd(str name, size_t size) except -1:
         descriptor = os.memfd_create(name, flags | MFD_NOEXEC_SEAL)
     except OSError:  # before Linux 6.3
         descriptor = os.memfd_create(name, flags)
+    # A read-only descriptor is opened for writing through /proc by every process that these bits let.
+    os.fchmod(descriptor, 0o600)
     os.ftruncate(descriptor, size)
     return descriptor
+
+
+cdef int write_header(layout.PageHeader* header, size_t size, uint64_t magic) except -1:
+    header.size = size
+    header.version = layout.LAYOUT_VERSION
+    header.min_version = layout.LAYOUT_MIN_VERSION
+    native.store64(&header.magic, magic)
+    return 0
 
 
 cdef size_t whole_pages(size_t size) noexcept:
@@ -89,16 +99,17 @@ cdef class Page:
         """``appended``: bytes behind the page that makers of an older version do not have."""
         self.descriptor = make_memfd(name, whole_pages(size + appended))
         self.map_descriptor(self.descriptor, size + appended, True)
-        cdef layout.PageHeader* header = <layout.PageHeader*>self.base
-        header.size = size
-        header.version = layout.LAYOUT_VERSION
-        header.min_version = layout.LAYOUT_MIN_VERSION
-        native.store64(&header.magic, magic)
+        write_header(<layout.PageHeader*>self.base, size, magic)
         fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | more_seals)
         return 0
 
-    cdef int adopt(self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=0) except -1:
-        """Map what another process made, with what it has of ``appended``. The descriptor stays the caller's."""
+    cdef int adopt(
+        self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=0, bint repair=False
+    ) except -1:
+        """Map what another process made, with what it has of ``appended``. The descriptor stays the caller's.
+
+        ``repair``: a tenant may have written the header, and the caller knows the page by its descriptor.
+        """
         name = type(self).__name__
         try:
             seals = fcntl.fcntl(descriptor, F_GET_SEALS)
@@ -111,6 +122,8 @@ cdef class Page:
             raise PageError(f"the {name} at descriptor {descriptor} has {found} bytes, not {size}: another version?")
         self.map_descriptor(descriptor, min(<size_t>found, size + appended), writable)
         cdef layout.PageHeader* header = <layout.PageHeader*>self.base
+        if repair:
+            write_header(header, size, magic)
         if header.magic != magic or header.size < size:
             raise PageError(f"descriptor {descriptor} leads to some other page than a {name}")
         if header.min_version > layout.LAYOUT_VERSION:

@@ -37,6 +37,13 @@ cdef class RelayPage(Page):
         native.fence()
         return sum(native.load32(&page.entries[key].processes) for key in range(layout.MAX_VGPUS))
 
+    def processes_by_key(self):
+        """The same of each vGPU that has any."""
+        cdef layout.RelayPage* page = self.get()
+        native.fence()
+        counts = ((key, native.load32(&page.entries[key].processes)) for key in range(layout.MAX_VGPUS))
+        return {key: count for key, count in counts if count}
+
     def entry(self, int key):
         """What the relay of vGPU ``key`` (0 … 255) last said."""
         if not 0 <= key < layout.MAX_VGPUS:

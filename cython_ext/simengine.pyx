@@ -16,12 +16,14 @@ from cython_ext.sim.queues cimport (
     sim_next_op, sim_open_context, sim_open_stream, sim_recover, sim_submit, sim_take_memory,
 )
 from cython_ext.sim.mps cimport sim_granted_sms
+from cython_ext.sim.lock cimport SIM_SEAT_BYTES, sim_seat
 from cython_ext.sim.share cimport (
-    munmap, sim_enter, sim_init_mutex, sim_lock, sim_magic, sim_map, sim_reap, sim_unlock,
+    sim_context_pid, sim_enter, sim_learn_pids, sim_lock, sim_magic, sim_map, sim_reap, sim_unlock, sim_unmap,
 )
 from cython_ext.sim.state cimport (
-    CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_EXTERNAL, OP_KERNEL, OP_MARK, OP_WAIT, SIM_CONTEXTS, SIM_NOWHERE,
-    SIM_QUEUE, SIM_STREAMS, SIM_VERSION, STREAM_LEGACY, STREAM_NONBLOCKING, SimGpu, SimOp, sim_op,
+    CONTEXT_FREE, LIBRARY_PYTHON, OP_COPY_IN, OP_COPY_OUT, OP_EXTERNAL, OP_KERNEL, OP_MARK, OP_WAIT, SIM_CONTEXTS,
+    SIM_NOWHERE, SIM_QUEUE, SIM_STREAMS, SIM_VERSION, STREAM_LEGACY, STREAM_NONBLOCKING, SimGpu, SimOp, SimParticipant,
+    sim_op,
 )
 
 CONTEXTS = SIM_CONTEXTS
@@ -100,7 +102,6 @@ cdef initialised(path, int index, bytes name, bytes uuid, uint64_t memory_bytes,
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         view = memory
         gpu = <SimGpu*>&view[0]
-        sim_init_mutex(gpu)
         configure(gpu, index, name, uuid, memory_bytes, sms, now_ns())
         view = None
     return path
@@ -139,27 +140,28 @@ cdef class Engine:
     """One simulated GPU: of its own (tests, with times of the caller's choosing), or of a folder (to look at)."""
 
     cdef SimGpu* gpu
-    cdef bint shared
+    cdef char* own              # where the state lies, if it is of no file
 
     def __cinit__(self, folder=None, int index=0, *, uint64_t memory_bytes=16 << 30, uint32_t sms=132):
         if folder is None:
-            self.gpu = <SimGpu*>calloc(1, sizeof(SimGpu))
-            if self.gpu == NULL:
+            self.own = <char*>calloc(1, SIM_SEAT_BYTES + sizeof(SimGpu))
+            if self.own == NULL:
                 raise MemoryError
-            sim_init_mutex(self.gpu)
+            self.gpu = <SimGpu*>(self.own + SIM_SEAT_BYTES)
+            sim_seat(self.gpu).number = 1
+            sim_seat(self.gpu).fd = -1
             configure(self.gpu, index, b"Simulated", bytes(16), memory_bytes, sms, 1)
         else:
-            self.shared = True
-            self.gpu = sim_map(os.fsencode(folder), index)
+            self.gpu = sim_map(os.fsencode(folder), index, LIBRARY_PYTHON)
             if self.gpu == NULL:
                 raise FileNotFoundError(f"no simulated GPU {index} of this version in {folder}; make one with "
                                         "create_gpus, or start a node with `vgpuctl serve --simulate 1`")
 
     def __dealloc__(self):
-        if self.gpu != NULL and self.shared:
-            munmap(self.gpu, sizeof(SimGpu))
+        if self.own != NULL:
+            free(self.own)
         elif self.gpu != NULL:
-            free(self.gpu)
+            sim_unmap(self.gpu)
 
     # -- looking
 
@@ -171,12 +173,13 @@ cdef class Engine:
 
     def sm_time(self):
         """Advance a shared GPU to the present: (its time in ns, {pid: SM time}), of the same instant."""
+        sim_learn_pids(self.gpu)
         sim_enter(self.gpu)
         sim_reap(self.gpu)
         used = {}
         for i in range(SIM_CONTEXTS):
             if self.gpu.contexts[i].state != CONTEXT_FREE:
-                pid = self.gpu.contexts[i].pid
+                pid = sim_context_pid(self.gpu, i)
                 used[pid] = used.get(pid, 0) + self.gpu.contexts[i].sm_ns
         time_ns = self.gpu.time_ns
         sim_unlock(self.gpu)
@@ -223,7 +226,7 @@ cdef class Engine:
     def contexts(self):
         """{index: (pid, state, memory_bytes, SM time, kernel time, error)} of those in use."""
         return {
-            i: (self.gpu.contexts[i].pid, self.gpu.contexts[i].state, self.gpu.contexts[i].memory_bytes,
+            i: (sim_context_pid(self.gpu, i), self.gpu.contexts[i].state, self.gpu.contexts[i].memory_bytes,
                 self.gpu.contexts[i].sm_ns, self.gpu.contexts[i].load.total_ns, self.gpu.contexts[i].error)
             for i in range(SIM_CONTEXTS) if self.gpu.contexts[i].state != CONTEXT_FREE
         }
@@ -249,7 +252,13 @@ cdef class Engine:
         sim_advance(self.gpu, now)
 
     def open_context(self, int pid=1, *, uint64_t server=0, uint32_t sm_cap=0, uint64_t memory_limit=0):
-        index = sim_open_context(self.gpu, pid, 0, server, sm_cap, memory_limit)
+        """``pid``: of this process's PID namespace. The context lives as long as this engine."""
+        cdef SimParticipant process
+        process.library = LIBRARY_PYTHON
+        process.pid = pid
+        process.pid_start = 0
+        process.pid_namespace = sim_seat(self.gpu).pid_namespace
+        index = sim_open_context(self.gpu, sim_seat(self.gpu).number - 1, &process, server, sm_cap, memory_limit)
         return None if index == SIM_NOWHERE else index
 
     def close_context(self, uint32_t context):

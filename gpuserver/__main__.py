@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import sys
-from pathlib import Path
-from typing import IO
 
 import structlog
 import trio
 
+from gpuserver.core.unmanaged import Response
+from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
 from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive
+from vgpu.limits import Limits
 from vgpu.logs import to_stderr
-from vgpu.paths import NodePaths
+from vgpu.openfiles import raise_limit
+from vgpu.paths import UMASK, NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
 
@@ -36,36 +38,47 @@ def main() -> None:
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--take", action="store_true", help="end another user's server of this GPU")
+    parser.add_argument("--unmanaged", choices=list(Response), type=Response, default=Response.REPORT)
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
-    settings = Settings(
-        arguments.index,
-        arguments.mode,
-        arguments.simulated,
-        NodePaths.from_environment(),
-        arguments.host_memory,
-        arguments.quantum,
-        arguments.window,
-    )
+    raise_limit()
     try:
-        to_stderr("server", gpu=settings.index)
-        run(settings)
+        to_stderr("server", gpu=arguments.index)
+        settings = Settings(
+            arguments.index,
+            arguments.mode,
+            arguments.simulated,
+            NodePaths.from_environment(),
+            arguments.host_memory,
+            arguments.quantum,
+            arguments.window,
+            Limits.from_option(arguments.limits),
+            arguments.unmanaged,
+        )
+        run(settings, take=arguments.take)
     except VgpuError as error:
-        log.error("cannot serve", gpu=settings.index, code=error.code.value, reason=str(error))
+        log.error("cannot serve", gpu=arguments.index, code=error.code.value, reason=str(error))
         sys.exit(1)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, *, take: bool = False) -> None:
     """Serve until told to stop. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock(directory / "lock", f"GPU {settings.index} is served already"), NvmlGpu(settings.index) as gpu:
+    text = f"GPU {settings.index} is served already"
+    refusal = VgpuError(ErrorCode.EXISTS, text, f"its lock is {directory / 'lock'}")
+    with exclusive(directory / "lock", refusal), NvmlGpu(settings.index) as gpu:
+        claimed = claim(gpu.facts.uuid, take=take)
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
             server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
             trio.run(serve, server, settings)
         finally:
             journal.close()
+            claimed.close()
 
 
 async def serve(server: GpuServer, settings: Settings) -> None:
@@ -77,23 +90,12 @@ async def serve(server: GpuServer, settings: Settings) -> None:
 
 def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
     """This GPU's own MPS daemon, not started yet."""
-    base = settings.paths.gpu_dir(settings.index)
-    if settings.simulated:
-        return SimulatedMpsDaemon(MpsDirectories(base / "mps", base / "mps-log"))
     # Processes of the vGPUs' owners go there, so it cannot lie below the server's private directory.
     public = settings.paths.runtime / "mps" / str(settings.index)
-    return NvidiaMpsDaemon(uuid, MpsDirectories(public / "pipe", public / "log"), multi_user=os.geteuid() == 0)
-
-
-def lock(path: Path, refusal: str) -> IO[str]:
-    """The file, locked for as long as it is open. ``VgpuError`` (exists) if another process holds it."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise VgpuError(ErrorCode.EXISTS, refusal, f"its lock is {path}") from None
-    return file
+    directories = MpsDirectories(public / "pipe", public / "log")
+    if settings.simulated:
+        return SimulatedMpsDaemon(directories)
+    return NvidiaMpsDaemon(uuid, directories, multi_user=os.geteuid() == 0)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # As our own processes start each other: pydantic would look through every installed distribution in each of them.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+# Tests may run in a container with a PID namespace of its own: nodes and programs are in the same one then.
+os.environ.setdefault("VGPU_ALLOW_PID_NAMESPACE", "1")
 
 
 def default_dispositions() -> None:

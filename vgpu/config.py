@@ -17,12 +17,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
+from vgpu.bounds import BoundedRequest
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
+from vgpu.limits import Limits
 from vgpu.listening import split_address
 from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
 
 ModeName = Literal["auto", "spatial", "temporal"]
+UnmanagedName = Literal["report", "suspend", "kill"]
 MOST_GPUS: Final = 256
 MOST_SIMULATED: Final = 16
 
@@ -46,7 +49,7 @@ def _address(text: str) -> str:
     return text
 
 
-class _Section(BaseModel):
+class _Section(BoundedRequest):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -68,6 +71,7 @@ class ServeConfig(_Section):
     quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
     window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
     host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
+    unmanaged: UnmanagedName = "report"
 
 
 class ListenConfig(_Section):
@@ -83,6 +87,7 @@ class Config(_Section):
     gpu: dict[Annotated[int, Field(ge=0, lt=MOST_GPUS)], GpuConfig] = Field(default_factory=dict)
     metrics: ListenConfig = ListenConfig()
     dashboard: ListenConfig = ListenConfig()
+    limits: Limits = Limits()
 
     def with_options(self, **options: Any) -> Config:
         """With what the command line of ``serve`` says (None: nothing) in place of what stands here, for every GPU;
@@ -188,7 +193,7 @@ def parse(text: str) -> Config | list[Problem]:
 
 def known_keys(*sections: str) -> list[str]:
     """What may be written under ``sections`` (a name that is a GPU's index stands for any)."""
-    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig}
+    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig, "limits": Limits}
     model = of_section.get(sections[0], ListenConfig) if sections else Config
     return [field.alias or name for name, field in model.model_fields.items()]
 

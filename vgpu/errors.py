@@ -45,6 +45,17 @@ class VgpuError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
+MOST_COMPLAINTS: Final = 3
+MOST_LETTERS: Final = 200
+"""Of one complaint, or of what else quotes a peer."""
+
+
+def cleaned(text: str, most: int = MOST_LETTERS) -> str:
+    """What a peer sent, to be shown and logged: at most ``most`` letters on one line, and nothing for a terminal."""
+    shown = "".join(c if c.isprintable() else "�" for c in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
 def in_plain_words(complaint: str) -> str:
     """A complaint of pydantic, or of typer on its behalf, as we say it."""
     for theirs, ours in _PLAIN:

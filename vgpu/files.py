@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from vgpu.errors import ErrorCode, VgpuError
+
+
+def exclusive(path: Path, refusal: VgpuError) -> IO[bytes]:
+    """The file, locked for as long as it is open, and for nobody else to open: whoever can read a file can lock it.
+    ``refusal`` where another process holds it for longer than a look at it takes."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = os.fdopen(descriptor, "r+b")
+    try:
+        os.fchmod(descriptor, 0o600)
+        for pause_s in (*[0.05] * 10, None):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError:
+                if pause_s is None:
+                    raise refusal from None
+                time.sleep(pause_s)
+        raise AssertionError("not reached")
+    except BaseException:
+        file.close()
+        raise
 
 
 @contextmanager

@@ -28,6 +28,7 @@ class Happening(StrEnum):
     REFUSED = "refused"
     DRIFT = "drift"
     OUTSIDE = "outside"
+    UNMANAGED = "unmanaged"
     GRANTED = "granted"
     MODE = "mode"
     BROKER_RESTARTED = "broker-restarted"
@@ -36,3 +37,23 @@ class Happening(StrEnum):
     MPS_LOST = "mps-lost"
     MPS_FAILED = "mps-failed"
     MPS_RESTARTED = "mps-restarted"
+
+
+OF_PROGRAMS = frozenset(
+    {
+        Happening.ATTACHED,
+        Happening.ENDED,
+        Happening.DETACHED,
+        Happening.SWAPPED_OUT,
+        Happening.SWAPPED_IN,
+        Happening.STUCK,
+        Happening.NO_ROOM,
+        Happening.REFUSED,
+        Happening.DRIFT,
+        Happening.OUTSIDE,
+        Happening.GRANTED,
+        Happening.BROKER_RESTARTED,
+        Happening.LINK_CLOSED,
+    }
+)
+"""What programs cause, and peers of a broker: as often as they like. The others are a person's or the node's doing."""

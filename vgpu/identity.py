@@ -14,6 +14,21 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A process that a broker has admitted, in the kernel's words: the one list of who is in a vGPU.
+
+    ``uid``: under which it attached, −1 if that is not known. ``alive``: False from its death until the driver has let
+    its memory go. ``command``: its own word, for people.
+    """
+
+    slot: int
+    process: Process
+    uid: int = -1
+    command: str = ""
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """The other end of a Unix socket when it connected. ``groups``: all of its groups, the primary one included."""
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
@@ -58,7 +59,8 @@ def to_stderr(process: str, **who: Who) -> None:
         structlog.processors.format_exc_info,
     ]
     if form is Form.TEXT:
-        processors += [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), structlog.dev.ConsoleRenderer()]
+        clock = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        processors += [clock, _cleaned, structlog.dev.ConsoleRenderer()]
     else:
         processors += [lambda logger, method, event: rendered(form, event, datetime.now(UTC))]
     structlog.configure(
@@ -67,6 +69,11 @@ def to_stderr(process: str, **who: Who) -> None:
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=True,
     )
+
+
+def _cleaned(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For a terminal: some of the text is a tenant's."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def tell(level: str, event: str, process: str, **fields: Any) -> None:
@@ -116,11 +123,11 @@ def rendered(form: Form, event: Mapping[str, Any], now: datetime) -> str:
     if form is Form.JSON:
         said["time"] = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
         first = {name: said.pop(name) for name in _FIRST if name in said}
-        return json.dumps(first | said, default=repr, ensure_ascii=False)
+        return printable_json(json.dumps(first | said, default=repr, ensure_ascii=False))
     told = str(said.pop("event", ""))
     said.pop("level", None)
     pairs = " ".join(f"{name}={_word(value)}" for name, value in said.items())
-    line = f"{told} {pairs}".rstrip().replace("\n", "\\n")
+    line = printable(f"{told} {pairs}".rstrip().replace("\n", "\\n"))
     return f"<{PRIORITIES.get(level, 6)}>{line}"
 
 

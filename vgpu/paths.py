@@ -12,7 +12,14 @@ from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
 
+UMASK: Final = 0o022
+"""Of the node, its servers and brokers, whatever a shell has: users reach their own vGPUs on root's node. What is
+private has a mode of its own."""
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
+
+
+SYSTEM_RUNTIME: Final = Path("/run/vgpu")
+"""Of root's node, where nothing else is said. A client of a user who runs no node finds it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,11 @@ class NodePaths:
     def control_socket(self) -> Path:
         return self.runtime / "control.sock"
 
+    @property
+    def node_lock(self) -> Path:
+        """In a directory of the node alone: whoever can open a file can lock it."""
+        return self.runtime / "gpus" / "node.lock"
+
     def gpu_dir(self, index: int) -> Path:
         return self.runtime / "gpus" / str(index)
 
@@ -51,8 +63,25 @@ class NodePaths:
         return self.vgpu_dir(vgpu_id) / "broker.sock"
 
     def vgpu_server(self, vgpu_id: str) -> Path:
-        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU."""
+        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU. Not where processes
+        attach: a container may have that directory mounted, and root in it may replace what lies there."""
+        return self.broker_dir(vgpu_id) / "server.sock"
+
+    def old_vgpu_server(self, vgpu_id: str) -> Path:
+        """Where brokers of the first releases look for that link."""
         return self.vgpu_dir(vgpu_id) / "server.sock"
+
+    def name_link(self, owner_uid: int, name: str) -> Path:
+        """A link whose target is the id of the owner's vGPU of that name."""
+        return self.runtime / "names" / str(owner_uid) / name
+
+    def broker_dir(self, vgpu_id: str) -> Path:
+        """What the broker has to itself; nothing of it is ever mounted."""
+        return self.runtime / "brokers" / vgpu_id
+
+    def broker_alive(self, vgpu_id: str) -> Path:
+        """A socket at which the vGPU's broker listens, and says nothing: the kernel says which process that is."""
+        return self.broker_dir(vgpu_id) / "alive.sock"
 
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"
@@ -73,6 +102,11 @@ class NodePaths:
     def events(self) -> Path:
         return self.state / "events.jsonl"
 
+    @property
+    def program_events(self) -> Path:
+        """What programs cause, as often as they like."""
+        return self.state / "events-programs.jsonl"
+
 
 def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
     """The error of a node that cannot have ``path``, which ``variable`` places."""
@@ -84,5 +118,5 @@ def unusable(path: Path, error: OSError, variable: str) -> VgpuError:
 
 def default_runtime_dir(environment: Mapping[str, str], *, root: bool) -> str:
     if root:
-        return "/run/vgpu"
+        return str(SYSTEM_RUNTIME)
     return f"{environment.get('XDG_RUNTIME_DIR') or f'/tmp/vgpu-{os.getuid()}'}/vgpu"

@@ -9,18 +9,31 @@ from typing import Final
 
 import trio
 from hypercorn.config import Config
+from hypercorn.trio import run
 from hypercorn.trio import serve as serve_asgi
 from starlette.types import ASGIApp
 
+from vgpu.httplinks import connections
+from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.openfiles import raise_limit
 from vgpu.precedence import keep_all
 
 IDLE_S: Final = 120.0
 """Longer than scrapers pause, so that each keeps its connection."""
 
 
-async def serve_http(app: ASGIApp, listening: socket.socket, ready: Callable[[], None], stop_s: float) -> None:
+async def serve_http(
+    app: ASGIApp,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    stop_s: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> None:
     """Takes ``listening`` over. ``ready`` is called once requests are answered; ``stop_s``: for answers that are on
     their way at the end."""
+    raise_limit()
+    # hypercorn has no setting for it, and keeps a connection that its peer has closed for IDLE_S.
+    run.TCPServer = connections(limits)  # type: ignore[attr-defined]
     config = Config()
     config.bind = [f"fd://{listening.detach()}"]
     config.graceful_timeout = config.shutdown_timeout = stop_s

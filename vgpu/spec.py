@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -17,8 +16,9 @@ from pydantic import (
     model_validator,
 )
 
+from vgpu.bounds import BoundedRequest
 from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
-from vgpu.errors import ErrorCode, VgpuError, in_plain_words
+from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain_words
 from vgpu.units import (
     MIB,
     check_percent,
@@ -37,7 +37,11 @@ LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while ot
 # Below, the host cannot feed the GPU; above, a hand-over waits longer than the longest token lasts.
 SHORTEST_WINDOW_NS: Final = 250_000
 LONGEST_WINDOW_NS: Final = 100_000_000
+LONGEST_DURATION_NS: Final = 100 * 365 * 86400 * 10**9  # an end stays within 64 bits until the year 2162
 SHORTEST_IDLE_NS: Final = 1_000_000_000  # below, a program would wait for its memory more often than it works
+LONGEST_GROUP: Final = 255
+_LONGEST_MESSAGE: Final = 1000
+_LIKE_ID: Final = re.compile(r"vgpu-.*|[0-9a-f]{8}", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
@@ -70,6 +74,12 @@ def _checked_memory(value: int) -> int:
 def _checked_duration(value: int) -> int:
     if value <= 0:
         raise ValueError(f"{format_duration(value) if value else 0} is no time: write 10ms, 90s, 8h or 1h30m")
+    return _not_longest(value)
+
+
+def _not_longest(value: int) -> int:
+    if value > LONGEST_DURATION_NS:
+        raise ValueError(f"{format_duration(value)} is more than {format_duration(LONGEST_DURATION_NS)}")
     return value
 
 
@@ -80,7 +90,7 @@ def _idle(value: Any) -> Any:
 def _checked_idle(value: int) -> int:
     if value != 0 and value < SHORTEST_IDLE_NS:
         raise ValueError(f"{format_duration(value)} is less than {format_duration(SHORTEST_IDLE_NS)}; or: off")
-    return value
+    return _not_longest(value)
 
 
 def checked_period(value: int) -> int:
@@ -101,10 +111,28 @@ def checked_window(value: int) -> int:
 
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first")
+        raise ValueError(
+            f"{cleaned(value, 80)!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first"
+        )
     if value.startswith("vgpu-"):
         raise ValueError(f"{value!r} looks like a vGPU id: choose a name that does not start with 'vgpu-'")
     return value
+
+
+def _checked_group(value: str) -> str:
+    """Of any name service: those of directories have blanks and backslashes in their names."""
+    if not 0 < len(value) <= LONGEST_GROUP or not value.isprintable() or ":" in value:
+        raise ValueError(f"{cleaned(value, 80)!r} is not the name of a group")
+    return value
+
+
+def refuse_like_id(name: str | None) -> None:
+    """``VgpuError`` (invalid): ``name`` could be the id of a vGPU, written in one of the ways in which ids are typed.
+    Names of before this rule stay, so it is no part of ``Name``."""
+    if name is not None and _LIKE_ID.fullmatch(name):
+        raise VgpuError(
+            ErrorCode.INVALID, f"--name: {name!r} looks like a vGPU's id", "choose one that is not 8 hexadecimal digits"
+        )
 
 
 Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
@@ -115,9 +143,10 @@ PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_per
 WindowNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_window)]
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
+Group = Annotated[str, AfterValidator(_checked_group)]
 
 
-class VgpuSpec(BaseModel):
+class VgpuSpec(BoundedRequest):
     """One vGPU as asked for. Texts (``8G``, ``30%``, ``1/4``, ``8h``) and plain numbers are both understood.
 
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
@@ -155,7 +184,7 @@ class VgpuSpec(BaseModel):
     name: Name | None = None
     ttl_ns: DurationNs | None = None
     idle_suspend_ns: IdleNs = 0
-    share_group: str | None = None
+    share_group: Group | None = None
     group: Name | None = None
 
     @model_validator(mode="after")
@@ -220,7 +249,7 @@ class VgpuSpec(BaseModel):
         return int(total_memory_bytes * part) // MIB * MIB
 
 
-class VgpuChanges(BaseModel):
+class VgpuChanges(BoundedRequest):
     """``vgpuctl set``: the fields that are given replace those of the specification; None leaves one as it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -292,15 +321,18 @@ def as_options(fields: Mapping[str, int | float | str]) -> str:
 
 
 def explain(error: ValidationError) -> str:
-    """Every complaint of pydantic on one line, each under the option or field a person knows."""
-    return in_one_line(error.errors())
+    """Complaints of pydantic on one line, each under the option or field a person knows; the first few of them."""
+    return in_one_line(error.errors(include_url=False, include_context=False, include_input=False))
 
 
 def in_one_line(problems: Iterable[Mapping[str, Any]]) -> str:
     """The same of complaints (``loc``, ``msg``) that came another way."""
-    complaints = []
+    complaints: dict[str, None] = {}
     for problem in problems:
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
-        reason = in_plain_words(problem["msg"])
-        complaints.append(f"{_OPTION.get(field, field)}: {reason}" if field else reason)
-    return "; ".join(dict.fromkeys(complaints))
+        reason = in_plain_words(problem["msg"][:_LONGEST_MESSAGE])
+        complaints[cleaned(f"{_OPTION.get(field, field)}: {reason}" if field else reason)] = None
+        if len(complaints) > MOST_COMPLAINTS:
+            complaints.popitem()
+            return "; ".join([*complaints, "and more"])
+    return "; ".join(complaints)

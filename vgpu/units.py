@@ -25,6 +25,8 @@ _NANOSECONDS: Final = {
     "ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9,
     "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
 }  # fmt: skip
+LONGEST: Final = 64
+"""Letters of a size, a percentage, a part or a duration: with more, numbers become too long to reckon with."""
 _NUMBER: Final = r"(\d+(?:\.\d*)?|\.\d+)"
 _SIZE: Final = re.compile(rf"{_NUMBER}\s*([a-z]*)", re.IGNORECASE)
 _PERCENT: Final = re.compile(rf"{_NUMBER}\s*%?")
@@ -32,9 +34,15 @@ _DURATION_PART: Final = re.compile(rf"{_NUMBER}\s*(ns|us|µs|ms|min|s|m|h|d)", r
 _FRACTION: Final = re.compile(r"(\d+)\s*/\s*(\d+)")
 
 
+def _check_length(text: str, what: str) -> None:
+    if len(text) > LONGEST:
+        raise ValueError(f"{text[:LONGEST]!r}… is not a {what}")
+
+
 def parse_bytes(text: str) -> int:
     """``8G``, ``8GiB``, ``512M`` are powers of 1024; ``8GB`` is the decimal 8·10⁹; a bare number is bytes. Whole bytes,
     rounded down."""
+    _check_length(text, "size: write 8G, 8GiB, 512M or a number of bytes")
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _BYTES:
         raise ValueError(f"{text!r} is not a size: write 8G, 8GiB, 512M or a number of bytes")
@@ -56,6 +64,7 @@ def three_digits(value: float) -> str:
 
 def parse_percent(text: str) -> float:
     """``30``, ``30%`` or ``12.5``: percent in (0, 100]. Below 1 it is refused, since ``0.3`` mostly means 30 %."""
+    _check_length(text, "percentage: write 30 or 12.5")
     match = _PERCENT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a percentage: write 30 or 12.5")
@@ -74,6 +83,7 @@ def check_percent(value: float, text: str | None = None) -> float:
 
 def parse_fraction(text: str) -> Fraction:
     """``1/4``, ``0.25`` or ``25%``: a part of one GPU, in (0, 1]."""
+    _check_length(text, "part of a GPU: write 1/4, 0.25 or 25%")
     stripped = text.strip()
     part: Fraction | None = None
     if match := _FRACTION.fullmatch(stripped):
@@ -95,6 +105,7 @@ def counted(number: int, thing: str) -> str:
 
 def parse_duration_ns(text: str) -> int:
     """``10ms``, ``8h``, ``1h30m``: nanoseconds. A bare number is refused: nobody knows of what."""
+    _check_length(text, "duration: write 10ms, 90s, 8h or 1h30m")
     stripped = text.strip()
     total, at = Fraction(0), 0
     while match := _DURATION_PART.match(stripped, at):

@@ -5,16 +5,16 @@ Everything an application can do wrong ends here, in one line on stderr and a CU
 by accident.
 """
 
-from libc.errno cimport errno
+from libc.errno cimport EACCES, EPERM, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
 from cython_ext.hook.hook cimport (
-    vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves, vgpu_ring,
-    vgpu_say, vgpu_start_thread, vgpu_take_slot,
+    vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves,
+    vgpu_place_books, vgpu_ring, vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
-from cython_ext.hook.paths cimport append, runtime_directory, well_formed
+from cython_ext.hook.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
 from cython_ext.hook.state cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
@@ -37,8 +37,6 @@ cdef extern from *:
 
 cdef extern from "hook/connect.h" nogil:
     long vgpu_cores() noexcept
-    int setenv(const char* name, const char* value, int overwrite) noexcept
-    int unsetenv(const char* name) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
     int munmap(void* address, size_t size) noexcept
@@ -87,6 +85,11 @@ cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noex
         gate.ring = &(<TracedActivity*>activity).rings[reply.slot][0]
 
 
+cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexcept nogil:
+    """The broker whose answer this is: by its own word, or of an older one by the page's."""
+    return <uint32_t>reply.broker_epoch if reply.broker_epoch else load32(&activity.broker_epoch)
+
+
 cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply) noexcept nogil:
     cdef int reason = 0
     cdef void* table
@@ -116,6 +119,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     memcpy(gate.gpu_uuid, reply.gpu_uuid, strlen(reply.gpu_uuid) + 1)
     gate.window_ns = gate.grants.window_ns
     gate.generation = gate.grants.generation
+    gate.broker_epoch = answering(gate.activity, reply)
     backlog_init(&gate.backlog)
     if observer:
         return CUDA_SUCCESS
@@ -123,16 +127,24 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
         vgpu_say(vgpu_id, b": its broker gave no slot", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
     take_slot(gate, gate.activity, reply)
-    gate.ledger = gate.activity
+    gate.ledger = vgpu_place_books(gate.activity, gate.slot_index)
     store32(&gate.slot.baton, 1)
     gate.baton_ours = 1      # until the first look
     gate.baton_until_ns = FOREVER_NS
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
-        vgpu_say(vgpu_id, b": no memory or no thread for its gate", b"")
+        vgpu_say(
+            vgpu_id, b": no memory or no thread is left for its gate: ", b"raise ulimit -v and ulimit -u, or the "
+            b"limits of this container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     vgpu_log(b"attached slot, generation", gate.slot_index, gate.generation)
     return CUDA_SUCCESS
+
+
+cdef inline void set_if_given(const char* name, const char* value) noexcept nogil:
+    if value[0]:
+        vgpu_set_for_driver(name, value, 0)
 
 
 cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
@@ -141,21 +153,17 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
     cdef char[256] nowhere
     nowhere[0] = 0
     if reply.pipe_directory[0]:
-        setenv(b"CUDA_MPS_PIPE_DIRECTORY", reply.pipe_directory, 1)
+        vgpu_set_for_driver(b"CUDA_MPS_PIPE_DIRECTORY", reply.pipe_directory, 0)
     else:
         append(nowhere, sizeof(nowhere), gate.directory)
         append(nowhere, sizeof(nowhere), b"/no-mps")
-        setenv(b"CUDA_MPS_PIPE_DIRECTORY", nowhere, 1)
-    if reply.log_directory[0]:
-        setenv(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory, 1)
-    if reply.active_thread_percentage[0]:
-        setenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage, 1)
-    elif reply.pipe_directory[0]:
-        unsetenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")       # all SMs: not what its parent had in another vGPU
-    if reply.pinned_memory_limit[0]:
-        setenv(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit, 1)
-    if reply.client_priority[0]:
-        setenv(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority, 1)
+        vgpu_set_for_driver(b"CUDA_MPS_PIPE_DIRECTORY", nowhere, 0)
+    set_if_given(b"CUDA_MPS_LOG_DIRECTORY", reply.log_directory)
+    set_if_given(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", reply.active_thread_percentage)
+    if reply.pipe_directory[0] and not reply.active_thread_percentage[0]:
+        vgpu_set_for_driver(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", NULL, 0)   # all SMs, whatever its environment says
+    set_if_given(b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", reply.pinned_memory_limit)
+    set_if_given(b"CUDA_MPS_CLIENT_PRIORITY", reply.client_priority)
 
 
 cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:
@@ -166,6 +174,37 @@ cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nog
 cdef int too_long() noexcept nogil:
     vgpu_say(b"VGPU_ID is too long: at most 16 ids, separated by commas", b"", b"")
     return CUDA_ERROR_NO_DEVICE
+
+
+cdef int find_meant(State* all, const char* ids) noexcept nogil:
+    """``all.meant_ids``: ``ids`` with an id in the place of each name."""
+    cdef char[64] one
+    cdef char[64] vgpu_id
+    cdef uint32_t count = 0
+    cdef size_t size
+    all.meant_ids[0] = 0
+    while ids[0]:
+        size = 0
+        while ids[size] and ids[size] != c',':
+            size += 1
+        if count == MAX_GATES or size >= sizeof(one):
+            return too_long()
+        memcpy(one, ids, size)
+        one[size] = 0
+        if not well_formed(one):
+            if not find_by_name(one, vgpu_id, sizeof(vgpu_id)):
+                vgpu_say(
+                    b"VGPU_ID=", one, b" is neither a vGPU's id (vgpu- and eight hex digits) nor the name of one of "
+                    b"yours: vgpuctl ls shows them"
+                )
+                return CUDA_ERROR_NO_DEVICE
+            memcpy(one, vgpu_id, strlen(vgpu_id) + 1)
+        if count:
+            append(all.meant_ids, sizeof(all.meant_ids), b",")
+        append(all.meant_ids, sizeof(all.meant_ids), one)
+        count += 1
+        ids += size + (ids[size] == c',')
+    return CUDA_SUCCESS
 
 
 cdef int attach_all(State* all, const char* ids, bint observer) noexcept nogil:
@@ -241,9 +280,13 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef int saved = errno
     if ids == NULL:
         ids = b""
-    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()):
+    if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()) or vgpu_stands_aside(observer):
         return CUDA_SUCCESS
     if not make_state():
+        vgpu_say(
+            b"VGPU_ID=", ids, b": no memory is left for the hook's state: raise ulimit -v, or the memory limit of this "
+            b"container"
+        )
         return CUDA_ERROR_OPERATING_SYSTEM
     all = state()
     lock_acquire(&all.attach_lock)
@@ -254,7 +297,9 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
         all.spins = vgpu_cores() >= CORES_TO_SPARE
-        error = attach_all(all, ids, observer)
+        error = find_meant(all, ids)
+        if error == CUDA_SUCCESS:
+            error = attach_all(all, all.meant_ids, observer)
         if error == CUDA_SUCCESS and not observer:
             error = choose_devices(all)
         if observer:
@@ -300,7 +345,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
 
 cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     """After a restart of the server: its new grants page, for the slot that is ours already; and a new activity page,
-    if the broker died with it. 0: not yet, or there is nothing new.
+    if the broker died with it. After a restart of the broker alone it confirms our slot, which its predecessor may have
+    given us without having told the server. 0: not yet, or there is nothing new.
 
     Only the hook thread may, without gate.lock. The old grants page stays mapped: a thread may be reading it.
     """
@@ -310,7 +356,10 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     cdef int reason = 0
     cdef bint elsewhere, done
     if not vgpu_converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
+        gate.barred = reason == EACCES or reason == EPERM or strcmp(reply.code, b"not-yours") == 0
         return 0
+    gate.barred = 0
+    gate.broker_epoch = answering(activity, &reply)
     # in the page that we have, our slot is active
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
     done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)

@@ -26,7 +26,8 @@ from cython_ext.logic.ledger cimport (
 from cython_ext.logic.pieces cimport PIECE_BYTES
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.robust cimport robust_forget
-from cython_ext.native cimport fence, futex_wait, load32, load64, now_ns, rarely, store64
+from cython_ext.logic.section cimport section_name
+from cython_ext.native cimport fence, futex_wait, load32, load64, now_ns, rarely, store32, store64
 
 cdef enum:
     MOVE_LOOK_NS = 50_000        # who waits for the books to have moved looks that often
@@ -85,38 +86,62 @@ cdef inline bint lacks_card(const Gate* gate, uint32_t kind, uint64_t size) noex
 
 # --- the ledger, on whichever page is ours now
 
-cdef inline ActivityPage* ledger_page(const Gate* gate) noexcept nogil:
-    return <ActivityPage*><size_t>load64(<const uint64_t*>&gate.ledger)
+# Gate.ledger: page, slot and tag may change at any time, and are one word so that who reads it has three that belong
+# together. A page's address leaves the low 12 bits free, and a process's addresses the high 16.
+
+cdef inline ActivityPage* page_at(uint64_t place) noexcept nogil:
+    return <ActivityPage*><size_t>(place & 0xFFFFFFFFF000ULL)
 
 
-cdef ActivityPage* open_moved(Gate* gate) noexcept nogil:
-    cdef ActivityPage* page = ledger_page(gate)
+cdef inline Slot* slot_at(uint64_t place) noexcept nogil:
+    return &page_at(place).slots[place & 0xFFF]
+
+
+cdef inline uint32_t name_at(uint64_t place) noexcept nogil:
+    """Under which we take that page's lock (logic/section.pxd)."""
+    return section_name(place & 0xFFF, <uint32_t>(place >> 48))
+
+
+cdef public uint64_t vgpu_place_books(ActivityPage* page, uint32_t slot_index) noexcept nogil:
+    """What ``Gate.ledger`` is with a slot of that page, which shows the name from now on: before anything is done under
+    it, and before the slot is active. The tag is another one each time."""
+    cdef uint64_t tag = <uint64_t>now_ns() * 0x9E3779B97F4A7C15ULL >> 48
+    cdef uint64_t place = tag << 48 | <uint64_t><size_t>page | slot_index
+    store32(&page.slots[slot_index].ledger_name, name_at(place))
+    return place
+
+
+cdef inline uint64_t books_place(const Gate* gate) noexcept nogil:
+    return load64(&gate.ledger)
+
+
+cdef uint64_t open_moved(Gate* gate) noexcept nogil:
+    cdef uint64_t place = books_place(gate)
     while True:
-        if page == NULL:
+        if place == 0:
             futex_wait(&state().stopping, 0, now_ns() + MOVE_LOOK_NS)
-        elif not ledger_lock(page):
-            return NULL
-        elif page == ledger_page(gate):
-            return page
+        elif not ledger_lock(page_at(place), name_at(place)):
+            return 0
+        elif place == books_place(gate):
+            return place
         else:
-            ledger_unlock(page, LEDGER_OK)
-        page = ledger_page(gate)
+            close_ledger(place, LEDGER_OK)
+        place = books_place(gate)
 
 
-cdef inline ActivityPage* open_ledger(Gate* gate) noexcept nogil:
-    """Whichever page is ours now, its ledger locked; ``our_slot`` may be worked on until ``ledger_unlock``. NULL: the
-    lock could not be had."""
-    cdef ActivityPage* page = ledger_page(gate)
-    if rarely(page == NULL or not ledger_lock(page)):
-        return open_moved(gate) if page == NULL else NULL
-    if rarely(page != ledger_page(gate)):
-        ledger_unlock(page, LEDGER_OK)
+cdef inline uint64_t open_ledger(Gate* gate) noexcept nogil:
+    """Where our books are now, locked until ``close_ledger``. 0: the lock could not be had."""
+    cdef uint64_t place = books_place(gate)
+    if rarely(place == 0 or not ledger_lock(page_at(place), name_at(place))):
+        return open_moved(gate) if place == 0 else 0
+    if rarely(place != books_place(gate)):
+        close_ledger(place, LEDGER_OK)
         return open_moved(gate)
-    return page
+    return place
 
 
-cdef inline Slot* our_slot(const Gate* gate, ActivityPage* page) noexcept nogil:
-    return &page.slots[gate.slot_index]
+cdef inline int close_ledger(uint64_t place, int result) noexcept nogil:
+    return ledger_unlock(page_at(place), name_at(place), result)
 
 
 cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
@@ -125,25 +150,28 @@ cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t 
 
     Who has the old page's lock by now, and found it to be ours, is waited for; who comes later waits for us.
     """
-    cdef ActivityPage* old = ledger_page(gate)
-    cdef const Slot* before = our_slot(gate, old)
-    cdef uint32_t kind
-    store64(<uint64_t*>&gate.ledger, 0)
+    cdef uint64_t place = books_place(gate)
+    cdef ActivityPage* old = page_at(place)
+    cdef const Slot* before = slot_at(place)
+    cdef uint32_t name, kind
+    store64(&gate.ledger, 0)
     fence()
-    if ledger_lock(old):
-        ledger_unlock(old, LEDGER_OK)
+    if ledger_lock(old, name_at(place)):
+        ledger_unlock(old, name_at(place), LEDGER_OK)
+    place = vgpu_place_books(activity, slot_index)
+    name = name_at(place)
     for kind in range(MEMORY_KINDS):
         if before.committed_bytes[kind]:
-            ledger_reserve(activity, slot_index, kind, before.committed_bytes[kind], UINT64_MAX, UINT64_MAX)
-            ledger_commit(activity, slot_index, kind, before.committed_bytes[kind])
-    ledger_reserve(activity, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX, UINT64_MAX)
+            ledger_reserve(activity, name, slot_index, kind, before.committed_bytes[kind], UINT64_MAX, UINT64_MAX)
+            ledger_commit(activity, name, slot_index, kind, before.committed_bytes[kind])
+    ledger_reserve(activity, name, slot_index, KIND_DEVICE, before.reserved_bytes, UINT64_MAX, UINT64_MAX)
     gate.activity = activity
     gate.slot_index = slot_index
-    store64(<uint64_t*>&gate.ledger, <uint64_t><size_t>activity)
+    store64(&gate.ledger, place)
 
 
 cdef public void vgpu_memory_after_fork() noexcept nogil:
-    """The child's thread is another one for the kernel, and the ledger's lock names threads."""
+    """The child's thread is another one for the kernel, and ``Slot.alive`` names threads."""
     robust_forget()
 
 
@@ -152,24 +180,24 @@ cdef public void vgpu_memory_after_fork() noexcept nogil:
 cdef public bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """``vgpu_reserve`` if it is granted at once; a refusal is no refusal yet."""
     cdef int result = LEDGER_REFUSED
-    cdef ActivityPage* page
+    cdef uint64_t place
     ledger_prefetch(gate.activity, gate.slot)
-    page = open_ledger(gate)
-    if rarely(page == NULL):
+    place = open_ledger(gate)
+    if rarely(place == 0):
         return 0
     if not rarely(lacks_card(gate, kind, size)):
-        result = slot_reserve(page, our_slot(gate, page), size, limit_bytes(gate), process_limit(gate))
-    return ledger_unlock(page, result) == LEDGER_OK
+        result = slot_reserve(page_at(place), slot_at(place), size, limit_bytes(gate), process_limit(gate))
+    return close_ledger(place, result) == LEDGER_OK
 
 
 cdef public bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
     """``vgpu_reserve``, but no pool is asked for anything: the caller holds pools_lock, or has another way."""
-    cdef ActivityPage* page
+    cdef uint64_t place
     if gate == NULL or vgpu_reserve_now(gate, kind, size):
         return 1
-    page = open_ledger(gate)
-    if page != NULL:
-        ledger_unlock(page, slot_refused(our_slot(gate, page), size))
+    place = open_ledger(gate)
+    if place:
+        close_ledger(place, slot_refused(slot_at(place), size))
     vgpu_log(b"refused bytes, limit", size, min(limit_bytes(gate), process_limit(gate)))
     return 0
 
@@ -207,27 +235,27 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
 
 cdef public void vgpu_charge(Gate* gate, uint64_t size) noexcept nogil:
     """What nobody could refuse any more, also beyond the limit; to be committed."""
-    cdef ActivityPage* page = open_ledger(gate)
-    if page != NULL:
-        ledger_unlock(page, slot_reserve(page, our_slot(gate, page), size, UINT64_MAX, UINT64_MAX))
+    cdef uint64_t place = open_ledger(gate)
+    if place:
+        close_ledger(place, slot_reserve(page_at(place), slot_at(place), size, UINT64_MAX, UINT64_MAX))
 
 
 cdef public void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    cdef ActivityPage* page = open_ledger(gate) if size else NULL
-    if page != NULL:
-        ledger_unlock(page, slot_commit(page, our_slot(gate, page), kind, size))
+    cdef uint64_t place = open_ledger(gate) if size else 0
+    if place:
+        close_ledger(place, slot_commit(page_at(place), slot_at(place), kind, size))
 
 
 cdef public void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil:
-    cdef ActivityPage* page = open_ledger(gate) if size else NULL
-    if page != NULL:
-        ledger_unlock(page, slot_cancel(page, our_slot(gate, page), size))
+    cdef uint64_t place = open_ledger(gate) if size else 0
+    if place:
+        close_ledger(place, slot_cancel(page_at(place), slot_at(place), size))
 
 
 cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    cdef ActivityPage* page = open_ledger(gate) if size else NULL
-    if page != NULL:
-        ledger_unlock(page, slot_release(page, our_slot(gate, page), kind, size))
+    cdef uint64_t place = open_ledger(gate) if size else 0
+    if place:
+        close_ledger(place, slot_release(page_at(place), slot_at(place), kind, size))
 
 
 # --- what the program is told
@@ -258,15 +286,25 @@ cdef public bint vgpu_memory_reading(
 
 
 cdef public int cuMemGetInfo_v2(size_t* free, size_t* total) noexcept nogil:
+    """The driver takes a null for either result."""
     cdef int result = real_cuMemGetInfo_v2(free, total)
     cdef Gate* gate = vgpu_gate_here()
+    cdef size_t card_free = 0, card_total = 0
     cdef uint64_t shown_total, shown_free
     if result == CUDA_SUCCESS and gate != NULL:
+        if free == NULL or total == NULL:
+            result = real_cuMemGetInfo_v2(&card_free, &card_total)
+        else:
+            card_free, card_total = free[0], total[0]
+        if result != CUDA_SUCCESS:
+            return result
         charge_contexts(gate)
         vgpu_settle_pools()
-        vgpu_memory_reading(gate, total[0], free[0], &shown_total, &shown_free)
-        total[0] = shown_total
-        free[0] = shown_free
+        vgpu_memory_reading(gate, card_total, card_free, &shown_total, &shown_free)
+        if total != NULL:
+            total[0] = shown_total
+        if free != NULL:
+            free[0] = shown_free
     return result
 
 
@@ -282,8 +320,10 @@ cdef public int cuMemGetInfo(unsigned int* free, unsigned int* total) noexcept n
         charge_contexts(gate)
         vgpu_settle_pools()
         vgpu_memory_reading(gate, <uint64_t>-1, <uint64_t>-1, &shown_total, &shown_free)
-        total[0] = as_32_bits(shown_total)
-        free[0] = as_32_bits(shown_free)
+        if total != NULL:
+            total[0] = as_32_bits(shown_total)
+        if free != NULL:
+            free[0] = as_32_bits(shown_free)
     return result
 
 
@@ -298,13 +338,13 @@ cdef inline uint64_t shown_total_of(int device, uint64_t card_total) noexcept no
 
 cdef public int cuDeviceTotalMem_v2(size_t* total, int device) noexcept nogil:
     cdef int result = real_cuDeviceTotalMem_v2(total, device)
-    if result == CUDA_SUCCESS:
+    if result == CUDA_SUCCESS and total != NULL:
         total[0] = shown_total_of(device, total[0])
     return result
 
 
 cdef public int cuDeviceTotalMem(unsigned int* total, int device) noexcept nogil:
     cdef int result = real_cuDeviceTotalMem(total, device)
-    if result == CUDA_SUCCESS:
+    if result == CUDA_SUCCESS and total != NULL:
         total[0] = as_32_bits(shown_total_of(device, total[0]))
     return result

@@ -9,6 +9,55 @@
 
 #define VGPU_PATIENCE_S 10
 
+/* Whether this process is in the machine's own user namespace: only there uid 65534 is a user like others. */
+static inline int vgpu_sees_all_uids(void) {
+    static const char whole[] = "0 0 4294967295 ";
+    char text[64], *end;
+    const char *expected = whole;
+    int fd = open("/proc/self/uid_map", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text);
+    if (fd < 0) return 1;
+    close(fd);
+    end = text + (n > 0 ? n : 0);
+    for (char *at = text; at < end; at++) {
+        int space = *at == ' ' || *at == '\n' || *at == '\t';
+        if (space && (expected == whole || expected[-1] == ' ')) continue;
+        if (*expected != (space ? ' ' : *at)) return 0;
+        expected++;
+    }
+    return !*expected;
+}
+
+/* Root, or this user. In a user namespace a uid of outside shows as 65534, and may be root's. */
+static inline int vgpu_trusts(unsigned uid) {
+    return uid == 0 || uid == getuid() || uid == geteuid() || (uid == 65534 && !vgpu_sees_all_uids());
+}
+
+/* Whether another user could have put something else at `path`: a directory on the way is theirs, or all may write there.
+ * A part that does not exist is no danger, as then nothing listens below it. */
+static inline int vgpu_could_be_replaced(const char *path) {
+    char part[256];
+    size_t size = strlen(path);
+    if (size >= sizeof part) return 1;
+    for (size_t i = 1; i <= size; i++) {
+        struct stat found;
+        if (i < size && path[i] != '/') continue;
+        memcpy(part, path, i);
+        part[i] = 0;
+        if (syscall(SYS_newfstatat, AT_FDCWD, part, &found, AT_SYMLINK_NOFOLLOW)) return 0;
+        if (!vgpu_trusts(found.st_uid)) return 1;
+        if (S_ISDIR(found.st_mode) && found.st_mode & S_IWOTH && !(found.st_mode & S_ISVTX)) return 1;
+    }
+    return 0;
+}
+
+/* Whether who listens at the other end may be believed. */
+static inline int vgpu_trusts_peer(int fd) {
+    struct ucred peer = {0, (uid_t)-1, (gid_t)-1};
+    socklen_t size = sizeof peer;
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) && vgpu_trusts(peer.uid);
+}
+
 static inline int vgpu_connect(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct timeval patience = {.tv_sec = VGPU_PATIENCE_S};
@@ -57,6 +106,7 @@ static inline long vgpu_exchange(int fd, const uint8_t *request, size_t size, ui
                 else close(received);
             }
         }
+        if (message.msg_flags & MSG_CTRUNC) return -EMFILE; /* pages were sent that found no free descriptor here */
         if (n == 0) return done ? (long)done : -ECONNRESET;
         done += (size_t)n;
         if (done >= 4) {
@@ -73,6 +123,7 @@ static inline uint64_t vgpu_file_number(int fd) {
     return syscall(SYS_fstat, fd, &found) ? 0 : (uint64_t)found.st_ino;
 }
 static inline int vgpu_uid(void) { return (int)getuid(); }
+static inline long vgpu_link(const char *path, char *out, size_t capacity) { return (long)readlink(path, out, capacity); }
 static inline long vgpu_cores(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
 static inline int vgpu_exists(const char *path) { return access(path, F_OK) == 0; }
 

@@ -1,12 +1,14 @@
 """The conversation with a broker: one request, one answer, and the pages that come with it. No connection outlasts it.
 """
 
-from libc.errno cimport EACCES, EPERM
+from libc.errno cimport (
+    EACCES, EAGAIN, ECONNRESET, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSYS, EPERM, EPIPE, errno,
+)
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset, strchr, strlen
 
 from cython_ext.hook.hook cimport vgpu_map_store, vgpu_say
-from cython_ext.hook.paths cimport append, runtime_directory
+from cython_ext.hook.paths cimport append, append_number, runtime_directory
 from cython_ext.hook.reply cimport Reply
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, Gate, state
 from cython_ext.layout cimport (
@@ -23,6 +25,8 @@ cdef extern from "hook/connect.h" nogil:
     long vgpu_exchange(
         int socket, const uint8_t* request, size_t size, uint8_t* reply, size_t capacity, int* fds, int* fd_count
     ) noexcept                                       # bytes received, or -errno
+    bint vgpu_could_be_replaced(const char* path) noexcept
+    bint vgpu_trusts_peer(int socket) noexcept
     long vgpu_file_size(int fd) noexcept
     void vgpu_command(char* out, size_t capacity) noexcept
     bint vgpu_exists(const char* path) noexcept
@@ -43,13 +47,37 @@ cdef enum:
     CLOCKS_APART_NS = 1_000_000_000
 
 
+cdef const char* cause_of(int reason) noexcept nogil:
+    """What is missing in this process or on this machine, and what helps; NULL: it is about the node."""
+    if reason == EMFILE:
+        return b"this program has no file descriptor left for its broker and pages: close some, or raise ulimit -n"
+    if reason == ENFILE:
+        return b"this machine has no open file left: raise the sysctl fs.file-max, or end programs"
+    if reason == ENOMEM or reason == ENOBUFS:
+        return b"no memory is left for its pages: raise ulimit -v, or the memory limit of this container"
+    if reason == EPERM or reason == ENOSYS:
+        return (
+            b"a seccomp filter or security module forbids this program a system call that the hook needs: allow "
+            b"socket, connect, sendto, recvmsg and mmap"
+        )
+    if reason == EAGAIN:
+        return b"its broker did not answer within 10 s: vgpuctl status shows the node's state, vgpuctl logs why"
+    if reason == ECONNRESET or reason == EPIPE:
+        return b"its broker closed the connection without an answer: vgpuctl logs says why"
+    return NULL
+
+
 cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
-    """Say why there is no connection, as far as the file system tells."""
+    """Say why there is no connection, by the errno and as far as the file system tells."""
+    cdef const char* cause = cause_of(reason)
     cdef char[256] control
     control[0] = 0
     runtime_directory(control, sizeof(control))
     append(control, sizeof(control), b"/control.sock")
-    if reason == EACCES or reason == EPERM:
+    if cause != NULL:
+        vgpu_say(vgpu_id, b": ", cause)
+        return CUDA_ERROR_OPERATING_SYSTEM
+    if reason == EACCES:
         vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
         return CUDA_ERROR_NO_DEVICE
     if not vgpu_exists(directory) and vgpu_exists(control):
@@ -84,8 +112,8 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     wire_text(&writer, b"slot")
     wire_int(&writer, slot)
     wire_text(&writer, b"vgpus")
-    if strchr(state().vgpu_ids, c',') != NULL:
-        vgpus = state().vgpu_ids
+    if strchr(state().meant_ids, c',') != NULL:
+        vgpus = state().meant_ids
     wire_text(&writer, vgpus)
     return wire_finish(&writer)
 
@@ -106,6 +134,7 @@ cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* re
     wire_open(&reader, data + 4, body)
     wire_find_bool(&reader, b"ok", &ok)
     if not ok:
+        wire_find_text(&reader, b"code", reply.code, sizeof(reply.code))
         if not wire_find_text(&reader, b"error", reply.error, sizeof(reply.error)):
             append(reply.error, sizeof(reply.error), b"its broker refused without a reason")
         return 0
@@ -118,6 +147,7 @@ cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* re
     wire_find_text(&reader, b"mps_pinned_memory_limit", reply.pinned_memory_limit, sizeof(reply.pinned_memory_limit))
     wire_find_text(&reader, b"mps_client_priority", reply.client_priority, sizeof(reply.client_priority))
     wire_find_text(&reader, b"gpu_uuid", reply.gpu_uuid, sizeof(reply.gpu_uuid))
+    wire_find_int(&reader, b"broker_epoch", &reply.broker_epoch)
     if not (
         wire_find_int(&reader, b"slot", &reply.slot) and wire_find_int(&reader, b"generation", &reply.generation)
         and wire_find_int(&reader, b"gpu_index", &reply.gpu_index) and wire_find_int(&reader, b"now_ns", &now)
@@ -142,8 +172,9 @@ cdef size_t map_size(int fd, size_t size) noexcept nogil:
     return min(size, <size_t>max(vgpu_file_size(fd), 0))
 
 
-cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept nogil:
-    """The page behind ``fd`` if it is what it should be, else NULL. The child of a fork does not inherit it."""
+cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable, int* reason) noexcept nogil:
+    """The page behind ``fd`` if it is what it should be, else NULL; ``reason``: the errno if the kernel did not map it.
+    The child of a fork does not inherit it."""
     cdef void* page
     cdef PageHeader* header
     size = map_size(fd, size)
@@ -151,6 +182,7 @@ cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept
         return NULL
     page = mmap(NULL, size, PROT_READ | PROT_WRITE if writable else PROT_READ, MAP_SHARED, fd, 0)
     if page == MAP_FAILED:
+        reason[0] = errno
         return NULL
     header = <PageHeader*>page
     if header.magic != magic or header.min_version > LAYOUT_VERSION or header.size > size:
@@ -158,6 +190,15 @@ cdef void* map_page(int fd, size_t size, uint64_t magic, bint writable) noexcept
         return NULL
     madvise(page, size, MADV_DONTFORK)
     return page
+
+
+cdef bint own_socket(char* path, const Gate* gate, int64_t slot) noexcept nogil:
+    """Where the broker waits for the process in ``slot`` alone, if that became another user's."""
+    path[0] = 0
+    return (
+        append(path, PATH_BYTES, gate.directory) and append(path, PATH_BYTES, b"/broker.")
+        and append_number(path, PATH_BYTES, <unsigned int>slot) and append(path, PATH_BYTES, b".sock")
+    )
 
 
 cdef public bint vgpu_converse(
@@ -182,9 +223,26 @@ cdef public bint vgpu_converse(
             b"VGPU_RUNTIME_DIR"
         )
         return 0
+    if vgpu_could_be_replaced(gate.directory):
+        append(
+            reply.error, sizeof(reply.error), b"another user can replace its node's directory: set VGPU_RUNTIME_DIR to "
+            b"where your node, or root's, runs"
+        )
+        return 0
     socket = vgpu_connect(path)
+    if (socket == -EACCES or socket == -EPERM) and slot >= 0 and own_socket(path, gate, slot):
+        socket = vgpu_connect(path)
+        if socket < 0:
+            socket = -EACCES         # as at the socket of all: it is none of ours yet, or no more
     if socket < 0:
         reason[0] = -socket
+        return 0
+    if not vgpu_trusts_peer(socket):
+        close(socket)
+        append(
+            reply.error, sizeof(reply.error), b"another user answers in the place of its broker: set VGPU_RUNTIME_DIR "
+            b"to where your node, or root's, runs"
+        )
         return 0
     asked_ns = now_ns()
     size = write_request(buffer, sizeof(buffer), role, slot)
@@ -196,16 +254,19 @@ cdef public bint vgpu_converse(
     else:
         admitted = read_reply(buffer, size, asked_ns, reply)
         if admitted and fd_count >= 2:
-            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0)
+            grants[0] = <GrantsPage*>map_page(fds[0], sizeof(GrantsPage), GRANTS_MAGIC, 0, reason)
             reply.activity_bytes = map_size(fds[1], sizeof(TracedActivity))
-            activity[0] = <ActivityPage*>map_page(fds[1], reply.activity_bytes, ACTIVITY_MAGIC, 1)
+            # An observer writes nothing, and its descriptor lets it write nothing.
+            activity[0] = <ActivityPage*>map_page(
+                fds[1], reply.activity_bytes, ACTIVITY_MAGIC, role[0] != c'o', reason
+            )
             mapped = grants[0] != NULL and activity[0] != NULL and (fd_count == 2 or vgpu_map_store(gate, fds[2]))
-        if admitted and not mapped:
+        if admitted and not mapped and not reason[0]:
             append(
                 reply.error, sizeof(reply.error), b"its shared pages are not as this hook knows them: install the hook "
                 b"of the node's version"
             )
-            admitted = 0
+        admitted = admitted and mapped
     for i in range(fd_count):
         close(fds[i])
     return admitted

@@ -4,15 +4,21 @@ Three: the exported symbols themselves (exports.map); ``dlsym`` (dlsym.h); ``cuG
 answered by address: ask the real one first, with the caller's own arguments, then give our wrapper of exactly the
 function that came out. ``cuGetExportTable`` is left alone: its private tables launch nothing.
 
+A program may be linked with a library that has functions of the driver's names and is not the driver: a test double, an
+emulator. Then the exported symbols step aside: each wrapper calls the function that the program would have without us,
+and the process gets no vGPU. That ends once the driver itself is asked for by another door: whoever has the driver's
+functions from there is held to the vGPU.
+
 Nothing here is initialised by a constructor: another library's may call dlsym before ours would run.
 """
 
 from libc.stdint cimport uint32_t
-from libc.string cimport strcmp
+from libc.string cimport strcmp, strncmp, strrchr
 
 from cython_ext.hook.generated.driver cimport (
-    VGPU_INTERCEPTED, real_cuGetProcAddress, real_cuGetProcAddress_v2, vgpu_real, vgpu_symbols,
+    VGPU_INTERCEPTED, VGPU_SYMBOLS, real_cuGetProcAddress, real_cuGetProcAddress_v2, vgpu_real, vgpu_symbols,
 )
+from cython_ext.hook.state cimport attached
 from cython_ext.native cimport load32, store32
 
 cdef extern from *:
@@ -21,8 +27,13 @@ cdef extern from *:
     #include "hook/generated/table.h"
     #include "hook/dlsym.h"
     void *(*vgpu_real_dlsym)(void *, const char *);
+    void *(*vgpu_real_dlvsym)(void *, const char *, const char *) = vgpu_dlvsym;
+    extern void *vgpu_dlsym_new(void *, const char *);
+    extern void *vgpu_dlvsym_new(void *, const char *, const char *);
     """
     void** vgpu_aliases
+    void* vgpu_dlsym_new(void* handle, const char* name) noexcept nogil
+    void* vgpu_dlvsym_new(void* handle, const char* name, const char* version) noexcept nogil
 
 cdef extern from "hook/hook_native.h" nogil:
     void* RTLD_DEFAULT
@@ -31,13 +42,18 @@ cdef extern from "hook/hook_native.h" nogil:
         RTLD_LAZY
         RTLD_NOLOAD
     const char* VGPU_OLD_GLIBC
+    ctypedef struct Dl_info:
+        const char* dli_fname
     void* vgpu_dlopen(const char* file, int mode) noexcept
+    int vgpu_dladdr(const void* address, Dl_info* info) noexcept
     void* vgpu_dlvsym(void* handle, const char* name, const char* version) noexcept
     void* (*vgpu_real_dlsym)(void*, const char*) noexcept
 
 cdef void* cuda_library
 cdef void* nvml_library
 cdef uint32_t aliases_known
+cdef uint32_t[2] aside           # 1: some exports lead to another library than the driver; CUDA's, NVML's
+cdef uint32_t[2] asked           # 1: the driver itself was asked for, and no export steps aside any more
 
 
 cdef int missing_cuda() noexcept nogil:
@@ -81,10 +97,54 @@ cdef void* library(bint nvml, bint load) noexcept nogil:
     return cuda_library
 
 
+cdef bint is_drivers(const void* address, bint nvml) noexcept nogil:
+    """Whether it lies in a library called as the driver's are."""
+    cdef Dl_info info
+    cdef const char* name
+    if vgpu_dladdr(address, &info) == 0 or info.dli_fname == NULL:
+        return 0
+    name = strrchr(info.dli_fname, c'/')
+    name = info.dli_fname if name == NULL else name + 1
+    return strncmp(name, b"libnvidia-ml.so", 15) == 0 if nvml else strncmp(name, b"libcuda.so", 10) == 0
+
+
+cdef void* anothers(const char* name, bint nvml) noexcept nogil:
+    """What the program would have under that name without us, if it is not the driver's; else NULL."""
+    cdef void* found
+    if load32(&asked[nvml]) or attached():
+        return NULL
+    find_real_dlsym()
+    found = vgpu_real_dlsym(RTLD_NEXT, name)
+    return NULL if found == NULL or is_drivers(found, nvml) else found
+
+
+cdef void ask_the_driver(bint nvml) noexcept nogil:
+    """Its functions are used: from now on all wrappers call them."""
+    cdef int i
+    store32(&asked[nvml], 1)
+    if not load32(&aside[nvml]):
+        return
+    for i in range(VGPU_SYMBOLS):
+        if vgpu_symbols[i].nvml == nvml:
+            vgpu_real[i] = NULL
+    store32(&aside[nvml], 0)
+    store32(&aliases_known, 0)
+
+
+cdef public bint vgpu_stands_aside(bint nvml) noexcept nogil:
+    """Whether the program has another library in the driver's place."""
+    return anothers(b"nvmlDeviceGetCount_v2" if nvml else b"cuInit", nvml) != NULL
+
+
 cdef void* bind(int symbol, bint load) noexcept nogil:
     cdef bint nvml = vgpu_symbols[symbol].nvml
-    cdef void* handle = library(nvml, load)
-    cdef void* real
+    cdef void* handle
+    cdef void* real = anothers(vgpu_symbols[symbol].name, nvml)
+    if real != NULL:
+        store32(&aside[nvml], 1)
+        vgpu_real[symbol] = real
+        return real
+    handle = library(nvml, load)
     if handle == NULL:
         return <void*>unloaded_nvml if nvml else <void*>unloaded_cuda
     find_real_dlsym()
@@ -159,25 +219,68 @@ cdef public void* vgpu_wrapper_of(void* address) noexcept nogil:
     return NULL
 
 
-cdef public void* vgpu_door(void* handle, const char* name) noexcept nogil:
-    """What dlsym(handle, name) is to return, or NULL: jump to the real one."""
-    cdef void* found
-    cdef int symbol = -1
-    find_real_dlsym()
+cdef inline int row_of(const char* name) noexcept nogil:
     if name != NULL and ((name[0] == c'c' and name[1] == c'u') or (name[0] == c'n' and name[1] == c'v')):
-        symbol = find(name)
-    if symbol < 0 or not exists(symbol):
+        return find(name)
+    return -1
+
+
+cdef void* door_to(int symbol, void* handle, void* found) noexcept nogil:
+    """``found``: what that handle has under the name of a row; not for RTLD_DEFAULT and RTLD_NEXT."""
+    cdef bint nvml = vgpu_symbols[symbol].nvml
+    if not exists(symbol):
         return NULL
     if handle == RTLD_DEFAULT or handle == RTLD_NEXT:
+        if handle == RTLD_NEXT and load32(&aside[nvml]):
+            if library(nvml, 0) == NULL:
+                return NULL
+            ask_the_driver(nvml)     # by the library that stands before it
         return vgpu_symbols[symbol].wrapper
-    found = vgpu_real_dlsym(handle, name)
+    if load32(&aside[nvml]) and found != NULL and is_drivers(found, nvml):
+        ask_the_driver(nvml)
+        exists(symbol)
     # a library that merely has a function of that name keeps it
     return vgpu_symbols[symbol].wrapper if found == vgpu_real[symbol] else NULL
+
+
+cdef inline bint is_a_doors(const char* name) noexcept nogil:
+    return name != NULL and name[0] == c'd' and (strcmp(name, b"dlsym") == 0 or strcmp(name, b"dlvsym") == 0)
+
+
+cdef void* same_door(void* found) noexcept nogil:
+    """Who asks the C library for its dlsym gets ours, which goes there."""
+    if found != NULL and found == <void*>vgpu_real_dlsym:
+        return <void*>vgpu_dlsym_new
+    if found != NULL and found == vgpu_dlvsym(RTLD_NEXT, b"dlvsym", VGPU_OLD_GLIBC):
+        return <void*>vgpu_dlvsym_new
+    return NULL
+
+
+cdef public void* vgpu_door(void* handle, const char* name) noexcept nogil:
+    """What dlsym(handle, name) is to return, or NULL: jump to the real one."""
+    cdef bint named = handle != RTLD_DEFAULT and handle != RTLD_NEXT
+    cdef int symbol = row_of(name)
+    find_real_dlsym()
+    if symbol >= 0:
+        return door_to(symbol, handle, vgpu_real_dlsym(handle, name) if named else NULL)
+    return same_door(vgpu_real_dlsym(handle, name)) if named and is_a_doors(name) else NULL
+
+
+cdef public void* vgpu_versioned_door(void* handle, const char* name, const char* version) noexcept nogil:
+    """The same for dlvsym."""
+    cdef bint named = handle != RTLD_DEFAULT and handle != RTLD_NEXT
+    cdef int symbol = row_of(name)
+    find_real_dlsym()
+    if symbol >= 0:
+        return door_to(symbol, handle, vgpu_dlvsym(handle, name, version) if named else NULL)
+    return same_door(vgpu_dlvsym(handle, name, version)) if named and is_a_doors(name) else NULL
 
 
 cdef void replace(void** pfn) noexcept nogil:
     cdef void* wrapper
     cdef int i
+    if load32(&aside[0]) and is_drivers(pfn[0], 0):
+        ask_the_driver(0)
     for i in range(VGPU_INTERCEPTED):
         if not vgpu_symbols[i].nvml:
             exists(i)

@@ -48,6 +48,10 @@ from cython_ext.native cimport (
 cdef extern from "limits.h":
     const int INT_MAX
 
+cdef extern from "hook/hook_native.h" nogil:
+    bint vgpu_may_cease
+    void vgpu_cease_here() noexcept
+
 cdef enum:
     OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
@@ -66,6 +70,14 @@ cdef enum:
 
 # --- waiting
 
+cdef inline void cease(Gate* gate) noexcept nogil:
+    """A thread that was cancelled ends here. The caller has the lock, and counts in nothing."""
+    if vgpu_may_cease:
+        lock_release(&gate.lock)
+        vgpu_cease_here()
+        lock_acquire(&gate.lock)
+
+
 cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) noexcept nogil:
     """Give up the lock until ``grants.change`` is no longer ``change``, or ``until``; spin from ``spin_from`` on."""
     cdef const uint32_t* word = &gate.grants.change
@@ -79,6 +91,7 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
         pause()
     lock_acquire(&gate.lock)
     gate.waiters -= 1
+    cease(gate)
 
 
 cdef inline bint stands(const Plan* plan, int64_t now) noexcept nogil:
@@ -135,6 +148,14 @@ cdef int refused(Gate* gate) noexcept nogil:
             vgpu_say(
                 b"the server of ", gate.vgpu_id, b" does not answer, and its --on-server-loss is error: vgpuctl serve "
                 b"starts it again"
+            )
+        return CUDA_ERROR_DEVICE_UNAVAILABLE
+    if gate.lost and gate.barred and not flags & GRANTS_LOSS_RUN:
+        if not gate.told:
+            gate.told = 1
+            vgpu_say(
+                b"this program runs as another user than when ", gate.vgpu_id, b" admitted it, and its broker does not "
+                b"let it in again: start it again"
             )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     return CUDA_SUCCESS
@@ -335,6 +356,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         vgpu_begin(gate, &plan, now)
         if not vgpu_baton(gate, &plan, now):
             vgpu_wait_for_baton(gate, now)
+            cease(gate)
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
         if open_epoch != 0 and not epoch_past(vgpu_spent_epoch(gate), open_epoch):
@@ -395,6 +417,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             lease_usable(&plan.current, &view) or lease_usable(&plan.next, &view)
         ):
             vgpu_wait_for_baton(gate, now)       # what is left of our turn is too short for this launch
+            cease(gate)
         else:
             if verdict.closed and load32(&gate.activity.processes) == 1:
                 gate.closed_epoch = verdict.closed

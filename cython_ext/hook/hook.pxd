@@ -15,6 +15,7 @@ from cython_ext.native cimport loadi64, rarely, store32, storei64
 cdef extern:
     # doors.pyx
     void* vgpu_wrapper_of(void* address) noexcept nogil
+    bint vgpu_stands_aside(bint nvml) noexcept nogil
     # report.pyx
     void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil
     void vgpu_log(const char* what, int64_t a, int64_t b) noexcept nogil
@@ -22,6 +23,10 @@ cdef extern:
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
     void vgpu_look_again(Gate* view) noexcept nogil
+    # environment.pyx
+    bint vgpu_set_for_driver(const char* name, const char* value, bint stays) noexcept nogil
+    int vgpu_lend_environment(bint* lent) noexcept nogil
+    void vgpu_return_environment() noexcept nogil
     # partition.pyx
     int vgpu_check_partition(int error) noexcept nogil
     # thread.pyx
@@ -177,6 +182,7 @@ cdef extern:
     void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil
     void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
+    uint64_t vgpu_place_books(ActivityPage* page, uint32_t slot_index) noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil
     bint vgpu_memory_reading(
         const Gate* gate, uint64_t card_total, uint64_t card_free, uint64_t* total, uint64_t* free

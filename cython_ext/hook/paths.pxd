@@ -7,6 +7,7 @@ from libc.string cimport memcpy, strlen
 
 cdef extern from "hook/connect.h" nogil:
     int vgpu_uid() noexcept
+    long vgpu_link(const char* path, char* out, size_t capacity) noexcept
 
 
 cdef inline bint append(char* path, size_t capacity, const char* text) noexcept nogil:
@@ -18,11 +19,23 @@ cdef inline bint append(char* path, size_t capacity, const char* text) noexcept 
     return 1
 
 
+cdef inline bint append_number(char* path, size_t capacity, unsigned int number) noexcept nogil:
+    """Likewise, in decimal digits."""
+    cdef char[12] digits
+    cdef int at = 11
+    digits[11] = 0
+    while True:
+        at -= 1
+        digits[at] = <char>(c'0' + number % 10)
+        number //= 10
+        if number == 0:
+            break
+    return append(path, capacity, digits + at)
+
+
 cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
     """VGPU_RUNTIME_DIR, or where a node of this user lies by default."""
     cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
-    cdef char[12] digits
-    cdef int at = 11
     cdef unsigned int uid = vgpu_uid()
     path[0] = 0
     if given != NULL and given[0]:
@@ -32,16 +45,9 @@ cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
     given = getenv(b"XDG_RUNTIME_DIR")
     if given != NULL and given[0]:
         return append(path, capacity, given) and append(path, capacity, b"/vgpu")
-    digits[11] = 0
-    while True:
-        at -= 1
-        digits[at] = <char>(c'0' + uid % 10)
-        uid //= 10
-        if uid == 0:
-            break
     return (
         append(path, capacity, b"/tmp/vgpu-")
-        and append(path, capacity, digits + at)
+        and append_number(path, capacity, uid)
         and append(path, capacity, b"/vgpu")
     )
 
@@ -57,3 +63,33 @@ cdef inline bint well_formed(const char* vgpu_id) noexcept nogil:
         if not (c'0' <= vgpu_id[i] <= c'9' or c'a' <= vgpu_id[i] <= c'f'):
             return 0
     return 1
+
+
+cdef inline bint is_name(const char* text) noexcept nogil:
+    """Of a vGPU (vgpu/spec.py), so that no name is a path."""
+    cdef size_t i = 0
+    cdef bint letter
+    while text[i]:
+        letter = c'0' <= text[i] <= c'9' or c'a' <= text[i] <= c'z' or c'A' <= text[i] <= c'Z'
+        if not letter and (i == 0 or (text[i] != c'.' and text[i] != c'_' and text[i] != c'-')):
+            return 0
+        i += 1
+    return 0 < i < 64
+
+
+cdef inline bint find_by_name(const char* name, char* vgpu_id, size_t capacity) noexcept nogil:
+    """The id of this user's vGPU of that name: runtime directory/names/UID/NAME is a link to it (vgpu/paths.py)."""
+    cdef char[256] path
+    cdef long size
+    path[0] = 0
+    if not (
+        is_name(name) and runtime_directory(path, sizeof(path)) and append(path, sizeof(path), b"/names/")
+        and append_number(path, sizeof(path), vgpu_uid()) and append(path, sizeof(path), b"/")
+        and append(path, sizeof(path), name)
+    ):
+        return 0
+    size = vgpu_link(path, vgpu_id, capacity - 1)
+    if size <= 0:
+        return 0
+    vgpu_id[size] = 0
+    return well_formed(vgpu_id)

@@ -18,6 +18,8 @@ cdef struct Reply:
     char[8] client_priority
     char[64] gpu_uuid
     char[512] error
+    char[16] code            # of a refusal
+    int64_t broker_epoch     # of the broker that answered; 0: an older one, which does not say
     size_t activity_bytes    # of the activity page, as mapped
 
 

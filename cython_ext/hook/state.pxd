@@ -153,7 +153,7 @@ cdef struct Gate:
     GrantsPage* grants       # NULL: not attached
     ActivityPage* activity   # another one only if server and broker died together; under lock
     Slot* slot
-    ActivityPage* ledger     # ``activity`` where our books are; NULL while they move to another (books.pyx)
+    uint64_t ledger          # place of our books: page, slot and tag in one word; 0 while they move (books.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
@@ -207,6 +207,8 @@ cdef struct Gate:
     bint lost                # the server has been silent for longer than its grace
     bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
+    bint barred              # the broker answers, but lets this process in no more: it runs as another user now
+    uint32_t broker_epoch    # of the broker that admitted us, or has confirmed our slot
     bint untracked           # work was submitted on the fast path since the last drain
     int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
     int64_t unseen_until_ns  # ... and until then
@@ -266,6 +268,13 @@ cdef struct Capture:
     Thread* owner            # whose default stream it is, else NULL
 
 
+cdef struct Setting:
+    char[40] name
+    char[1024] value
+    bint given               # else the driver is to find none
+    bint stays               # also after the driver's start
+
+
 cdef struct State:
     # --- the first two lines, and those of each gate, are all that an allocation or a free looks at
     uint32_t attached        # 1 once every gate is there
@@ -303,6 +312,15 @@ cdef struct State:
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
     char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+    char[256] meant_ids      # the same with ids in the place of names
+    # --- under attach_lock: what the driver finds in the environment while it starts (environment.pyx)
+    uint32_t setting_count
+    Setting[8] settings
+    uint32_t lenders         # threads in the driver's cuInit
+    char** lent_environment
+    char** lent_copy         # the same, to see whether somebody has changed it
+    char** later_environment
+    char** own_environment   # the program's, as it was
 
 
 cdef struct Pooled:

@@ -285,8 +285,12 @@ cdef void* run(void* argument) noexcept nogil:
         if superseded(gate):
             store32(&gate.generation, 0)
             vgpu_reattach(gate)
-        elif silent_ns(gate) > KNOCK_NS and now_ns() - knocked_ns > KNOCK_NS:
-            # server and broker may have died together: then nobody is left to change a word in our pages
+        elif (
+            (silent_ns(gate) > KNOCK_NS or load32(&gate.activity.broker_epoch) != gate.broker_epoch)
+            and now_ns() - knocked_ns > KNOCK_NS
+        ):
+            # Server and broker may have died together: then no process is left to change a word in our pages. Or the
+            # broker is another one, which may not know of us.
             vgpu_reattach(gate)
             knocked_ns = now_ns()
         look_for_calls(gate)

@@ -16,6 +16,7 @@ cdef extern from *:
     """
     #include "hook/hook_native.h"
     __thread void *vgpu_thread __attribute__((tls_model("initial-exec")));
+    __thread int vgpu_may_cease __attribute__((tls_model("initial-exec")));
     """
 
 cdef extern from "hook/hook_native.h" nogil:

@@ -30,6 +30,7 @@ cdef enum:
     POINTER_MEMORY_TYPE = 2      # CU_POINTER_ATTRIBUTE_...
     OPERAND_POINTER = 1          # CU_MEMCPY_OPERAND_TYPE_...
     LARGEST_ELEMENT_BYTES = 16   # of an array: 4 channels of 32 bits
+    MOST_OF_A_BATCH = 1 << 20    # of a longer one the driver is to say first whether it is one
 
 
 cdef struct Side2D:
@@ -243,6 +244,8 @@ cdef public int vgpu_copy_batch(
     work.kind = PASS_PLAIN
     if targets == NULL or sources == NULL or sizes_bytes == NULL or not attached():
         return CUDA_SUCCESS
+    if count > MOST_OF_A_BATCH:
+        return let_through(work, named(stream, own), waits, count, NULL)
     for i in range(count):
         if both_on_device((<const uint64_t*>targets)[i], (<const uint64_t*>sources)[i]):
             inside_bytes += sizes_bytes[i]
@@ -267,6 +270,8 @@ cdef public int vgpu_copy_3d_batch(
     work.kind = PASS_PLAIN
     if c == NULL or not attached():
         return CUDA_SUCCESS
+    if count > MOST_OF_A_BATCH:
+        return let_through(work, named(stream, own), waits, count, NULL)
     for i in range(count):
         size_bytes = c[i].width * c[i].height * c[i].depth
         if c[i].source.kind != OPERAND_POINTER or c[i].target.kind != OPERAND_POINTER:
@@ -288,6 +293,8 @@ cdef public int vgpu_fabric_copies(
     work.kind = PASS_PLAIN
     if copies == NULL or not attached():
         return CUDA_SUCCESS
+    if count > MOST_OF_A_BATCH:
+        return gated(work, named(stream, own), waits, WORK_PEER_COPY, count, 0)
     for i in range(count):
         size_bytes += (<const FabricCopy*>copies)[i].size_bytes
     return gated(work, named(stream, own), waits, WORK_PEER_COPY, size_bytes, 0)
@@ -305,6 +312,8 @@ cdef public int vgpu_prefetch_batch(
     work.kind = PASS_PLAIN
     if sizes_bytes == NULL or not attached():
         return CUDA_SUCCESS
+    if count > MOST_OF_A_BATCH:
+        return gated(work, named(stream, own), waits, WORK_PREFETCH, count, 0)
     for i in range(count):
         size_bytes += sizes_bytes[i]
     return gated(work, named(stream, own), waits, WORK_PREFETCH, size_bytes, 0)

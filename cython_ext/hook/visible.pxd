@@ -4,18 +4,17 @@ The application's list counts the vGPUs' devices, as in a container that was giv
 VGPU_ID. A UUID, or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means
 nothing ends the list.
 
-vGPUs move. A program that was started before hands its list on to programs that it starts afterwards, and
-``VGPU_DEVICES`` with it: on which GPUs the vGPUs were then, in the order of VGPU_ID.
+The driver finds the list that results from it while it starts; the program and its children keep their own.
+
+vGPUs move. A program that has asked CUDA for its device's UUID may start others with that in their list, and
+``VGPU_DEVICES`` goes with it: on which GPUs the vGPUs were then, in the order of VGPU_ID.
 """
 
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, strchr, strcmp, strlen, strncmp
 
-from cython_ext.hook.hook cimport vgpu_say
+from cython_ext.hook.hook cimport vgpu_say, vgpu_set_for_driver
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, State
-
-cdef extern from "<stdlib.h>" nogil:
-    int setenv(const char* name, const char* value, int overwrite) noexcept
 
 
 cdef inline bint hides_all_devices() noexcept nogil:
@@ -70,11 +69,11 @@ cdef inline void name_devices(const State* all) noexcept nogil:
         memcpy(names + length, all.gates[i].gpu_uuid, size)
         length += size
     names[length] = 0
-    setenv(b"VGPU_DEVICES", names, 1)
+    vgpu_set_for_driver(b"VGPU_DEVICES", names, 1)
 
 
 cdef inline int choose_devices(State* all) noexcept nogil:
-    """Set CUDA_VISIBLE_DEVICES, and with it which ordinal belongs to which gate."""
+    """What the driver's CUDA_VISIBLE_DEVICES is to be, and with it which ordinal belongs to which gate."""
     cdef char[1024] chosen
     cdef const char* own = getenv(b"CUDA_VISIBLE_DEVICES")
     cdef const char* entry = own
@@ -121,6 +120,6 @@ cdef inline int choose_devices(State* all) noexcept nogil:
             b"it to 0"
         )
         return CUDA_ERROR_NO_DEVICE
-    setenv(b"CUDA_VISIBLE_DEVICES", chosen, 1)
+    vgpu_set_for_driver(b"CUDA_VISIBLE_DEVICES", chosen, 0)
     name_devices(all)
     return CUDA_SUCCESS

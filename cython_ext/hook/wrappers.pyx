@@ -4,6 +4,9 @@ calls the real one.
 A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the
 real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream
 (2) instead of the legacy one (1).
+
+Cancellation is held up from ``vgpu_enter`` to ``vgpu_leave`` here, and by guards around most other wrappers
+(generate_hook.py): hook_native.h says why.
 """
 
 from libc.stdint cimport uint64_t
@@ -21,8 +24,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     vgpu_attach, vgpu_capture_began, vgpu_capture_begins, vgpu_capture_ended, vgpu_check_partition, vgpu_enter,
-    vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_stop_at_exit,
-    vgpu_stream_dies,
+    vgpu_forget, vgpu_graph_dies, vgpu_graph_goes, vgpu_graph_takes, vgpu_graph_went, vgpu_leave, vgpu_lend_environment,
+    vgpu_return_environment, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
@@ -35,6 +38,10 @@ cdef extern from *:
     #include "hook/generated/driver.h"
     """
     const char* VGPU_VERSION
+
+cdef extern from "hook/hook_native.h" nogil:
+    int vgpu_hold_cancel(bint in_waits) noexcept
+    void vgpu_let_cancel(int held) noexcept
 
 cdef enum:
     PROGRAMMATIC_STREAM_SERIALIZATION = 6    # CU_LAUNCH_ATTRIBUTE_...: may start before its predecessor has ended
@@ -74,9 +81,15 @@ cdef public int cuInit(unsigned int flags) noexcept nogil:
     """Attach first: the driver reads devices and MPS from the environment when it starts, and cudart caches what it
     sees."""
     cdef int error = vgpu_attach(0)
+    cdef bint lent
+    if error != CUDA_SUCCESS:
+        return error
+    error = vgpu_lend_environment(&lent)
     if error != CUDA_SUCCESS:
         return error
     error = vgpu_check_partition(real_cuInit(flags))
+    if lent:
+        vgpu_return_environment()
     if attached():
         vgpu_stop_at_exit()
         if error == CUDA_SUCCESS:
@@ -117,16 +130,18 @@ cdef inline int kernel(
     cdef Thread* thread = announce(named(stream, own))
     cdef LaunchKey key
     cdef Pass launch
-    cdef int result
+    cdef int result, held
     if thread != NULL:
         result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
         store32(&thread.inside, 0)
         return result
     key = launch_key(f, gx, gy, gz, bx, by, bz)
+    held = vgpu_hold_cancel(1)
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = kernel_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
         vgpu_leave(&launch, result)
+    vgpu_let_cancel(held)
     return result
 
 
@@ -163,7 +178,7 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
     cdef Thread* thread
     cdef LaunchKey key
     cdef Pass launch
-    cdef int result
+    cdef int result, held
     if config == NULL:
         return kernel_ex_real(own, given, f, params, extra)          # the driver's error
     thread = announce(named(config.stream, own))
@@ -172,10 +187,12 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
         store32(&thread.inside, 0)
         return result
     key = launch_key(f, config.gx, config.gy, config.gz, config.bx, config.by, config.bz)
+    held = vgpu_hold_cancel(1)
     result = vgpu_enter(&launch, named(config.stream, own), &key, LAUNCH_OVERLAPS if is_programmatic(config) else 0)
     if result == CUDA_SUCCESS:
         result = kernel_ex_real(own, given, f, params, extra)
         vgpu_leave(&launch, result)
+    vgpu_let_cancel(held)
     return result
 
 
@@ -203,16 +220,18 @@ cdef inline int cooperative(
     cdef Thread* thread = announce(named(stream, own))
     cdef LaunchKey key
     cdef Pass launch
-    cdef int result
+    cdef int result, held
     if thread != NULL:
         result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
         store32(&thread.inside, 0)
         return result
     key = launch_key(f, gx, gy, gz, bx, by, bz)
+    held = vgpu_hold_cancel(1)
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         result = cooperative_real(own, f, gx, gy, gz, bx, by, bz, shared, stream, params)
         vgpu_leave(&launch, result)
+    vgpu_let_cancel(held)
     return result
 
 
@@ -313,9 +332,12 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
     cdef Thread* thread
     cdef LaunchKey key
     cdef Pass launch
-    cdef int result
+    cdef int result, held
     if attached() and state().taking:
-        return launch_taking_graph(own, graph, stream)
+        held = vgpu_hold_cancel(0)       # what it takes is settled behind the wait
+        result = launch_taking_graph(own, graph, stream)
+        vgpu_let_cancel(held)
+        return result
     thread = announce(named(stream, own))
     if thread != NULL:
         thread.graph_launches += 1
@@ -323,12 +345,14 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
         store32(&thread.inside, 0)
         return result
     key = launch_key(graph, WORK_GRAPH, 0, 0, 0, 0, 0)
+    held = vgpu_hold_cancel(1)
     result = vgpu_enter(&launch, named(stream, own), &key, 0)
     if result == CUDA_SUCCESS:
         if launch.thread != NULL:
             launch.thread.graph_launches += 1
         result = graph_real(own, graph, stream)
         vgpu_leave(&launch, result)
+    vgpu_let_cancel(held)
     return result
 
 

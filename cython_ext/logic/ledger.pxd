@@ -10,6 +10,8 @@ redo; this is its smallest form.
 Allocating waits for the lines that are written here, so these are few: the lock's, the sum's and one or two of the
 slot's. ``slot_*`` are the operations for who has the lock already.
 
+Each operation is given the name under which it takes the lock (logic/section.pxd).
+
 Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are
 bounded.
 """
@@ -19,7 +21,8 @@ from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from cython_ext.layout cimport (
     MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
 )
-from cython_ext.logic.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED, robust_lock, robust_try, robust_unlock
+from cython_ext.logic.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED
+from cython_ext.logic.section cimport section_leave, section_try, section_wait
 from cython_ext.native cimport load32, load64, now_ns, prefetch, rarely, store32, store64
 
 cdef enum:
@@ -100,20 +103,20 @@ cdef inline void ledger_recover(ActivityPage* page) noexcept nogil:
     store64(&page.ledger_epoch, page.ledger_epoch + 1)
 
 
-cdef inline bint ledger_wait(ActivityPage* page) noexcept nogil:
-    cdef int result = robust_lock(ledger_word(page), now_ns() + <int64_t>LEDGER_PATIENCE_SECONDS * 1_000_000_000)
+cdef inline bint ledger_wait(ActivityPage* page, uint32_t name) noexcept nogil:
+    cdef int result = section_wait(page, name, now_ns() + <int64_t>LEDGER_PATIENCE_SECONDS * 1_000_000_000)
     if result == ROBUST_OWNER_DIED:
         ledger_recover(page)
         return 1
     return result == ROBUST_LOCKED
 
 
-cdef inline bint ledger_lock(ActivityPage* page) noexcept nogil:
-    return 1 if not rarely(not robust_try(ledger_word(page))) else ledger_wait(page)      # no look at the clock, mostly
+cdef inline bint ledger_lock(ActivityPage* page, uint32_t name) noexcept nogil:
+    return 1 if not rarely(not section_try(page, name)) else ledger_wait(page, name)     # no look at the clock, mostly
 
 
-cdef inline int ledger_unlock(ActivityPage* page, int result) noexcept nogil:
-    robust_unlock(ledger_word(page))
+cdef inline int ledger_unlock(ActivityPage* page, uint32_t name, int result) noexcept nogil:
+    section_leave(page, name)
     return result
 
 
@@ -175,7 +178,7 @@ cdef inline int slot_release(ActivityPage* page, Slot* slot, uint32_t kind, uint
 # --- whole operations
 
 cdef inline int ledger_reserve(
-    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
     uint64_t process_limit_bytes
 ) noexcept nogil:
     """Before the driver is asked. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly;
@@ -184,42 +187,44 @@ cdef inline int ledger_reserve(
     The kind counts only from the commit on, but is given here too so that one call site has one signature.
     """
     cdef int result
-    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
         return LEDGER_BROKEN
     result = slot_reserve(page, &page.slots[slot_index], size_bytes, limit_bytes, process_limit_bytes)
     if result == LEDGER_REFUSED:
         slot_refused(&page.slots[slot_index], size_bytes)
-    return ledger_unlock(page, result)
+    return ledger_unlock(page, name, result)
 
 
 cdef inline int ledger_commit(
-    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver gave what was reserved."""
-    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
         return LEDGER_BROKEN
-    return ledger_unlock(page, slot_commit(page, &page.slots[slot_index], kind, size_bytes))
+    return ledger_unlock(page, name, slot_commit(page, &page.slots[slot_index], kind, size_bytes))
 
 
 cdef inline int ledger_cancel(
-    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver refused what was reserved."""
-    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
         return LEDGER_BROKEN
-    return ledger_unlock(page, slot_cancel(page, &page.slots[slot_index], size_bytes))
+    return ledger_unlock(page, name, slot_cancel(page, &page.slots[slot_index], size_bytes))
 
 
 cdef inline int ledger_release(
-    ActivityPage* page, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
 ) noexcept nogil:
     """The driver took back what was committed."""
-    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page):
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
         return LEDGER_BROKEN
-    return ledger_unlock(page, slot_release(page, &page.slots[slot_index], kind, size_bytes))
+    return ledger_unlock(page, name, slot_release(page, &page.slots[slot_index], kind, size_bytes))
 
 
-cdef inline int ledger_reap(ActivityPage* page, uint32_t slot_index, uint64_t* freed_bytes) noexcept nogil:
+cdef inline int ledger_reap(
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint64_t* freed_bytes
+) noexcept nogil:
     """By the broker, once the driver shows the process no more: SLOT_DEAD → SLOT_FREE, its bytes into ``freed_bytes``.
 
     LEDGER_REFUSED if the slot is not dead: so a second reaping gives nothing back twice.
@@ -227,29 +232,29 @@ cdef inline int ledger_reap(ActivityPage* page, uint32_t slot_index, uint64_t* f
     cdef Slot* slot
     cdef int kind
     freed_bytes[0] = 0
-    if slot_index >= MAX_PROCESSES or not ledger_lock(page):
+    if slot_index >= MAX_PROCESSES or not ledger_lock(page, name):
         return LEDGER_BROKEN
     slot = &page.slots[slot_index]
     if load32(&slot.state) != SLOT_DEAD:
-        return ledger_unlock(page, LEDGER_REFUSED)
+        return ledger_unlock(page, name, LEDGER_REFUSED)
     freed_bytes[0] = slot_bytes(slot)
     ledger_apply(page, &slot.reserved_bytes, 0)
     for kind in range(MEMORY_KINDS):
         ledger_apply(page, &slot.committed_bytes[kind], 0)
     store64(&page.charged_bytes, ledger_sum(page))
     store32(&slot.state, SLOT_FREE)
-    return ledger_unlock(page, LEDGER_OK)
+    return ledger_unlock(page, name, LEDGER_OK)
 
 
-cdef inline int ledger_check(ActivityPage* page) noexcept nogil:
+cdef inline int ledger_check(ActivityPage* page, uint32_t name) noexcept nogil:
     """LEDGER_OK if the sum is the sum and nothing is half done; LEDGER_REFUSED if not, and then it is put right."""
     cdef bint right
     cdef int i
-    if not ledger_lock(page):
+    if not ledger_lock(page, name):
         return LEDGER_BROKEN
     right = load64(&page.charged_bytes) == ledger_sum(page)
     for i in range(MAX_PROCESSES):
         right = right and load64(&page.slots[i].intent_kind) == 0
     if not right:
         ledger_recover(page)
-    return ledger_unlock(page, LEDGER_OK if right else LEDGER_REFUSED)
+    return ledger_unlock(page, name, LEDGER_OK if right else LEDGER_REFUSED)

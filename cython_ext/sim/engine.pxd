@@ -18,8 +18,13 @@ from cython_ext.sim.queues cimport sim_set_busy, sim_next_busy, sim_free_context
 from cython_ext.sim.state cimport (
     CONTEXT_ALIVE, CONTEXT_DYING, CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_EXTERNAL, OP_KERNEL, OP_MARK, OP_WAIT,
     SIM_CONTEXTS, SIM_GRIDS, SIM_NOWHERE, SIM_QUEUE, SIM_STREAMS, SIM_WINDOW_NS, SIM_WORDS, STREAM_LEGACY,
-    STREAM_NONBLOCKING, SimContext, SimGpu, SimLoad, SimOp, SimStream, sim_op,
+    STREAM_NONBLOCKING, SimContext, SimGpu, SimLoad, SimOp, SimStream, sim_context, sim_op, sim_owner, sim_stream,
 )
+
+
+cdef enum:
+    SIM_STEPS = 1 << 22     # of one advance. More, or so many without progress, take numbers that make no sense
+    SIM_STANDING_STEPS = 4096
 
 
 cdef struct SimRunning:
@@ -48,10 +53,10 @@ cdef inline bint sim_held_back(SimGpu* gpu, uint32_t index, SimOp* op) noexcept 
     if stream.flags & STREAM_NONBLOCKING:
         return False
     if not stream.flags & STREAM_LEGACY:
-        i = gpu.contexts[stream.context - 1].legacy
+        i = sim_context(gpu, sim_owner(stream)).legacy
         if i == SIM_NOWHERE:
             return False
-        other = &gpu.streams[i]
+        other = sim_stream(gpu, i)
         return other.head < other.tail and sim_op(gpu, i, other.head).seq < op.seq
     i = sim_next_busy(gpu, 0)
     while i != SIM_NOWHERE:
@@ -71,15 +76,24 @@ cdef inline bint sim_finished(SimGpu* gpu, SimOp* op) noexcept nogil:
     return op.kind == OP_MARK or (op.start_ns != 0 and op.remaining_ns <= 0)
 
 
+cdef inline void sim_empty(SimGpu* gpu, uint32_t index) noexcept nogil:
+    gpu.streams[index].head = gpu.streams[index].tail
+    sim_set_busy(gpu, index, False)
+
+
 cdef inline bint sim_complete(SimGpu* gpu, uint32_t index) noexcept nogil:
     """Complete the head of a stream if it is finished."""
     cdef SimStream* stream = &gpu.streams[index]
     cdef SimOp* op = sim_op(gpu, index, stream.head)
     cdef uint32_t i
+    if stream.tail - stream.head - 1 >= SIM_QUEUE:      # no queue can be so long, nor a busy one empty
+        sim_empty(gpu, index)
+        return True
     if not sim_finished(gpu, op) or sim_held_back(gpu, index, op):
         return False
     if op.failed != 0:
-        sim_fail_context(gpu, stream.context - 1, op.failed)
+        sim_fail_context(gpu, sim_owner(stream), op.failed)
+        sim_empty(gpu, index)
         return True
     if op.start_ns == 0:
         op.start_ns = gpu.time_ns
@@ -88,12 +102,12 @@ cdef inline bint sim_complete(SimGpu* gpu, uint32_t index) noexcept nogil:
     if stream.head < stream.tail:
         return True
     sim_set_busy(gpu, index, False)
-    if gpu.contexts[stream.context - 1].state == CONTEXT_DYING:
+    if sim_context(gpu, sim_owner(stream)).state == CONTEXT_DYING:
         i = sim_next_busy(gpu, 0)
         while i != SIM_NOWHERE and gpu.streams[i].context != stream.context:
             i = sim_next_busy(gpu, i + 1)
         if i == SIM_NOWHERE:
-            sim_free_context(gpu, stream.context - 1)
+            sim_free_context(gpu, sim_owner(stream))
     return True
 
 
@@ -124,7 +138,7 @@ cdef inline void sim_add_kernel(SimGpu* gpu, SimPlan* plan, uint32_t stream, Sim
         plan.kernel[at] = plan.kernel[at - 1]
         at -= 1
     plan.kernel[at].stream = stream
-    plan.kernel[at].context = gpu.streams[stream].context - 1
+    plan.kernel[at].context = sim_owner(&gpu.streams[stream])
     plan.kernel[at].op = op
     plan.kernel[at].sms = 0
     plan.kernels += 1
@@ -333,12 +347,15 @@ cdef inline void sim_progress(SimGpu* gpu, SimPlan* plan) noexcept nogil:
 cdef inline void sim_advance(SimGpu* gpu, int64_t now) noexcept nogil:
     """Bring the GPU to the time `now` (ns). A `now` in its past changes nothing but what takes no time."""
     cdef SimPlan plan
+    cdef uint32_t steps = 0, standing = 0
     sim_settle(gpu)
     while gpu.time_ns < now:
-        if sim_next_busy(gpu, 0) == SIM_NOWHERE:
+        if sim_next_busy(gpu, 0) == SIM_NOWHERE or steps == SIM_STEPS or standing == SIM_STANDING_STEPS:
             gpu.time_ns = now
             return
         sim_plan(gpu, now, &plan)
+        steps += 1
+        standing = 0 if plan.until_ns > gpu.time_ns else standing + 1
         sim_progress(gpu, &plan)
         sim_settle(gpu)
 
@@ -349,13 +366,13 @@ cdef inline int64_t sim_earliest(SimGpu* gpu, uint32_t index, uint64_t ordinal, 
     A bound, not a forecast: whoever waits sleeps until then and asks again. Beside n competitors the rest shrinks
     by a fixed factor each time, so a wait costs a handful of wakes however long it is.
     """
-    cdef SimStream* stream = &gpu.streams[index]
-    cdef SimContext* context = &gpu.contexts[stream.context - 1]
+    cdef SimStream* stream = sim_stream(gpu, index)
+    cdef SimContext* context = sim_context(gpu, sim_owner(stream))
     cdef double total = 0
     cdef int64_t since = gpu.time_ns, other
-    cdef uint64_t i = stream.head
+    cdef uint64_t i = stream.head, end = min(stream.tail, stream.head + SIM_QUEUE)
     cdef SimOp* op
-    while i <= ordinal and i < stream.tail:
+    while i <= ordinal and i < end:
         op = sim_op(gpu, index, i)
         if op.kind == OP_KERNEL and op.sms > context.sm_cap:
             total += op.remaining_ns * op.sms / context.sm_cap

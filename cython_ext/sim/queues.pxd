@@ -7,7 +7,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.sim.state cimport (
     CONTEXT_ALIVE, CONTEXT_DYING, CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_KERNEL, OP_MARK, SIM_CONTEXTS, SIM_NOWHERE,
-    SIM_QUEUE, SIM_STREAMS, SIM_WORDS, STREAM_LEGACY, SimContext, SimGpu, SimOp, SimStream, sim_op,
+    SIM_QUEUE, SIM_STREAMS, SIM_WORDS, STREAM_LEGACY, SimContext, SimGpu, SimOp, SimParticipant, SimStream, sim_context,
+    sim_op, sim_stream,
 )
 
 
@@ -17,9 +18,9 @@ cdef extern from * nogil:
 
 cdef inline void sim_set_busy(SimGpu* gpu, uint32_t stream, bint busy) noexcept nogil:
     if busy:
-        gpu.busy[stream >> 6] |= (<uint64_t>1) << (stream & 63)
+        gpu.busy[(stream >> 6) % SIM_WORDS] |= (<uint64_t>1) << (stream & 63)
     else:
-        gpu.busy[stream >> 6] &= ~((<uint64_t>1) << (stream & 63))
+        gpu.busy[(stream >> 6) % SIM_WORDS] &= ~((<uint64_t>1) << (stream & 63))
 
 
 cdef inline uint32_t sim_next_busy(SimGpu* gpu, uint32_t first) noexcept nogil:
@@ -39,8 +40,8 @@ cdef inline uint32_t sim_next_busy(SimGpu* gpu, uint32_t first) noexcept nogil:
 
 # -- contexts and streams
 
-cdef inline uint32_t sim_open_context(SimGpu* gpu, int pid, uint64_t pid_start, uint64_t server, uint32_t sm_cap,
-                                      uint64_t memory_limit) noexcept nogil:
+cdef inline uint32_t sim_open_context(SimGpu* gpu, uint32_t participant, const SimParticipant* process, uint64_t server,
+                                      uint32_t sm_cap, uint64_t memory_limit) noexcept nogil:
     """A free slot made into a context without memory and streams, or SIM_NOWHERE."""
     cdef uint32_t i
     cdef SimContext* context
@@ -48,9 +49,12 @@ cdef inline uint32_t sim_open_context(SimGpu* gpu, int pid, uint64_t pid_start, 
         context = &gpu.contexts[i]
         if context.state == CONTEXT_FREE:
             context.generation += 1
-            context.pid = pid
-            context.pid_start = pid_start
+            context.participant = participant
+            context.pid = process.pid
+            context.pid_namespace = process.pid_namespace
+            context.pid_start = process.pid_start
             context.server = server
+            context.server_namespace = process.pid_namespace
             context.group = server if server != 0 else i + 1
             context.sm_cap = sm_cap if 0 < sm_cap < gpu.sms else gpu.sms
             context.memory_bytes = context.managed_bytes = context.resident_bytes = context.saved_bytes = 0
@@ -78,26 +82,27 @@ cdef inline uint32_t sim_open_stream(SimGpu* gpu, uint32_t context, uint32_t fla
             stream.head = stream.tail = stream.delivered = 0
             stream.context = context + 1
             if flags & STREAM_LEGACY:
-                gpu.contexts[context].legacy = i
+                sim_context(gpu, context).legacy = i
             return i
     return SIM_NOWHERE
 
 
 cdef inline void sim_close_stream(SimGpu* gpu, uint32_t stream) noexcept nogil:
     """Forget a stream and whatever it still holds."""
-    gpu.streams[stream].generation += 1
+    sim_stream(gpu, stream).generation += 1
     sim_set_busy(gpu, stream, False)
-    gpu.streams[stream].context = 0
+    sim_stream(gpu, stream).context = 0
 
 
 cdef inline void sim_free_context(SimGpu* gpu, uint32_t index) noexcept nogil:
     cdef uint32_t i
+    cdef SimContext* context = sim_context(gpu, index)
     for i in range(SIM_STREAMS):
         if gpu.streams[i].context == index + 1:
             sim_close_stream(gpu, i)
-    gpu.contexts[index].memory_bytes = 0
-    gpu.contexts[index].managed_bytes = gpu.contexts[index].resident_bytes = 0
-    gpu.contexts[index].state = CONTEXT_FREE
+    context.memory_bytes = 0
+    context.managed_bytes = context.resident_bytes = 0
+    context.state = CONTEXT_FREE
 
 
 cdef inline void sim_kill_context(SimGpu* gpu, uint32_t index, int64_t grace_ns) noexcept nogil:
@@ -106,7 +111,7 @@ cdef inline void sim_kill_context(SimGpu* gpu, uint32_t index, int64_t grace_ns)
     cdef bint running = False
     cdef SimStream* stream
     cdef SimOp* op
-    gpu.contexts[index].state = CONTEXT_DYING
+    sim_context(gpu, index).state = CONTEXT_DYING
     for i in range(SIM_STREAMS):
         stream = &gpu.streams[i]
         if stream.context != index + 1:
@@ -128,10 +133,11 @@ cdef inline void sim_kill_context(SimGpu* gpu, uint32_t index, int64_t grace_ns)
 cdef inline void sim_fail_context(SimGpu* gpu, uint32_t index, uint32_t error) noexcept nogil:
     """A fatal fault: the context, and every other one of its MPS server, answers with `error` from now on."""
     cdef uint32_t i, s
+    cdef uint64_t server = sim_context(gpu, index).server
     for i in range(SIM_CONTEXTS):
         if gpu.contexts[i].state != CONTEXT_ALIVE or gpu.contexts[i].error != 0:
             continue
-        if i == index or (gpu.contexts[i].server != 0 and gpu.contexts[i].server == gpu.contexts[index].server):
+        if i == index or (gpu.contexts[i].server != 0 and gpu.contexts[i].server == server):
             gpu.contexts[i].error = error
             for s in range(SIM_STREAMS):
                 if gpu.streams[s].context == i + 1:
@@ -193,7 +199,7 @@ cdef inline uint64_t sim_evict(SimGpu* gpu, uint32_t but, uint64_t size) noexcep
 cdef inline double sim_fetch(SimGpu* gpu, uint32_t context) noexcept nogil:
     """A kernel touches the managed memory of its context: as much of it as there is room for comes to the card, page by
     page, and others' goes. How long that takes, in ns. More than the card has is not moved to and fro."""
-    cdef SimContext* owner = &gpu.contexts[context]
+    cdef SimContext* owner = sim_context(gpu, context)
     cdef uint64_t wanted = owner.managed_bytes - owner.resident_bytes
     cdef uint64_t used, left, gone = 0
     if wanted == 0:
@@ -211,7 +217,7 @@ cdef inline double sim_fetch(SimGpu* gpu, uint32_t context) noexcept nogil:
 cdef inline bint sim_take_memory(SimGpu* gpu, uint32_t context, uint64_t size) noexcept nogil:
     """Whether `size` bytes more were still free, or held by managed memory, and now belong to `context`."""
     cdef uint64_t used = sim_memory_used(gpu)
-    cdef SimContext* owner = &gpu.contexts[context]
+    cdef SimContext* owner = sim_context(gpu, context)
     if size <= gpu.memory_bytes and used > gpu.memory_bytes - size:
         used -= sim_evict(gpu, SIM_CONTEXTS, used - (gpu.memory_bytes - size))
     if size > gpu.memory_bytes or used > gpu.memory_bytes - size:
@@ -225,12 +231,12 @@ cdef inline bint sim_take_memory(SimGpu* gpu, uint32_t context, uint64_t size) n
 # -- operations
 
 cdef inline bint sim_has_room(SimGpu* gpu, uint32_t stream) noexcept nogil:
-    return gpu.streams[stream].tail - gpu.streams[stream].delivered < SIM_QUEUE
+    return sim_stream(gpu, stream).tail - sim_stream(gpu, stream).delivered < SIM_QUEUE
 
 
 cdef inline SimOp* sim_next_op(SimGpu* gpu, uint32_t stream) noexcept nogil:
     """The cell that sim_submit will publish; the caller fills in what its kind needs."""
-    cdef SimOp* op = sim_op(gpu, stream, gpu.streams[stream].tail)
+    cdef SimOp* op = sim_op(gpu, stream, sim_stream(gpu, stream).tail)
     op.kind = OP_MARK
     op.sms = 0
     op.remaining_ns = 0
@@ -242,14 +248,14 @@ cdef inline SimOp* sim_next_op(SimGpu* gpu, uint32_t stream) noexcept nogil:
 
 cdef inline uint64_t sim_submit(SimGpu* gpu, uint32_t stream) noexcept nogil:
     """Publish the cell; the ordinal of the operation: it is done when head > ordinal."""
-    cdef uint64_t ordinal = gpu.streams[stream].tail
+    cdef uint64_t ordinal = sim_stream(gpu, stream).tail
     sim_op(gpu, stream, ordinal).seq = gpu.next_seq
     gpu.next_seq += 1
-    gpu.streams[stream].tail = ordinal + 1
+    sim_stream(gpu, stream).tail = ordinal + 1
     sim_set_busy(gpu, stream, True)
     return ordinal
 
 
 cdef inline bint sim_reached(SimGpu* gpu, uint32_t stream, uint32_t generation, uint64_t count) noexcept nogil:
     """Whether the first `count` operations of a stream (that use of the slot) are done."""
-    return gpu.streams[stream].generation != generation or gpu.streams[stream].head >= count
+    return sim_stream(gpu, stream).generation != generation or sim_stream(gpu, stream).head >= count

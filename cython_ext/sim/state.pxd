@@ -1,20 +1,18 @@
 """The shared state of one simulated GPU: one file, mapped by every process that uses that GPU.
 
-There is no daemon. Whoever calls the driver locks the file's robust mutex, advances the GPU to the present
-(engine.pxd) and then does what it came for. A participant may be killed at any instruction, so every transition
+There is no daemon. A caller of the driver locks the file (lock.pxd), advances the GPU to the present (engine.pxd)
+and then does what it came for. A participant may be killed at any instruction, so every transition
 is either one store, or can be made again without harm; what is derived (``busy``) is rebuilt after a death.
+
+Any program may write to the file. Every index that is read from it is reduced to its array's range (``sim_context``,
+``sim_stream``, ``sim_op``), and every loop over it is bounded: nonsense in it crashes no process.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-
-
 cdef enum:
-    SIM_VERSION = 7
+    SIM_VERSION = 8
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -22,6 +20,13 @@ cdef enum:
     SIM_GRIDS = 128         # kernels resident at once
     SIM_WINDOW_NS = 250000000   # NVML utilisation is averaged over one such window
     SIM_NOWHERE = 0xffffffff
+    SIM_PARTICIPANTS = 1024  # processes that map the file; a process has one for each library that does
+
+cdef enum SimLibrary:       # what a participant is
+    LIBRARY_NONE = 0
+    LIBRARY_CUDA = 1
+    LIBRARY_NVML = 2
+    LIBRARY_PYTHON = 3
 
 cdef enum SimOpKind:
     OP_MARK = 1             # takes no time: an event, a word to be written
@@ -81,9 +86,11 @@ cdef public struct SimLoad:
 cdef public struct SimContext:
     uint32_t state
     uint32_t generation
-    int32_t pid
+    uint32_t participant    # index; the context lives as long as that process holds its byte of the file (lock.pxd)
+    int32_t pid             # in the PID namespace with the inode `pid_namespace` ...
+    uint64_t pid_namespace
+    uint64_t pid_start      # ... and its start time, from /proc/PID/stat: tells a reused pid
     uint32_t sm_cap         # SMs its kernels may fill together
-    uint64_t pid_start      # from /proc/PID/stat: tells a reused pid
     uint64_t group          # contexts of one MPS server share a group; groups take turns on the SMs
     uint64_t memory_bytes   # everything it holds, overhead included
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
@@ -97,8 +104,17 @@ cdef public struct SimContext:
     uint32_t legacy         # its legacy stream
     uint32_t error          # sticky CUresult
     uint64_t server         # MPS server it belongs to; 0: none. A fault spreads over a server
+    uint64_t server_namespace   # PID namespace in which `server` has the pid that its number holds
     double sm_ns            # SM time used
     SimLoad load
+
+
+# A library of a process that has mapped the file.
+cdef public struct SimParticipant:
+    uint32_t library        # SimLibrary
+    int32_t pid
+    uint64_t pid_namespace
+    uint64_t pid_start
 
 
 cdef public struct SimGpu:
@@ -117,10 +133,10 @@ cdef public struct SimGpu:
     int64_t idle_switch_ns  # starting another where the last one has nothing to save
     double copy_bytes_per_ns
     double memory_bytes_per_ns
-    pthread_mutex_t mutex
-    uint32_t leaving        # a stopped process (pid) that goes on until it has left the mutex; 0: none (share.pxd)
-    # -- everything below changes under the mutex
-    uint32_t recoveries     # owners of the mutex that died
+    uint32_t lock           # its holder: index of a participant + 1, and SIM_WAITERS (lock.pxd)
+    uint32_t leaving        # a stopped participant + 1 that goes on until it has left the lock; 0: none (share.pxd)
+    # -- everything below changes under the lock
+    uint32_t recoveries     # holders of the lock that died
     uint32_t suspect        # next context whose process is looked at
     int64_t looked_ns
     int64_t time_ns         # simulated up to here (CLOCK_MONOTONIC)
@@ -132,10 +148,24 @@ cdef public struct SimGpu:
     int64_t copy_ns[2]
     SimLoad load
     uint64_t busy[16]       # bit per stream: has unfinished operations (derived from head and tail)
+    SimParticipant participants[1024]
     SimContext contexts[128]
     SimStream streams[1024]
     SimOp ops[1024][1024]
 
 
+cdef inline SimContext* sim_context(SimGpu* gpu, uint32_t index) noexcept nogil:
+    return &gpu.contexts[index % SIM_CONTEXTS]
+
+
+cdef inline SimStream* sim_stream(SimGpu* gpu, uint32_t index) noexcept nogil:
+    return &gpu.streams[index % SIM_STREAMS]
+
+
+cdef inline uint32_t sim_owner(const SimStream* stream) noexcept nogil:
+    """The index of a stream's context."""
+    return (stream.context - 1) % SIM_CONTEXTS
+
+
 cdef inline SimOp* sim_op(SimGpu* gpu, uint32_t stream, uint64_t ordinal) noexcept nogil:
-    return &gpu.ops[stream][ordinal % SIM_QUEUE]
+    return &gpu.ops[stream % SIM_STREAMS][ordinal % SIM_QUEUE]

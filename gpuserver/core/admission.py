@@ -8,8 +8,8 @@ one and a half seconds a second. What counts is φ, the least total time of a fr
     φ = min Σ x_S   over sets S with Σ s ≤ 100   such that each vGPU i is in sets of total time ≥ r_i
 
 Where everybody fits at once there is nothing to pack; otherwise φ ≤ 95 % leaves the rounds room for what drains late.
-
-Source: fractional packing by column generation (Gilmore, Gomory 1961), the pricing step being the scheduler's knapsack.
+``gpuserver.core.packing`` finds packings with bounded work. A change for which it found none within the limit is
+refused: either there is none, or the work did not suffice to find it, and the refusal says which.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuserver.core.knapsack import best_set
+from gpuserver.core.knapsack import Work
 from gpuserver.core.leases import Mode, Share
+from gpuserver.core.packing import (
+    CARD_MPERCENT,
+    PACKING_LIMIT,
+    TOLERANCE,
+    Packing,
+    find,
+    is_packable,
+    room_for,
+    wrapped,
+)
 from gpuserver.core.policy import PPM
 
-CARD_MPERCENT = 100_000
-PACKING_LIMIT = 0.95
 _LEAST_MPERCENT = 1000  # less of the SMs than one percent nobody can ask for
-_TOLERANCE = 1e-7
-_PRICE_UNITS = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,76 +54,46 @@ class Refusal:
     largest_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """A least fractional packing and the proof that it is one.
-
-    ``time``: φ. ``sets``: (members, time) with Σ time = φ, each member's total time its guarantee. ``prices``: one per
-    vGPU, with Σ price·r = φ and Σ prices ≤ 1 over every set that fits (the dual solution).
-    """
-
-    time: float
-    sets: tuple[tuple[frozenset[int], float], ...]
-    prices: tuple[float, ...]
-
-
-def pack(widths: Sequence[int], guarantees: Sequence[float]) -> Packing:
-    """The least total time in which vGPUs of ``widths`` (millipercent, each ≤ the card) get ``guarantees`` (ratio).
-
-    Revised simplex; the first basis is everybody alone. The guarantees are perturbed by less than a millionth, which
-    breaks ties, so that degenerate steps cannot cycle.
-    """
-    n = len(widths)
-    columns = [frozenset([i]) for i in range(n)]
-    inverse = [[float(i == j) for j in range(n)] for i in range(n)]
-    times = [max(r, 0.0) + _TOLERANCE * (i + 1) / (n * n) for i, r in enumerate(guarantees)]
-    while True:
-        prices = [sum(row[j] for row in inverse) for j in range(n)]
-        entering = frozenset(best_set(widths, [int(p * _PRICE_UNITS) for p in prices], CARD_MPERCENT))
-        if sum(prices[i] for i in entering) <= 1 + _TOLERANCE:
-            break
-        direction = [sum(row[j] for j in entering) for row in inverse]
-        leaving = min(
-            (i for i in range(n) if direction[i] > _TOLERANCE), key=lambda i: (times[i] / direction[i], -direction[i])
-        )
-        step = times[leaving] / direction[leaving]
-        pivot = [value / direction[leaving] for value in inverse[leaving]]
-        for i in range(n):
-            if i == leaving:
-                continue
-            times[i] = max(0.0, times[i] - step * direction[i])
-            inverse[i] = [a - direction[i] * b for a, b in zip(inverse[i], pivot, strict=True)]
-        times[leaving], inverse[leaving], columns[leaving] = step, pivot, entering
-    return Packing(sum(times), tuple(zip(columns, times, strict=True)), tuple(prices))
+def packing_of(shares: Sequence[Share], work: Work | None = None, kept: Packing | None = None) -> Packing:
+    """Of spatial mode; members are places in ``shares``. ``kept``: the packing before, by the same places."""
+    return find([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
 
 
 def packing_ratio(mode: Mode, shares: Sequence[Share]) -> float:
     """How full the GPU's time is: Σ r in temporal mode, φ in spatial mode."""
-    guarantees = [s.guarantee_ppm / PPM for s in shares]
     if mode is Mode.TEMPORAL:
         return sum(s.guarantee_ppm for s in shares) / PPM
-    return pack([s.sm_mpercent for s in shares], guarantees).time
+    return packing_of(shares).time
 
 
-def fits(mode: Mode, shares: Sequence[Share]) -> bool:
-    """Whether all guarantees can be kept."""
+def fits(mode: Mode, shares: Sequence[Share], work: Work | None = None, kept: Packing | None = None) -> bool:
+    """Whether all guarantees can be kept; with ``work``, whether that was found out."""
     if mode is Mode.TEMPORAL:
         return sum(s.guarantee_ppm for s in shares) <= PPM
     if sum(s.sm_mpercent for s in shares) <= CARD_MPERCENT:
         return True
-    return packing_ratio(mode, shares) <= PACKING_LIMIT + _TOLERANCE
+    return is_packable([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
 
 
 def admit(
-    mode: Mode, card_bytes: int, present: Sequence[Demand], new: Demand, *, overcommit: bool = False, swap: bool = False
+    mode: Mode,
+    card_bytes: int,
+    present: Sequence[Demand],
+    new: Demand,
+    *,
+    overcommit: bool = False,
+    swap: bool = False,
+    work: Work | None = None,
+    kept: Packing | None = None,
 ) -> Refusal | None:
     """None where ``new`` fits beside ``present``, else all that does not fit, and the largest that would.
 
     ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory takes turns on the card with that of
-    others, and has to fit the card alone.
+    others, and has to fit the card alone. ``work``: bounds what spatial mode may cost; ``kept``: the packing that there
+    is, by places in ``present``, with ``new`` as the last.
     """
     room = _memory_refusal(card_bytes, present, new, swap=swap)
-    time = None if overcommit else _compute_refusal(mode, [d.share for d in present], new.share)
+    time = None if overcommit else _compute_refusal(mode, [d.share for d in present], new.share, work, kept)
     if room is None or time is None:
         return room or time
     return replace(time, reason=f"{room.reason}; {time.reason}", largest_memory_bytes=room.largest_memory_bytes)
@@ -132,34 +108,56 @@ def _memory_refusal(card_bytes: int, present: Sequence[Demand], new: Demand, *, 
     return Refusal(f"{_gib(new.memory_bytes)} of memory asked for, {left}", largest_memory_bytes=largest)
 
 
-def _compute_refusal(mode: Mode, present: Sequence[Share], new: Share) -> Refusal | None:
-    if fits(mode, [*present, new]):
-        return None
+def _compute_refusal(
+    mode: Mode, present: Sequence[Share], new: Share, work: Work | None, kept: Packing | None
+) -> Refusal | None:
     if mode is Mode.TEMPORAL:
+        if fits(mode, [*present, new]):
+            return None
         largest = max(0, PPM - sum(s.guarantee_ppm for s in present))
         return Refusal(
             f"{_percent(new.guarantee_ppm, PPM)} of the GPU's time asked for, {_percent(largest, PPM)} is left",
             largest_guarantee_ppm=largest,
         )
-    guarantee = largest_guarantee(present, new)
+    everybody = [*present, new]
+    packing = packing_of(everybody, work, kept)
+    if sum(s.sm_mpercent for s in everybody) <= CARD_MPERCENT or packing.time <= PACKING_LIMIT + TOLERANCE:
+        return None
+    guarantee = largest_guarantee(present, new, work, kept)
     width = max(0, CARD_MPERCENT - sum(s.sm_mpercent for s in present))
-    ratio = packing_ratio(mode, [*present, new])
     offers = []
     if guarantee:
         asked = _percent(new.sm_mpercent, CARD_MPERCENT)
         offers.append(f"{asked} of the SMs for {_percent(guarantee, PPM)} of the time")
     if width >= _LEAST_MPERCENT:
         offers.append(f"{_percent(width, CARD_MPERCENT)} of the SMs all the time")
-    reason = f"the guarantees together need {ratio:.2f} s of every second; beside the others there is room for "
-    reason += ", or ".join(offers) or "nothing"
-    if not guarantee:
-        equal = PACKING_LIMIT / packing_ratio(mode, [replace(s, guarantee_ppm=PPM) for s in [*present, new]])
-        reason += f"; with the same quota for all of them, {int(100 * equal)}% each would fit"
+    reason = _why(everybody, packing)
+    reason += "; beside the others there is room for " + (", or ".join(offers) or "nothing")
+    if not guarantee and packing.least:
+        equal = packing_of([replace(s, guarantee_ppm=PPM) for s in everybody], work)
+        if equal.least:
+            reason += f"; with the same quota for all of them, {int(100 * PACKING_LIMIT / equal.time)}% each would fit"
     return Refusal(reason, largest_guarantee_ppm=guarantee, largest_sm_mpercent=width)
 
 
-def largest_guarantee(present: Sequence[Share], new: Share) -> int:
-    """The greatest guarantee (ppm, whole tenths of a percent) at which ``new`` fits beside ``present`` in spatial mode.
+def _why(shares: Sequence[Share], packing: Packing) -> str:
+    """Why ``packing`` does not let ``shares`` in: it is proved to be too long, or no shorter one was found in time."""
+    area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * CARD_MPERCENT)
+    if packing.least:
+        return f"the guarantees together need {packing.time:.2f} s of every second"
+    if area > PACKING_LIMIT:
+        return f"the guarantees together need at least {area:.2f} s of every second"
+    return (
+        f"no packing of these {len(shares)} vGPUs of unlike sizes was found with the work that one change may cost; "
+        f"fewer sizes and quotas are packed more easily"
+    )
+
+
+def largest_guarantee(
+    present: Sequence[Share], new: Share, work: Work | None = None, kept: Packing | None = None
+) -> int:
+    """The greatest guarantee (ppm, whole tenths of a percent) at which ``new`` fits beside ``present`` in spatial mode;
+    with ``work`` perhaps a smaller one, which fits all the same.
 
     φ is convex in the guarantee asked for, and its prices give a line below it: where that line crosses the limit is
     never too small, and asking again from there converges from above (Kelley's cutting planes).
@@ -170,12 +168,29 @@ def largest_guarantee(present: Sequence[Share], new: Share) -> int:
     others = [s.guarantee_ppm / PPM for s in present]
     asked = 1.0
     while asked > 0:
-        packing = pack(widths, [*others, asked])
-        if packing.time <= PACKING_LIMIT + _TOLERANCE:
+        packing = find(widths, [*others, asked], work, kept)
+        if packing.time <= PACKING_LIMIT + TOLERANCE:
             break
+        if not packing.prices:
+            return _sure_guarantee(widths, others, kept)
         price = packing.prices[-1]
         rest = sum(p * r for p, r in zip(packing.prices, others, strict=False))
-        asked = min((PACKING_LIMIT - rest) / price, asked - 1e-4) if price > _TOLERANCE else 0.0
+        asked = min((PACKING_LIMIT - rest) / price, asked - 1e-4) if price > TOLERANCE else 0.0
+    return _tenths(asked)
+
+
+def _sure_guarantee(widths: Sequence[int], others: Sequence[float], kept: Packing | None) -> int:
+    """A guarantee at which the last of ``widths`` is let in without much work."""
+    asked = 0.0 if kept is None else room_for(widths[-1], kept.without(len(others)), widths)
+    low, high = 0, 1000
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = wrapped(widths, [*others, middle / 1000])
+        low, high = (middle, high) if found.time <= PACKING_LIMIT else (low, middle)
+    return max(_tenths(asked), low * 1000)
+
+
+def _tenths(asked: float) -> int:
     return int(max(asked, 0.0) * 1000 + 1e-4) * 1000
 
 

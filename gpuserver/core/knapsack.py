@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 State = tuple[int, int, tuple[int, ...]]
 """Weight, value, indices of a set."""
 
 
-def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> list[int]:
+@dataclass(slots=True)
+class Work:
+    """How many steps may still be made. The core has no clock, so work is bounded by what is done, not by time."""
+
+    left: int
+
+    def spend(self, steps: int) -> bool:
+        """False: not so many are left."""
+        self.left -= steps
+        return self.left > 0
+
+
+def best_set(weights: Sequence[int], values: Sequence[int], capacity: int, work: Work | None = None) -> list[int]:
     """Indices of the set with the greatest total value among those whose weights sum to at most ``capacity``.
 
-    Exact, in integers. Weights are ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
+    Exact, in integers, as long as ``work`` lasts; else the best set found by then, which fits all the same. Weights are
+    ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
 
     Dynamic programming over the undominated (weight, value) pairs, items by falling value per weight, so that whatever
     cannot reach the best set found so far, even if the rest could be cut to measure, is dropped at once
@@ -21,8 +35,11 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
     worthy = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
     items = sorted((i for i in worthy if weights[i] > 0), key=lambda i: (-values[i] / weights[i], i))
     states: list[State] = [(0, 0, ())]
-    best = _greedy(items, weights, values, capacity)
+    filled = _greedy(items, weights, values, capacity)
+    best = filled[1]
     for position, item in enumerate(items):
+        if work is not None and not work.spend(2 * len(states)):
+            break
         weight, value = weights[item], values[item]
         taken = [(w + weight, v + value, (*chosen, item)) for w, v, chosen in states if w + weight <= capacity]
         if taken:
@@ -32,17 +49,22 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int) -> li
         if following is not None:
             density_value, density_weight = values[following], weights[following]
             states = [s for s in states if (best - s[1]) * density_weight <= (capacity - s[0]) * density_value]
-    heaviest = states[-1]  # and so the most valuable
+    heaviest = states[-1] if states else filled  # and so the most valuable
+    if filled[1] > heaviest[1]:  # the work did not last
+        heaviest = filled
     return sorted([i for i in worthy if weights[i] == 0] + [*heaviest[2]])
 
 
-def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> int:
-    total = 0
+def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> State:
+    """Items by falling value per weight, each that still fits."""
+    weight, total = 0, 0
+    chosen: list[int] = []
     for item in items:
-        if weights[item] <= capacity:
-            capacity -= weights[item]
+        if weight + weights[item] <= capacity:
+            weight += weights[item]
             total += values[item]
-    return total
+            chosen.append(item)
+    return weight, total, tuple(chosen)
 
 
 def _undominated(one: list[State], other: list[State]) -> list[State]:

@@ -6,8 +6,12 @@ Every change is decided on a copy and committed whole: a request that is refused
 A record holds what a person asked for (``spec``) and what it means on this card and in this mode (``share``,
 ``memory_limit_bytes``, ``partition``). Changing the mode of the GPU re-derives the meaning of every record.
 
-Invariants (``check``): keys and names are unique, keys lie within the relay page, Σ guaranteed memory ≤ the card, every
-record means what its specification says, and without overcommitment the guarantees can all be kept at once.
+In spatial mode the registry keeps the packing with the change that made it: no reading packs anew, and the work of a
+change is bounded. A removal is never refused: the packing that there is serves those that stay.
+
+Invariants (``check``): keys, and the names of each owner, are unique; keys lie within the relay page; Σ guaranteed
+memory ≤ the card; every record means what its specification says; and without overcommitment the guarantees can all be
+kept at once. The kept packing serves every vGPU that is there.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
-from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_ratio
+from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_of, packing_ratio
+from gpuserver.core.knapsack import Work
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
+from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
 from gpuserver.core.partition import Partition, partition
 from vgpu.choices import Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec
+from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
 from vgpu.units import MIB, format_bytes
 
 MAX_VGPUS = 256
@@ -96,15 +102,27 @@ class VgpuRecord:
         return min(self.memory_limit_bytes, self.process_limit_bytes or self.memory_limit_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class PerUser:
+    """How many vGPUs one user may have on this GPU, and how many keys are kept for ``exempt``, who have no bound."""
+
+    most: int = MAX_VGPUS
+    kept: int = 0
+    exempt: frozenset[int] = frozenset({0})
+
+
 class Registry:
     """All vGPUs of one GPU."""
 
-    def __init__(self, card: Card, mode: Mode) -> None:
+    def __init__(self, card: Card, mode: Mode, per_user: PerUser = PerUser()) -> None:
         self.card = card
+        self.per_user = per_user
         self.mode = mode
         self.occupied_bytes = 0
         """What vGPUs have on the card beyond what they were promised: nobody else can be promised that."""
         self._records: dict[str, VgpuRecord] = {}
+        self._packing = NO_PACKING
+        """Of spatial mode, by key: of the guarantees as they were when the last change was made."""
 
     def __iter__(self) -> Iterator[VgpuRecord]:
         """In the order of creation."""
@@ -128,9 +146,14 @@ class Registry:
         """How much of the card's compute is promised. 1: nothing more can be."""
         shares = [record.share for record in self if not record.suspended]
         area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * 100_000)
-        if sum(s.sm_mpercent for s in shares) <= 100_000 or self.mode is Mode.TEMPORAL:
+        if sum(s.sm_mpercent for s in shares) <= CARD_MPERCENT or self.mode is Mode.TEMPORAL:
             return area
-        return max(area, packing_ratio(self.mode, shares))
+        return max(area, self._packing.time)
+
+    @property
+    def packing(self) -> Packing:
+        """The packing that was kept, by the keys of the vGPUs; without sets in temporal mode."""
+        return self._packing
 
     def copy(self) -> Registry:
         """To try a change on."""
@@ -143,6 +166,7 @@ class Registry:
         group; ``mode`` for one of a group, or with memory that need not fit, where vGPUs do not take turns."""
         if vgpu_id in self._records:
             raise VgpuError(ErrorCode.EXISTS, f"{vgpu_id} exists already")
+        refuse_like_id(spec.name)
         if spec.group is not None:
             self._check_group(spec.group, owner)
         if spec.oversubscribe is not None and self.mode is Mode.SPATIAL:
@@ -202,7 +226,7 @@ class Registry:
         typed: str = "{}",
         owned_bytes: int = 0,
     ) -> VgpuRecord:
-        record = self._meaning(vgpu_id, self._free_key(), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
+        record = self._meaning(vgpu_id, self._free_key(owner), spec, owner, created_unix_ns, expires_unix_ns, self.mode)
         record = replace(record, suspended=suspended)
         self._commit(self._records | {vgpu_id: record}, record, typed=typed, owned_bytes=owned_bytes)
         return record
@@ -210,6 +234,7 @@ class Registry:
     def change(self, vgpu_id: str, changes: VgpuChanges, now_unix_ns: int) -> VgpuRecord:
         """``vgpuctl set``. A new ttl counts from now. Errors as ``create``, and ``invalid``."""
         old = self._records[vgpu_id]
+        refuse_like_id(changes.name)
         self._check_idle_suspend(changes.idle_suspend_ns)
         spec = changes.applied_to(old.spec)
         expires = old.expires_unix_ns if changes.ttl_ns is None else now_unix_ns + changes.ttl_ns
@@ -221,7 +246,7 @@ class Registry:
     def suspend(self, vgpu_id: str) -> VgpuRecord:
         """Others may have what it was promised."""
         record = replace(self._records[vgpu_id], suspended=True)
-        self._records = settled(self.mode, self._records | {vgpu_id: record})
+        self._settle(self._records | {vgpu_id: record}, Work(STEPS))
         return record
 
     def resume(self, vgpu_id: str, owned_bytes: int = 0) -> VgpuRecord:
@@ -233,18 +258,27 @@ class Registry:
         return self._records[vgpu_id]
 
     def remove(self, vgpu_id: str) -> VgpuRecord:
+        """Never refused, and never more work than a change: those that stay have a packing already."""
         removed = self._records[vgpu_id]
-        self._records = settled(self.mode, {i: r for i, r in self._records.items() if i != vgpu_id})
+        before, kept = self._records, self._packing.without(removed.key)
+        self._packing = kept
+        self._settle({i: r for i, r in before.items() if i != vgpu_id}, Work(STEPS))
+        if any(r.share.guarantee_ppm < before[i].share.guarantee_ppm for i, r in self._records.items()):
+            # The work did not suffice to find out that the overcommitted can have what they had.
+            self._records, self._packing = {i: before[i] for i in self._records}, kept
         return removed
 
     def set_mode(self, mode: Mode) -> None:
         """Re-derive every vGPU for ``mode``; ``VgpuError`` (no-room, mode), and no change, if they cannot all be kept
         there."""
-        self._records = self.in_mode(mode)
+        self._records, self._packing = self._in_mode(mode)
         self.mode = mode
 
     def in_mode(self, mode: Mode) -> dict[str, VgpuRecord]:
         """What ``set_mode`` would make of every vGPU, or refuse."""
+        return self._in_mode(mode)[0]
+
+    def _in_mode(self, mode: Mode) -> tuple[dict[str, VgpuRecord], Packing]:
         grouped = [record.vgpu_id for record in self if record.spec.group is not None]
         if mode is Mode.SPATIAL and grouped:
             raise VgpuError(
@@ -280,14 +314,20 @@ class Registry:
         }
         changed = {i: replace(record, suspended=self._records[i].suspended) for i, record in changed.items()}
         hard = [r.share for r in changed.values() if not r.spec.overcommit and not r.suspended]
-        if not fits(mode, hard):
-            ratio = packing_ratio(mode, hard)
+        work = Work(STEPS)
+        if not fits(mode, hard, work):
+            found = packing_of(hard, Work(STEPS)) if mode is Mode.SPATIAL else None
+            if found is None or found.least:
+                ratio = packing_ratio(mode, hard) if found is None else found.time
+                needed = f"the guarantees of these vGPUs need {ratio:.2f} s of every second"
+            else:
+                needed = f"no packing of these {len(hard)} vGPUs was found with the work that one change may cost"
             raise VgpuError(
                 ErrorCode.NO_ROOM,
-                f"in {mode.value} mode the guarantees of these vGPUs need {ratio:.2f} s of every second",
+                f"in {mode.value} mode {needed}",
                 "make room first: vgpuctl set ID, or vgpuctl rm ID",
             )
-        return settled(mode, changed)
+        return settled(mode, changed, work)
 
     def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None, bool]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
@@ -295,7 +335,10 @@ class Registry:
         for vgpu_id, key, spec, owner, created, expires, suspended in records:
             record = self._meaning(vgpu_id, key, spec, owner, created, expires, self.mode)
             self._records[vgpu_id] = replace(record, suspended=suspended)
-        self._records = settled(self.mode, self._records)
+        self._settle(self._records, Work(STEPS))
+
+    def _settle(self, records: dict[str, VgpuRecord], work: Work) -> None:
+        self._records, self._packing = settled(self.mode, records, work, self._packing)
 
     def expired(self, now_unix_ns: int) -> list[VgpuRecord]:
         """vGPUs whose time is up."""
@@ -326,12 +369,30 @@ class Registry:
                 "leave out --idle-suspend, or: vgpuctl gpu set GPU --mode temporal",
             )
 
-    def _free_key(self) -> VgpuKey:
+    def _free_key(self, owner: Owner) -> VgpuKey:
         taken = {record.key for record in self}
         key = next((key for key in range(MAX_VGPUS) if key not in taken), None)
         if key is None:
             raise VgpuError(ErrorCode.NO_ROOM, f"this GPU has {MAX_VGPUS} vGPUs, its most", "remove one: vgpuctl rm ID")
+        if owner.uid not in self.per_user.exempt:
+            self._check_part(owner, MAX_VGPUS - len(taken))
         return key
+
+    def _check_part(self, owner: Owner, free: int) -> None:
+        """Whether a user who has a bound may have one more."""
+        most, kept = self.per_user.most, self.per_user.kept
+        if sum(record.owner.uid == owner.uid for record in self) >= most:
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"uid {owner.uid} has {most} vGPUs on this GPU, a user's most",
+                "remove one: vgpuctl rm ID",
+            )
+        if free <= kept:
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"this GPU has {MAX_VGPUS - free} vGPUs, and keeps the last {kept} for root",
+                "remove one: vgpuctl rm ID",
+            )
 
     def _meaning(
         self,
@@ -368,10 +429,13 @@ class Registry:
     ) -> None:
         name = changed.spec.name
         for other in records.values():
-            if name is not None and other.spec.name == name and other.vgpu_id != changed.vgpu_id:
+            same = name is not None and other.spec.name == name and other.owner.uid == changed.owner.uid
+            if same and other.vgpu_id != changed.vgpu_id:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{other.vgpu_id} has the name {name!r} already", hint)
         others = [record for record in records.values() if record.vgpu_id != changed.vgpu_id]
+        work = Work(STEPS)
+        places = {record.key: place for place, record in enumerate([*others, None, changed]) if record is not None}
         refusal = admit(
             self.mode,
             self.card.total_memory_bytes,
@@ -382,19 +446,21 @@ class Registry:
             ),
             overcommit=changed.spec.overcommit,
             swap=changed.swaps,
+            work=work,
+            kept=self._packing.renamed(places),
         )
         if refusal is not None:
             if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes < owned_bytes:
                 refusal = replace(refusal, largest_memory_bytes=0)
             raise refusal_error(refusal, changed.spec, self.card.sm_count, typed)
-        self._records = settled(self.mode, records)
+        self._settle(records, work)
 
     # --- proof
 
     def check(self) -> None:
         """Raises ``AssertionError`` where an invariant of this module is broken."""
         keys = [record.key for record in self]
-        names = [record.spec.name for record in self if record.spec.name is not None]
+        names = [(record.owner.uid, record.spec.name) for record in self if record.spec.name is not None]
         assert len(set(keys)) == len(keys)
         assert all(0 <= key < MAX_VGPUS for key in keys)
         assert len(set(names)) == len(names)
@@ -406,25 +472,47 @@ class Registry:
                 replace(asked, guarantee_ppm=record.share.guarantee_ppm) if record.spec.overcommit else asked
             )
             assert 1 <= record.share.guarantee_ppm <= asked.guarantee_ppm
+        if self.mode is Mode.SPATIAL:
+            self._check_packing()
+
+    def _check_packing(self) -> None:
+        width, guarantee = [0] * MAX_VGPUS, [0.0] * MAX_VGPUS
+        for record in self:
+            if not record.suspended:
+                width[record.key], guarantee[record.key] = record.share.sm_mpercent, record.share.guarantee_ppm / PPM
+        assert self._packing.serves(width, guarantee)
 
 
-def settled(mode: Mode, records: dict[str, VgpuRecord]) -> dict[str, VgpuRecord]:
-    """``records`` with the guarantees of the overcommitted ones scaled down until all can be kept.
+def settled(
+    mode: Mode, records: dict[str, VgpuRecord], work: Work, kept: Packing = NO_PACKING
+) -> tuple[dict[str, VgpuRecord], Packing]:
+    """``records`` with the guarantees of the overcommitted ones scaled down until all can be kept, and the packing that
+    keeps them, by key.
 
     Only theirs: whoever was promised a share keeps it, whatever comes later. All of them by the same factor, the
-    largest that fits.
+    largest that fits; where ``work`` does not suffice to find that, a smaller one. ``kept``: the packing before.
     """
     present = {i: r for i, r in records.items() if not r.suspended}
-    hard = [r.share for r in present.values() if not r.spec.overcommit]
     soft = {i: share_of(r.spec, r.partition) for i, r in present.items() if r.spec.overcommit}
+    keys = [r.key for r in present.values()]
+    places = {key: place for place, key in enumerate(keys)}
+    before = kept.renamed(places)
+
+    def with_factor(factor_ppm: int) -> list[Share]:
+        scaled_down = scaled(soft, factor_ppm)
+        return [scaled_down.get(i, r.share) for i, r in present.items()]
+
     low, high = 0, PPM
-    if fits(mode, [*hard, *soft.values()]):
+    if not soft or fits(mode, with_factor(PPM), work, before):
         low = PPM
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(mode, [*hard, *scaled(soft, middle).values()]) else (low, middle)
+        low, high = (middle, high) if fits(mode, with_factor(middle), work, before) else (low, middle)
     shares = scaled(soft, low)
-    return {i: replace(r, share=shares[i]) if i in shares else r for i, r in records.items()}
+    changed = {i: replace(r, share=shares[i]) if i in shares else r for i, r in records.items()}
+    if mode is Mode.TEMPORAL:
+        return changed, NO_PACKING
+    return changed, packing_of(with_factor(low), work, before).renamed(dict(enumerate(keys)))
 
 
 def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:

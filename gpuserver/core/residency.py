@@ -170,7 +170,8 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
     if free + going < 0:
         leaving = enough(least_needed_first(here, ()), -(free + going))
         return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
-    line = [t for t in line if t.key not in hopeless]
+    in_vain = frozenset(hopeless)
+    line = [t for t in line if t.key not in in_vain]
     if not line:
         return Moves(hopeless=hopeless)
     first = line[0]

@@ -32,12 +32,14 @@ from dataclasses import replace
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
 from gpuserver.core.competition import Competition
-from gpuserver.core.knapsack import best_set
+from gpuserver.core.knapsack import Work, best_set
 from gpuserver.core.leases import Lease, Priority, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 CARD_MPERCENT = 100_000
+ROUND_STEPS = 100_000
+"""The most work that the choice of one round may cost, about 10 ms; 255 vGPUs of a card's steps take a third of it."""
 
 
 class SpatialScheduler(Competition):
@@ -477,7 +479,7 @@ class SpatialScheduler(Competition):
         high = [a for a in rest if a.share.priority is Priority.HIGH and owed[a.key] >= -(policy.round_ns // 4)]
         for group in (high, [a for a in rest if a not in high]):
             values = [a.width * (max(owed[a.key], -policy.round_ns) + policy.round_ns + 1) for a in group]
-            best = best_set([a.width for a in group], values, capacity)
+            best = best_set([a.width for a in group], values, capacity, Work(ROUND_STEPS))
             capacity -= sum(group[i].width for i in best)
             chosen += [group[i] for i in best]
         return chosen

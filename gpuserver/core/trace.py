@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from cython_ext.readings import TraceKind, TraceReading
 from gpuserver.core.leases import (
@@ -31,6 +31,8 @@ from gpuserver.core.leases import (
 )
 from vgpu.protocol.trace import BusyRecord, DrainRecord, LaunchRecord, LeaseRecord, LevelRecord, TraceRecord, WaitRecord
 
+MOST_LOST: Final = (1 << 63) - 1
+"""As much as a message can say."""
 Ended = Literal["ended", "returned", "revoked", "removed", "in-force"]
 
 
@@ -187,11 +189,11 @@ class Recorder:
         if len(self._records) < self._most:
             self._records.append(record)
         else:
-            self._lost += 1
+            self.miss(1)
 
     def miss(self, count: int) -> None:
-        """So many events were lost before they came here."""
-        self._lost += count
+        """So many events were lost before they came here: a tenant's word, which may be any number."""
+        self._lost = min(self._lost + count, MOST_LOST)
 
     def take(self, most: int) -> tuple[tuple[TraceRecord, ...], int]:
         """The next records, ``most`` of them, and how many events were lost since the last call."""

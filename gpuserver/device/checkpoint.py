@@ -1,9 +1,10 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START…``: the driver's checkpoint
-calls.
+"""``python -m gpuserver.device.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START:UIDS:GID…``: the driver's
+checkpoint calls.
 
 They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
 does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
-another's: START is when it began, in clock ticks) is no matter. Prints one JSON object, with the processes that could
+another's: START is when it began, in clock ticks) is no matter; one that runs as another user than UIDS and GID say is
+refused (gpuserver/device/pidfd.py). Prints one JSON object, with the processes that could
 not be brought into order as ``stuck``; exits with 0 if it is done. Ends with its parent, so that nobody is suspended
 whose server does not know. Either may be asked again, whatever became of the process that was asked before: what is to
 do, the driver tells.
@@ -23,10 +24,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
@@ -37,8 +40,10 @@ PR_SET_PDEATHSIG: Final = 1
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 ANOTHER_GPU: Final = -1
+ANOTHER_USER: Final = -2
 REASONS: Final = {
     ANOTHER_GPU: "the driver does not bring it to that GPU: 580 is the first that can, between GPUs of one kind",
+    ANOTHER_USER: "it runs as another user now, whom the vGPU does not belong to; end it",
     INVALID_VALUE: "the driver knows no CUDA process of that number, or may not touch it",
     OUT_OF_MEMORY: "there is no room for its memory: on the host to suspend it, on the GPU to resume it",
     NOT_READY: f"its work on the GPU did not end within {LOCK_S:g} s",
@@ -163,21 +168,25 @@ class Driver:
 Step = Callable[[int], None]
 
 
-def each(processes: Sequence[Process], step: Step) -> list[Refused]:
-    """``step`` with every one that is alive; the refusals of those that still are."""
+def each(targets: Sequence[Target], step: Step) -> list[Refused]:
+    """``step`` with every one that is alive; the refusals of those that still are. The driver takes a number, so the
+    process is held by its pidfd meanwhile, and was looked at behind that."""
     refusals = []
-    for process in processes:
-        if not is_alive(process):
-            continue
+    for target in targets:
         try:
-            step(process.pid)
+            with opened(target):
+                step(target.process.pid)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            refusals.append(Refused(target.process.pid, "", ANOTHER_USER))
         except Refused as refusal:
-            if is_alive(process):
+            if is_alive(target.process):
                 refusals.append(refusal)
     return refusals
 
 
-def suspend(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
+def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     """Everything that they have on the GPU goes to the host's memory: (refusals, stuck). With a refusal all run again,
     but for the stuck."""
     until_s = time.monotonic() + LOCK_S
@@ -197,7 +206,7 @@ def suspend(driver: Driver, processes: Sequence[Process], onto: Onto | None = No
     return refusals, unlock_all(driver, processes)
 
 
-def resume(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
+def resume(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     """Back again: (refusals, stuck). With a refusal all are out again, but for the stuck."""
     refusals = each(processes, lambda pid: restore(driver, pid, onto))
     if not refusals:
@@ -208,10 +217,10 @@ def resume(driver: Driver, processes: Sequence[Process], onto: Onto | None = Non
             driver.checkpoint(pid)
 
     each(processes, checkpoint)
-    return refusals, [process.pid for process in processes if state_of(driver, process) not in {None, CHECKPOINTED}]
+    return refusals, stuck_of(driver, processes, CHECKPOINTED)
 
 
-def probe(driver: Driver, processes: Sequence[Process], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
+def probe(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     """Nothing happens: only whether it could is asked."""
     driver.probe()
     return [], []
@@ -229,7 +238,7 @@ def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
         driver.restore(pid, Onto(found, onto.new))
 
 
-def unlock_all(driver: Driver, processes: Sequence[Process]) -> list[int]:
+def unlock_all(driver: Driver, processes: Sequence[Target]) -> list[int]:
     """Those that do not run afterwards."""
 
     def unlock(pid: int) -> None:
@@ -237,7 +246,17 @@ def unlock_all(driver: Driver, processes: Sequence[Process]) -> list[int]:
             driver.unlock(pid)
 
     each(processes, unlock)
-    return [process.pid for process in processes if state_of(driver, process) not in {None, RUNNING}]
+    return stuck_of(driver, processes, RUNNING)
+
+
+def stuck_of(driver: Driver, targets: Sequence[Target], wanted: int) -> list[int]:
+    """Those that live, and are in another state."""
+    found = []
+    for target in targets:
+        with suppress(ProcessLookupError, PermissionError), opened(target):
+            if state_of(driver, target.process) not in {None, wanted}:
+                found.append(target.process.pid)
+    return found
 
 
 def state_of(driver: Driver, process: Process) -> int | None:
@@ -269,9 +288,9 @@ def main(arguments: Sequence[str]) -> int:
     parent, action, *names = arguments
     end_with(int(parent))
     onto = Onto.parse(names.pop(0)) if names and "=" in names[0] else None
-    processes = [Process(*map(int, name.split(":"))) for name in names]
+    processes = [Target.parse(name) for name in names]
     began_ns = time.monotonic_ns()
-    reason, stuck = "", [process.pid for process in processes]
+    reason, stuck = "", [target.process.pid for target in processes]
     try:
         library = ctypes.CDLL("libcuda.so.1")
         if library.cuInit(0) != SUCCESS:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from client_hook import interpreter
 from gpuserver.device import simulated_mps
 from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
@@ -39,6 +39,15 @@ class MpsDirectories:
 
     pipe: Path
     log: Path
+
+    def make(self) -> None:
+        """Processes of the vGPUs' owners reach the pipes, whatever our umask is. MPS itself checks who they are."""
+        for directory in (self.pipe, self.log):
+            missing = [place for place in directory.parents if not place.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
+            for place in missing:
+                place.chmod(0o711)
+            directory.chmod(0o755)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +98,7 @@ class NvidiaMpsDaemon:
             )
         if self._answers():
             return
-        for directory in (self.directories.pipe, self.directories.log):
-            directory.mkdir(parents=True, exist_ok=True)
-            # Processes of the vGPUs' owners have to reach the pipes; MPS itself checks who they are.
-            directory.chmod(0o755)
+        self.directories.make()
         started = self._launch()
         if started.returncode and self.look(serving=False).daemon is None:
             # What a killed daemon left behind may keep the next one out; the directory is ours alone.
@@ -169,13 +175,18 @@ class SimulatedMpsDaemon:
         self.directories = directories
 
     def start(self) -> None:
-        for directory in (self.directories.pipe, self.directories.log):
-            directory.mkdir(parents=True, exist_ok=True)
+        self.directories.make()
         if self.look(serving=False).daemon is not None:
             return
-        argv = [sys.executable, "-P", "-m", simulated_mps.__name__, str(self.directories.pipe)]
+        argv = interpreter.command(simulated_mps.__name__, str(self.directories.pipe))
         try:
-            started = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=_COMMAND_S, check=False)
+            started = subprocess.run(
+                argv,
+                env=interpreter.environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise VgpuError(ErrorCode.MODE, f"the simulated MPS daemon did not start: {error}") from error
         if started.returncode or self.look(serving=False).daemon is None:
@@ -187,7 +198,7 @@ class SimulatedMpsDaemon:
 
     def look(self, *, serving: bool) -> MpsLook:
         try:
-            pid, started = self._marker.read_text().split()
+            pid, started, *_ = self._marker.read_text().split()
         except (OSError, ValueError):
             return MpsLook(None)
         process = Process(int(pid), int(started))

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 import trio
 from pydantic import ValidationError
 
+from client_hook import interpreter
 from cython_ext.page import PageError
 from cython_ext.relaypage import RelayPage
+from gpuserver.device.pidfd import send
 from gpuserver.runtime.stores import Stores
-from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
+from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
@@ -35,12 +38,14 @@ from vgpu.protocol.broker import (
     Listening,
     Look,
     Message,
+    Noted,
     Reaped,
     Register,
     Stop,
 )
 from vgpu.protocol.codec import ProtocolError
-from vgpu.protocol.peer import is_alive, start_time
+from vgpu.protocol.descriptors import close_aside
+from vgpu.protocol.peer import is_alive, listener_at, start_time
 from vgpu.protocol.stream import MessageStream
 
 log = structlog.get_logger(__name__)
@@ -50,7 +55,11 @@ ADMIT_S: Final = 12.0
 RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
 LONGEST_PAUSE_S: Final = 5.0
 AWAY_S: Final = 0.05
+NO_MEANS_S: Final = 1.0
 SETTLED_S: Final = 10.0  # a broker that lived that long did not die of its own start
+MOST_FAILS: Final = 3
+"""So often in a row a broker ends at its start; then its vGPU has failed, and another one starts seldom."""
+FAILED_PAUSE_S: Final = 60.0
 
 
 class Books(Protocol):
@@ -75,6 +84,7 @@ class Brokers:
         find: Callable[[str], Vgpu | None],
         books: Books,
         look: Callable[[], None],
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """``look``: at what the driver says of memory, at once."""
         self._paths = paths
@@ -85,6 +95,7 @@ class Brokers:
         self._find = find
         self._books = books
         self._look = look
+        self._limits = limits
         self._stopping = False
 
     # --- processes
@@ -96,18 +107,33 @@ class Brokers:
             await self._keep(vgpu)
 
     async def _keep(self, vgpu: Vgpu) -> None:
-        pause = 0.0
+        pause, fails = 0.0, 0
         while not vgpu.removed.is_set() and not self._stopping:
             started = trio.current_time()
-            if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
-                self._start(vgpu)
-            await self._until_gone(vgpu)
+            vgpu.listens = False
+            try:
+                if vgpu.broker == NO_PROCESS or not is_alive(vgpu.broker):
+                    self._start(vgpu)
+                await self._until_gone(vgpu)
+            except OSError as error:  # no descriptors, no processes: of this machine, and for a while
+                log.error("the broker cannot be started or watched", vgpu=vgpu.record.vgpu_id, reason=str(error))
+                await trio.sleep(NO_MEANS_S)
+                continue
             vgpu.broker = NO_PROCESS
             if vgpu.registered.is_set():
                 vgpu.registered = trio.Event()  # by the next one
             if not vgpu.removed.is_set() and not self._stopping:
                 pause = 0.0 if trio.current_time() - started > SETTLED_S else min(LONGEST_PAUSE_S, 2 * pause + 0.05)
+                fails = 0 if vgpu.listens else fails + 1
                 text = f"the broker of {vgpu.record.vgpu_id} ended, another starts"
+                if fails >= MOST_FAILS:
+                    pause = FAILED_PAUSE_S
+                    vgpu_id = vgpu.record.vgpu_id
+                    vgpu.failure = (
+                        f"its broker has ended {fails} times before it could admit a process; why: vgpuctl logs "
+                        f"{vgpu_id}; remove it: vgpuctl rm -f {vgpu_id}"
+                    )
+                    text = f"{vgpu.record.vgpu_id} has failed: {vgpu.failure}"
                 self._books.happened(Happening.BROKER_RESTARTED, vgpu, text)
                 with trio.move_on_after(pause):
                     await vgpu.removed.wait()
@@ -118,13 +144,18 @@ class Brokers:
             # Nobody brought a page and nobody is left who could: what processes there were begin anew.
             vgpu.make_activity()
         door = self._paths.broker_socket(vgpu.record.vgpu_id)
-        argv = [
-            sys.executable,
-            *("-P", "-m", "vgpu.broker"),
+        argv = interpreter.command(
+            "vgpu.broker",
             *("--vgpu", vgpu.record.vgpu_id),
             *("--server", str(self._paths.vgpu_server(vgpu.record.vgpu_id))),
             *("--door", str(door)),
-        ]
+            *(("--limits", self._limits.as_option()) if self._limits != DEFAULT_LIMITS else ()),
+            *("--alive", str(self._paths.broker_alive(vgpu.record.vgpu_id))),
+        )
+        door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        door.parent.chmod(0o711)  # a server of before may have had another umask
+        with suppress(OSError):  # its broker looks elsewhere; root in a container may have put anything there
+            self._paths.old_vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
         self.claim(vgpu)
         # Nothing else runs until its name is known here: only who is known may register.
         pid = _spawn(argv)
@@ -133,7 +164,15 @@ class Brokers:
     def claim(self, vgpu: Vgpu) -> None:
         """Its broker finds this server from now on, whatever server it has a link to."""
         link = self._paths.vgpu_server(vgpu.record.vgpu_id)
-        link.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        link.parent.parent.mkdir(mode=0o700, exist_ok=True)
+        link.parent.mkdir(mode=0o700, exist_ok=True)
+        self._place(link)
+        old = self._paths.old_vgpu_server(vgpu.record.vgpu_id)
+        with suppress(OSError):
+            if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
+                self._place(old)
+
+    def _place(self, link: Path) -> None:
         new = link.with_name(f".server.{self._gpu_index}")
         new.unlink(missing_ok=True)
         new.symlink_to(self._paths.server_socket(self._gpu_index))
@@ -195,17 +234,18 @@ class Brokers:
             raise ProtocolError("a broker has to register first")
         vgpu = self._find(register.vgpu_id)
         if vgpu is not None and vgpu.passage.leaving is not None:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             await trio.sleep(AWAY_S)  # it asks again, and then perhaps whoever has it
             return
         if vgpu is None or vgpu.broker != process:
             # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             await link.send(Stop(removed=True).model_dump())
             return
         self._take_pages(vgpu, descriptors)
+        if register.holds_page and register.processes is not None:
+            self._take_list(vgpu, register.processes)
+        vgpu.lists = register.processes is not None
         if vgpu.link is not None:
             vgpu.link.close()
         vgpu.link = link
@@ -213,12 +253,27 @@ class Brokers:
         try:
             await self._hand_over(vgpu)
             while (received := await link.receive()) is not None:
-                self._hear(vgpu, received[0])
+                close_aside(received[1])
+                await self._hear(vgpu, received[0])
         except (OSError, trio.ClosedResourceError) as error:
             log.info("broker link ended", vgpu=vgpu.record.vgpu_id, reason=str(error))
         finally:
             if vgpu.link is link:
                 vgpu.link = None
+
+    def _take_list(self, vgpu: Vgpu, processes: Sequence[Attached]) -> None:
+        """The broker lived on, with or without this server: its list is the truth."""
+        for report in processes:
+            self._books.attached(vgpu, report)
+            if not report.alive:
+                self._books.died(vgpu, Died(slot=report.slot, pid=report.pid, start_time=report.start_time))
+        vgpu.returning = ()
+        here = {report.slot: report.pid for report in processes}
+        for slot, member in list(vgpu.members.items()):
+            if here.get(slot) != member.process.pid:
+                name = {"pid": member.process.pid, "start_time": member.process.start_time}
+                self._books.died(vgpu, Died(slot=slot, **name))
+                self._books.reaped(vgpu, Reaped(slot=slot, pid=member.process.pid, released_bytes=0))
 
     def _take_pages(self, vgpu: Vgpu, descriptors: list[int]) -> None:
         """Keep the pages that the broker brings, unless they are those that we have: activity page, and store."""
@@ -231,8 +286,7 @@ class Brokers:
         except PageError as error:
             raise ProtocolError(f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}") from error
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
         if vgpu.activity is None:
             vgpu.make_activity()
 
@@ -241,14 +295,37 @@ class Brokers:
         pages: tuple[int, ...] = (vgpu.grants.fileno(), vgpu.activity_fd, self._relay_page.fileno())
         if vgpu.swaps:
             pages = (*pages, self._stores.of(vgpu.record.owner.uid).fileno())
-        await vgpu.link.send(self._describe(vgpu).model_dump(), pages)
+        members = [self._report(vgpu, member) for member in vgpu.members.values()]
+        returning = [self._report(vgpu, member) for member in vgpu.returning if member.alive]
+        lists = {"processes": tuple(members), "returning": tuple(returning)}
+        await vgpu.link.send(self._describe(vgpu).model_copy(update=lists).model_dump(), pages)
 
-    def _hear(self, vgpu: Vgpu, raw: dict[str, object]) -> None:
+    @staticmethod
+    def _report(vgpu: Vgpu, member: Member) -> Attached:
+        """What its broker was told of a process, or has told."""
+        planned = vgpu.planned.get(member.slot, NOT_PLANNED)
+        return Attached(
+            slot=member.slot,
+            pid=member.process.pid,
+            start_time=member.process.start_time,
+            uid=member.uid,
+            command=member.command,
+            alive=member.alive,
+            vgpus=vgpu.companies.get(member.slot, ()),
+            sm_planned=planned.sms,
+            memory_planned_bytes=planned.memory_bytes,
+            mps_client_priority=planned.client_priority,
+        )
+
+    async def _hear(self, vgpu: Vgpu, raw: dict[str, object]) -> None:
         match FROM_BROKER.validate_python(raw):
             case Listening():
+                vgpu.listens, vgpu.failure = True, ""
                 vgpu.admits.set()
-            case Attached() as message:
+            case Attached(slot=slot, pid=pid, start_time=started) as message:
                 self._books.attached(vgpu, message)
+                if vgpu.lists:  # an older broker does not know the answer
+                    await self.tell(vgpu, Noted(slot=slot, pid=pid, start_time=started))
             case Died() as message:
                 self._books.died(vgpu, message)
             case Reaped() as message:
@@ -286,9 +363,16 @@ class Brokers:
     async def dismiss(self, vgpu: Vgpu, *, removed: bool) -> None:
         """``removed``: the broker leaves at once. Else it leaves unless processes are attached, and stays for them."""
         told = await self.tell(vgpu, Stop(removed=removed))
-        if removed and not told and vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
-            with suppress(ProcessLookupError):
-                os.kill(vgpu.broker.pid, signal.SIGTERM)
+        if removed and not told:
+            send(vgpu.broker, signal.SIGTERM)
+
+
+def find_broker(paths: NodePaths, vgpu_id: str) -> Process | None:
+    """The broker that another server has started: the process that listens in the directory that brokers alone have.
+    A broker of the first releases listens only where processes attach."""
+    private = paths.broker_alive(vgpu_id)
+    is_old = not private.exists() and paths.old_vgpu_server(vgpu_id).is_symlink()
+    return listener_at(paths.broker_socket(vgpu_id) if is_old else private)
 
 
 def _spawn(argv: list[str]) -> int:
@@ -296,7 +380,7 @@ def _spawn(argv: list[str]) -> int:
     return os.posix_spawn(
         argv[0],
         argv,
-        os.environ,
+        interpreter.environment(os.environ),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -3,7 +3,6 @@ whom the node asks for is what the kernel told the node."""
 
 from __future__ import annotations
 
-import grp
 import os
 import secrets
 import time
@@ -19,6 +18,7 @@ from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import advise
 from gpuserver.runtime.brokers import ADMIT_S, LinkErrors
 from gpuserver.runtime.migration import unwritten
+from gpuserver.runtime.names import link_name, unlink_name
 from gpuserver.runtime.readings import (
     Rates,
     notes_on,
@@ -34,7 +34,9 @@ from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
+from vgpu.groups import Groups
 from vgpu.happenings import Happening
+from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
     Arrive,
@@ -84,17 +86,29 @@ class Control:
     def __init__(self, server: GpuServer) -> None:
         self._server = server
         self._tracing = Tracing(server)
+        self._groups = Groups()
 
     # --- links
 
     async def serve(self, sock: trio.socket.SocketType) -> None:
         """One link, of a node or a broker. Whatever is wrong with it ends it, and it alone."""
-        peer = peer_of(sock)
-        async with MessageStream(sock) as link:
+        first_bytes = self._server.settings.limits.first_message_bytes
+        async with MessageStream(sock, takes_descriptors=False, first_bytes=first_bytes) as link:
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                log.warning("link closed", reason=f"its peer cannot be found out: {error}")
+                return
+
+            def greeted(hello: Hello) -> None:
+                known = any(vgpu.broker == peer.process for vgpu in self._server.vgpus.values())
+                if hello.role == "broker" and known:
+                    link.admit_descriptors()  # its vGPU's pages
+
             try:
                 if peer.uid not in {0, os.geteuid()}:
                     raise VgpuError(ErrorCode.NOT_YOURS, f"uid {peer.uid} has no business here")
-                hello = await welcome(link, os.getpid())
+                hello = await welcome(link, os.getpid(), greeted)
                 if hello is None:
                     return
                 if hello.role == "broker":
@@ -114,7 +128,7 @@ class Control:
             case Watch():
                 return self._server.events.watch(forward.id)
             case Trace() as trace:
-                return self._tracing.stream(forward.id, trace.duration_ns, work=trace.work)
+                return self._tracing.stream(forward.id, forward.uid, trace.duration_ns, work=trace.work)
             case _:
                 return None
 
@@ -178,11 +192,20 @@ class Control:
 
     async def _create(self, create: Create, uid: int) -> VgpuReading:
         server = self._server
-        owner = Owner(uid, _group_id(create.spec.share_group))
+        share_gid = create.share_gid
+        if create.spec.share_group is not None and share_gid < 0:  # a node of an older version leaves it to us
+            share_gid = await self._groups.id_of(create.spec.share_group)
+        owner = Owner(uid, share_gid if create.spec.share_group is not None else -1)
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
+        server.require_descriptors()
+        await server.memory.refresh()
         server.count_occupied()
         record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
-        vgpu = server.enlist(record, None)
+        try:
+            vgpu = server.enlist(record, None)
+        except BaseException:
+            server.registry.remove(vgpu_id)
+            raise
         server.apply_shares()
         server.nursery.start_soon(server.brokers.keep, vgpu)
         with trio.move_on_after(ADMIT_S):
@@ -206,8 +229,13 @@ class Control:
         server = self._server
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
+        await server.memory.refresh()
         server.count_occupied(but=vgpu)
-        record = server.registry.change(vgpu.record.vgpu_id, change.changes, time.time_ns())
+        before = vgpu.record
+        record = server.registry.change(before.vgpu_id, change.changes, time.time_ns())
+        if record.spec.name != before.spec.name:
+            unlink_name(server.settings.paths, before.owner.uid, before.spec.name, before.vgpu_id)
+            link_name(server.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
         server.apply_shares()
         await server.swapping.make_room()
         if change.changes.idle_suspend_ns and not vgpu.dozing:
@@ -343,7 +371,13 @@ class Control:
             assert book is not None
             statement = statement_of(vgpu.record, book)
         rates = server.window.rates(now_ns, statement)
-        warnings = warnings_on(vgpu, server.registry, server.mps.reason, simulated=server.settings.simulated)
+        warnings = warnings_on(
+            vgpu,
+            server.registry,
+            server.mps.reason,
+            simulated=server.settings.simulated,
+            least_context_bytes=server.memory.least_context_bytes,
+        )
         return vgpu_reading(vgpu, server.place, statement, rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
@@ -399,15 +433,6 @@ class Control:
             temperature_c=server.activity.temperature_c,
             sm_clock_mhz=server.activity.sm_clock_mhz,
         )
-
-
-def _group_id(name: str | None) -> int:
-    if name is None:
-        return -1
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise VgpuError(ErrorCode.INVALID, f"there is no group {name!r} on this machine", "see: getent group") from None
 
 
 def _summary(spec: VgpuSpec) -> dict[str, int | float | str]:

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from vgpu.happenings import OF_PROGRAMS
 from vgpu.protocol.messages import EventReading, Notice
 
 REMEMBERED: Final = 256
@@ -16,18 +17,23 @@ REMEMBERED: Final = 256
 
 
 class EventFeed:
-    """``past``: the last ones, oldest first."""
+    """What programs cause pushes out nothing else."""
 
     def __init__(self) -> None:
-        self.past: deque[EventReading] = deque(maxlen=REMEMBERED)
+        self._past: tuple[deque[EventReading], ...] = deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED)
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
 
     def tell(self, event: EventReading) -> None:
         """A watcher that does not keep up misses some."""
-        self.past.append(event)
+        self._past[event.kind in OF_PROGRAMS].append(event)
         for channel in list(self._watchers):
             with suppress(trio.WouldBlock, trio.BrokenResourceError):
                 channel.send_nowait(event)
+
+    @property
+    def past(self) -> list[EventReading]:
+        """The last ones, oldest first."""
+        return sorted((event for kept in self._past for event in kept), key=lambda event: event.at_unix_s)
 
     async def watch(self, request_id: int) -> AsyncGenerator[Notice, None]:
         sending, receiving = trio.open_memory_channel[EventReading](REMEMBERED)

@@ -13,16 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, Self
 
+import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
 from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Owner, VgpuRecord
+from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
+from vgpu.protocol.stream import file_at
 from vgpu.spec import VgpuSpec, explain
+from vgpu.trust import replaceable_part
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -44,11 +48,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     book TEXT,
     suspended INTEGER NOT NULL DEFAULT 0,
     passage TEXT,
-    dozing TEXT
+    dozing TEXT,
+    members TEXT
 );
 """
 _COLUMNS: Final = (
-    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing"
+    "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
+    "members"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -58,6 +64,7 @@ _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(Book)
 _PASSAGE: Final = TypeAdapter(Passage)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
+_MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class ServerRow:
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
     """One vGPU as it is remembered. ``suspended``: its programs stand still. ``dozing``: those of them that do because
-    it was idle; then it comes back by itself."""
+    it was idle; then it comes back by itself. ``members``: the processes that its broker had admitted."""
 
     vgpu_id: str
     key: VgpuKey
@@ -87,6 +94,7 @@ class VgpuRow:
     suspended: bool = False
     passage: Passage = AT_REST
     dozing: tuple[Process, ...] = ()
+    members: tuple[Member, ...] = ()
 
     @classmethod
     def of(
@@ -97,6 +105,7 @@ class VgpuRow:
         suspended: bool = False,
         passage: Passage = AT_REST,
         dozing: tuple[Process, ...] = (),
+        members: tuple[Member, ...] = (),
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -109,10 +118,14 @@ class VgpuRow:
             suspended,
             passage,
             dozing,
+            members,
         )
 
 
 _VGPU: Final = TypeAdapter(VgpuRow)
+
+
+log = structlog.get_logger(__name__)
 
 
 class _Found(BaseModel):
@@ -138,6 +151,7 @@ class Journal:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         with _readable(path), self._closed_if_not():
             self._prepare()
+            self._file = file_at(path)
 
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -155,6 +169,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN passage TEXT")
         if "dozing" not in known:  # by schema 4
             self._database.execute("ALTER TABLE vgpu ADD COLUMN dozing TEXT")
+        if "members" not in known:  # by schema 5
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN members TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -213,10 +229,29 @@ class Journal:
                         "suspended": suspended,
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
                         "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                        "members": () if members is None else _MEMBERS.validate_json(members),
                     }
                 )
-                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing in rows
+                for vgpu_id, key, spec, uid, gid, created, expires, book, suspended, passage, dozing, members in rows
             ]
+
+    def _stay_in_place(self) -> None:
+        """SQLite writes into a file that was removed without an error, and all is lost at its end. Then another is
+        made: ``write`` has the whole state. ``OSError``: another file is there, or none can be made."""
+        found = file_at(self._path)
+        if found == self._file:
+            return
+        if found != (0, 0):
+            raise FileExistsError(f"another file was put in the place of the journal {self._path}")
+        log.error("the journal was removed, and is made again", journal=str(self._path))
+        if (part := replaceable_part(self._path.parent)) is not None:
+            raise PermissionError(f"another user can replace {part}, in which the journal was")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        self._database.close()
+        self._database = fresh
+        self._prepare()
+        self._file = file_at(self._path)
 
     def write_server(self, row: ServerRow) -> None:
         self._database.execute(
@@ -224,34 +259,53 @@ class Journal:
             (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns, row.window_ns),
         )
 
-    def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> None:
-        """The whole state, as one transaction: a reader sees all of it or what was before."""
-        rows = [
-            (
-                row.vgpu_id,
-                row.key,
-                row.spec.model_dump_json(exclude_defaults=True),
-                row.owner.uid,
-                row.owner.share_gid,
-                row.created_unix_ns,
-                row.expires_unix_ns,
-                None if row.book is None else _BOOK.dump_json(row.book).decode(),
-                row.suspended,
-                None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
-                _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
-            )
-            for row in vgpus
-        ]
+    def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> list[str]:
+        """The whole state, as one transaction: a reader sees all of it or what was before. A vGPU whose row SQLite
+        cannot hold keeps the row that it had, and keeps no other from being written; their ids."""
+        rows, unfit = [], []
+        for row in vgpus:
+            try:
+                rows.append(_fit(row))
+            except (ValueError, TypeError, OverflowError, RecursionError):  # pydantic's errors are ValueErrors
+                unfit.append(row.vgpu_id)
+        self._stay_in_place()
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self.write_server(server)
-            self._database.execute("DELETE FROM vgpu")
+            kept = ", ".join("?" for _ in unfit)
+            self._database.execute(f"DELETE FROM vgpu WHERE vgpu_id NOT IN ({kept})", unfit)
+            # A key is one vGPU's: of two that claim it, the one that can be written has it.
+            self._database.executemany("DELETE FROM vgpu WHERE key = ?", [(row[1],) for row in rows])
             self._database.executemany(f"INSERT INTO vgpu ({_COLUMNS}) VALUES ({_PLACES})", rows)
             self._database.execute("COMMIT")
         except BaseException:
             if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
                 self._database.execute("ROLLBACK")
             raise
+        return unfit
+
+
+def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
+    """The columns of a row. ``OverflowError``, ``ValueError``: SQLite cannot hold one of them."""
+    columns = (
+        row.vgpu_id,
+        row.key,
+        row.spec.model_dump_json(exclude_defaults=True),
+        row.owner.uid,
+        row.owner.share_gid,
+        row.created_unix_ns,
+        row.expires_unix_ns,
+        None if row.book is None else _BOOK.dump_json(row.book).decode(),
+        row.suspended,
+        None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
+        _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+    )
+    for value in columns:
+        if isinstance(value, int) and not LEAST <= value <= MOST_STORED:
+            raise OverflowError(f"{row.vgpu_id}: {value} does not fit 64 bits")
+        if isinstance(value, str):
+            value.encode()
+    return columns
 
 
 @contextmanager

@@ -39,6 +39,8 @@ BACK_S: Final = 15.0
 """Programs whose server and broker both died knock once a second, until they are let in again; on a machine that is
 busy they took ten. Nobody is called an outsider before."""
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
+FALL_S: Final = 0.5  # a driver that gives much memory back passes through every lower figure on its way
+REFRESH_S: Final = 1.0
 NO_USE: Final = MemoryUse(0, {})
 
 
@@ -53,10 +55,18 @@ class Dead:
     asked: float = float("-inf")
 
 
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Readings of one process that say less than is charged: since when, and the most that one of them said."""
+
+    since: float
+    most: int
+
+
 class MemoryWatch:
     """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid), ``drift`` what its ledger says
     beyond the driver's, where that is much, ``outside`` who is in no vGPU. ``notice`` is told of the latter two, once:
-    kind of event, vGPU, sentence, pid."""
+    kind of event, vGPU, sentence, pid. ``judge`` gets everybody outside after each reading, and who is inside."""
 
     def __init__(
         self,
@@ -65,6 +75,7 @@ class MemoryWatch:
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
         notice: Callable[[Happening, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
+        judge: Callable[[Sequence[Outsider], Mapping[int, str]], Awaitable[None]] | None = None,
     ) -> None:
         self._gpu = gpu
         self._vgpus = vgpus
@@ -74,8 +85,14 @@ class MemoryWatch:
         self._waited_until = 0.0
         self._back_by = 0.0
         self._wake = trio.Event()
+        self._asked = 0
+        """How often the driver was asked, whether it answered or not."""
+        self._asking = False
+        self._answered = trio.Event()
         self._notice = notice
         self._mps_pid = mps_pid
+        self._judge = judge
+        self._inside: dict[int, str] = {}
         self._suspects: frozenset[Process] = frozenset()
         """Seen outside in the last reading: a process that attaches just now may be, in one."""
         self._doubted: frozenset[tuple[str, int]] = frozenset()
@@ -84,11 +101,15 @@ class MemoryWatch:
         self.readings = 0
         """Of the driver, since this server began."""
         self.implicit: dict[tuple[str, int], int] = {}
+        self.least_context_bytes = 0
+        """The least that a program took beside what it allocated, twice in a row: its context. 0: none was seen."""
         self.drift: dict[tuple[str, int], int] = {}
         self.outside: tuple[Outsider, ...] = ()
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
         """What the last reading, and this one, say is implicit."""
+        self._falls: dict[tuple[str, int], Fall] = {}
+        """Of the processes whose last readings said less than is charged."""
         self._past_peak: dict[tuple[str, int], int] = {}
         self._peak: dict[tuple[str, int], int] = {}
         """The most that it has been: while a process is suspended the driver shows nothing of it."""
@@ -126,6 +147,14 @@ class MemoryWatch:
         for key in [key for key in self._dead if key[0] == vgpu.record.vgpu_id]:
             del self._dead[key]
 
+    async def refresh(self) -> None:
+        """Return once the driver was asked after this call, or does not answer in time."""
+        wanted = self._asked + (2 if self._asking else 1)
+        with trio.move_on_after(REFRESH_S):
+            while self._asked < wanted:
+                self._wake.set()
+                await self._answered.wait()
+
     async def run(self) -> None:
         silent = False
         self._back_by = trio.current_time() + BACK_S
@@ -134,11 +163,14 @@ class MemoryWatch:
             soonest = trio.current_time() + URGENT_S
             before = {vgpu.record.vgpu_id: vgpu.ledger for vgpu in self._vgpus()}
             begun_ns = time.monotonic_ns()
+            self._asking = True
             try:
                 self.latest = await trio.to_thread.run_sync(self._gpu.memory_use)
                 silent = False
                 self._compare(before, begun_ns)
                 self.readings += 1
+                if self._judge is not None:
+                    await self._judge(self.outside, self._inside)
             except VgpuError as error:
                 if silent:
                     self._answer_blindly(before, begun_ns)
@@ -146,6 +178,9 @@ class MemoryWatch:
                     log.warning("no memory reading", reason=str(error))
                 silent = self._uncertain = True
                 self.latest = MemoryUse(self.latest.used_bytes, self._alive_by_proc())
+            self._asking, self._asked = False, self._asked + 1
+            answered, self._answered = self._answered, trio.Event()
+            answered.set()
             await self._release_dead()
             with trio.move_on_after(self._interval()):
                 await self._wake.wait()
@@ -161,6 +196,9 @@ class MemoryWatch:
         self._uncertain = False
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
+            if not vgpu.still:  # of what stands still the driver shows nothing
+                mine = {slot.pid for slot in after[vgpu_id].slots}
+                vgpu.driver_bytes = {pid: amount for pid, amount in self.latest.by_pid.items() if pid in mine}
             earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]
             if self._charge_implicit(vgpu, earlier, later, past) and later.known:
                 vgpu.grants.implicit_ns = begun_ns
@@ -174,6 +212,7 @@ class MemoryWatch:
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
         """The driver has failed twice in a row: what it would show nobody need wait for. What is known counts on."""
         for vgpu in self._vgpus():
+            vgpu.driver_bytes = None
             if before.get(vgpu.record.vgpu_id, NO_LEDGER).known:
                 vgpu.grants.implicit_ns = begun_ns
 
@@ -192,6 +231,9 @@ class MemoryWatch:
         if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
+        self._inside = {slot.pid: vgpu.record.vgpu_id for vgpu in self._vgpus() for slot in vgpu.slots}
+        # Those too that the journal knows, and that have not come back to a new broker yet.
+        inside |= {process.pid for vgpu in self._vgpus() for process in vgpu.programs}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())
         known = {outsider.process for outsider in self.outside}
         self.outside = tuple(outsider for outsider in found if outsider.process in self._suspects)
@@ -228,10 +270,14 @@ class MemoryWatch:
             unsure = {pid for pid, (low, high) in bounds.items() if low != high}
             past_slots = self._past_ledgers.get(vgpu_id, NO_LEDGER).slots
             exact = unsure <= standing(past_slots, earlier.slots, later.slots)
+        for pid in contradicted(earlier.slots, later.slots, self.latest.by_pid):
+            by_pid[pid] = past.get((vgpu_id, pid), by_pid[pid])
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
             self._peak[name] = max(self._past_peak.get(name, 0), self.implicit[name])
+            if amount and amount == past.get(name) and rests:
+                self.least_context_bytes = min(self.least_context_bytes or amount, amount)
         total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
             vgpu.grants.implicit_bytes = total
@@ -239,15 +285,32 @@ class MemoryWatch:
         return exact and all(self.implicit[vgpu_id, pid] >= amount for pid, amount in by_pid.items())
 
     def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
-        """What differs from the known counts once a second reading says so, and as far as both say. Between a free and
-        its entry the ledger says too much, and so a reading too little; one at a peak that was over before the ledger
-        was read says too much. More than was known beside a ledger at rest counts at once."""
+        """More than is known counts at once beside a ledger at rest, else as far as two readings in a row say so: one
+        at a peak that was over before the ledger was read says too much.
+
+        Less counts once every reading of ``FALL_S`` has said so. Between a free and its entry the ledger says too much,
+        and the driver needs up to a second to give tens of GiB back. A process of which the driver shows nothing at all
+        has no context, or is suspended: then two readings are enough.
+        """
         before, self._read[name] = self._past_read.get(name, known), amount
-        if rests and amount > known:
-            return amount
-        believed = sorted((before, known, amount))[1]
+        if amount > known:
+            self._falls.pop(name, None)
+            believed = amount if rests else max(known, min(before, amount))
+        else:
+            nothing = self.latest.by_pid.get(name[1], 0) == 0
+            believed = max(before, amount) if nothing and before <= known else self._fallen(name, amount, known)
         self._uncertain |= believed != amount
         return believed
+
+    def _fallen(self, name: tuple[str, int], amount: int, known: int) -> int:
+        now = trio.current_time()
+        fall = self._falls.pop(name, None)
+        if amount == known:
+            return known
+        if fall is not None and now - fall.since >= FALL_S:
+            return max(fall.most, amount)
+        self._falls[name] = Fall(now, amount) if fall is None else Fall(fall.since, max(fall.most, amount))
+        return known
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):
@@ -275,6 +338,14 @@ def implicit_by_pid(slots: Iterable[SlotReading], by_pid: Mapping[int, int]) -> 
     is charged with its claim.
     """
     return {pid: max(0, by_pid.get(pid, 0) - total) for pid, total in committed_by_pid(slots).items()}
+
+
+def contradicted(earlier: Iterable[SlotReading], later: Iterable[SlotReading], by_pid: Mapping[int, int]) -> set[int]:
+    """The processes of which the driver shows less than both ledgers say: it is giving memory back that the ledger
+    still has, so its figure does not show what is implicit. Managed memory that is not on the card looks the same. A
+    process with the figure 0 is suspended, or the driver does not give its figure."""
+    before, after = committed_by_pid(earlier), committed_by_pid(later)
+    return {pid for pid, now in after.items() if 0 < by_pid.get(pid, 0) < min(before.get(pid, now), now)}
 
 
 def standing(*readings: Iterable[SlotReading]) -> set[int]:

@@ -17,13 +17,13 @@ import trio
 from gpuserver.core.leases import Book, Mode
 from gpuserver.core.passage import Passage
 from gpuserver.core.registry import Owner, VgpuRecord
+from gpuserver.runtime.brokers import find_broker
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.vgpus import NO_PROCESS
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.protocol.messages import Arrival, Arrive, Departure, Forward, Inspect, VgpuDetail
-from vgpu.protocol.peer import listener_at
 from vgpu.protocol.service import ask
 from vgpu.units import counted
 
@@ -187,6 +187,7 @@ class Migration:
         server = self._server
         if arriving.vgpu not in server.vgpus:
             self._check_kind(arriving)
+            server.require_descriptors()
             if arriving.trial:
                 self._admit(arriving, trial=True)
                 return Arrival()
@@ -235,7 +236,7 @@ class Migration:
         book = None if arriving.book is None else replace(Book(**arriving.book), lag_ns=0)
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
         server.apply_shares()
-        vgpu.broker = listener_at(server.settings.paths.broker_socket(vgpu_id)) or NO_PROCESS
+        vgpu.broker = find_broker(server.settings.paths, vgpu_id) or NO_PROCESS
         if not await server.remember(vgpu):
             server.forget(vgpu)
             raise unwritten(server)

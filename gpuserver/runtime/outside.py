@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from cython_ext.readings import MANAGED, SlotReading
-from gpuserver.runtime.vgpus import away_of
+from gpuserver.runtime.vgpus import away_of, bounded
 from vgpu.identity import Process
+from vgpu.printable import command_name
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
 
@@ -47,7 +48,7 @@ def describe(pid: int, memory_bytes: int) -> Outsider:
     with suppress(ProcessLookupError, OSError):
         began = start_time(pid)
         uid = Path(f"/proc/{pid}").stat().st_uid
-        command = printable(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
+        command = command_name(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
     return Outsider(Process(pid, began), uid, command, memory_bytes)
 
 
@@ -64,11 +65,6 @@ def sentence(outsider: Outsider) -> str:
     if outsider.command:
         who += f" ({outsider.command}, uid {outsider.uid})"
     return f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
-
-
-def printable(text: str) -> str:
-    """A stranger's words, as a line that no terminal takes for commands."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def drift_by_pid(
@@ -91,5 +87,5 @@ def committed_by_pid(slots: Iterable[SlotReading], *, managed: bool = True) -> d
     for slot in slots:
         owned = sum(slot.committed_bytes) - (0 if managed else slot.committed_bytes[MANAGED])
         owned -= away_of(slot)  # swapped: not on the card
-        found[slot.pid] = found.get(slot.pid, 0) + owned
+        found[slot.pid] = bounded(found.get(slot.pid, 0) + owned)
     return found

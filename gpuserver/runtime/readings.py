@@ -248,6 +248,8 @@ def outside_process(outsider: Outsider, gpu_index: int) -> OutsideProcess:
     )
 
 
+USUAL_CONTEXT_BYTES: Final = 480 << 20
+"""Of one CUDA context on an H100, before its program has allocated anything."""
 HAZARD: Final = (
     "Managed memory beyond what the card has free may hang a GPU; on a real one this was tried below that alone."
 )
@@ -255,18 +257,26 @@ _LEVELS: Final = {"0": "normal", "1": "low"}
 
 
 def warnings_on(
-    vgpu: Vgpu, records: Iterable[VgpuRecord], mps_reason: str, *, simulated: bool = True
+    vgpu: Vgpu,
+    records: Iterable[VgpuRecord],
+    mps_reason: str,
+    *,
+    simulated: bool = True,
+    least_context_bytes: int | None = None,
 ) -> tuple[str, ...]:
     """What does not hold for this vGPU just now, though it was asked for, and what is dangerous.
 
     ``records``: of all vGPUs of the GPU. ``mps_reason``: why there is no MPS daemon, "" if there is one.
     """
     record = vgpu.record
+    memory = warnings_on_use(vgpu)
+    if not memory and least_context_bytes is not None:
+        memory = warnings_on_size(record.memory_limit_bytes, least_context_bytes)
     if record.partition is None:
         managed = record.spec.oversubscribe is Oversubscribe.MANAGED and not simulated
         hazards = (HAZARD,) if managed else ()
-        return (*hazards, *warnings_on_use(vgpu), *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
-    warnings = [*warnings_on_use(vgpu)]
+        return (*hazards, *memory, *warnings_on_swapping(vgpu), *warnings_when_idle(vgpu))
+    warnings = [*memory]
     if record.spec.idle_suspend_ns:
         warnings.append("It is not suspended when it is idle (--idle-suspend): MPS does not allow that.")
     granted = record.partition.granted_sms
@@ -301,6 +311,18 @@ def warnings_on(
     if mps_reason:
         warnings.append(f"There is no MPS daemon, and no process can start: {mps_reason}.")
     return tuple(warnings)
+
+
+def warnings_on_size(limit: int, least_context_bytes: int) -> tuple[str, ...]:
+    """That one CUDA context would fill it. ``least_context_bytes``: what one took on this card; 0: none was seen."""
+    context = least_context_bytes or USUAL_CONTEXT_BYTES
+    if limit > context:
+        return ()
+    took = f"took {format_bytes(context)} on this card"
+    if not least_context_bytes:
+        took = f"takes about {format_bytes(context)} (none was seen on this card yet)"
+    text = f"One CUDA context {took}, and the limit is {format_bytes(limit)}: programs have no memory for data."
+    return (text,)
 
 
 def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:

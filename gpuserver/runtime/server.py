@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,14 @@ from gpuserver.core.leases import Book, Mode, VgpuKey
 from gpuserver.core.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.passage import AT_REST, Passage, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.registry import Card, Registry, VgpuRecord
+from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.unmanaged import Response, Unmanaged
 from gpuserver.core.usage import Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
-from gpuserver.runtime.brokers import Brokers
+from gpuserver.device.pidfd import send
+from gpuserver.runtime.brokers import Brokers, find_broker
 from gpuserver.runtime.dozing import Dozing
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.gangs import GangLinks
@@ -39,19 +41,26 @@ from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
+from gpuserver.runtime.names import link_name, unlink_name
+from gpuserver.runtime.outside import Outsider
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.unmanaged import respond, sightings
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
+from vgpu.broker.places import keep_places
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.openfiles import require
+from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
-from vgpu.protocol.peer import is_alive, is_running, listener_at
-from vgpu.protocol.stream import serve_links
+from vgpu.protocol.peer import is_running
+from vgpu.protocol.stream import serve_links, until_replaced
 from vgpu.units import format_bytes
 
 log = structlog.get_logger(__name__)
@@ -59,8 +68,10 @@ log = structlog.get_logger(__name__)
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000
 """How long a gate waits on a silent server before --on-server-loss applies."""
+DESCRIPTORS_PER_VGPU: Final = 6
+"""Grants page, activity page, its broker's link and pidfd, its owner's store, and one for a moment."""
 _SHUTDOWN_S: Final = 5.0
-_MOST_LINKS: Final = 1024
+JUDGE_S: Final = 1.0
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -78,6 +89,8 @@ class Settings:
     host_memory_bytes: int
     period_ns: int | None = None
     window_ns: int | None = None
+    limits: Limits = DEFAULT_LIMITS
+    unmanaged: Response = Response.REPORT
 
 
 class GpuServer:
@@ -99,16 +112,28 @@ class GpuServer:
         self._journal_turn = trio.Lock()
         self.events = EventFeed()
         self._row, self._remembered = journal.begin()
-        # Brokers of the server before us: whoever listens at a vGPU's door is its broker.
-        found = ((row.vgpu_id, listener_at(settings.paths.broker_socket(row.vgpu_id))) for row in self._remembered)
+        self.require_descriptors(len(self._remembered))
+        # Brokers of the server before us.
+        found = ((row.vgpu_id, find_broker(settings.paths, row.vgpu_id)) for row in self._remembered)
         self._found = {vgpu_id: broker for vgpu_id, broker in found if broker is not None}
         if period_ns := settings.period_ns or self._row.period_ns:
             self.policy = with_period(self.policy, period_ns)
         if window_ns := settings.window_ns or self._row.window_ns:
             self.policy = replace(self.policy, window_ns=window_ns)
         self.mode, self.mode_reason = self._choose_mode()
-        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode)
-        self.memory = MemoryWatch(gpu, lambda: list(self.vgpus.values()), self._release, self._notice, self._daemon_pid)
+        limits = settings.limits
+        per_user = PerUser(limits.vgpus_per_user, limits.vgpus_kept, frozenset({0, os.geteuid()}))
+        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
+        self._unmanaged = Unmanaged(settings.unmanaged)
+        self._judged_at = float("-inf")
+        self.memory = MemoryWatch(
+            gpu,
+            lambda: list(self.vgpus.values()),
+            self._release,
+            self._notice,
+            self._daemon_pid,
+            self._judge_outsiders,
+        )
         self.suspension = Suspension(self)
         self.migration = Migration(self)
         self.swapping = Swapping(self)
@@ -147,6 +172,7 @@ class GpuServer:
 
     async def run(self, listener: trio.socket.SocketType, serve: Serve) -> None:
         """Serve until SIGTERM or SIGINT. ``serve`` answers one link."""
+        settings = self.settings
         with ExitStack() as owned:
             self._relay_page = RelayPage.create()
             owned.callback(self._relay_page.close)
@@ -164,11 +190,13 @@ class GpuServer:
                 self.vgpus.get,
                 self,
                 self.memory.look,
+                settings.limits,
             )
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 self._restore()
                 nursery.start_soon(self._end_on_signal)
+                nursery.start_soon(self._end_when_replaced)
                 nursery.start_soon(self.tokens.run)
                 nursery.start_soon(self.gangs.run)
                 nursery.start_soon(self.memory.run)
@@ -176,7 +204,7 @@ class GpuServer:
                 nursery.start_soon(self.dozing.run)
                 nursery.start_soon(self.mps.run, lambda: self.mode is Mode.SPATIAL)
                 nursery.start_soon(self.housekeeping.run)
-                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=_MOST_LINKS))
+                nursery.start_soon(partial(serve_links, listener, serve, _complain, most=settings.limits.links))
                 log.info(
                     "serving", gpu=self.facts.uuid, mode=self.mode.value, why=self.mode_reason, vgpus=len(self.vgpus)
                 )
@@ -189,13 +217,22 @@ class GpuServer:
     async def _end_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
-                with trio.move_on_after(_SHUTDOWN_S, shield=True):
-                    await self.brokers.stop(tuple(self.vgpus.values()))
-                    await self.remember()
-                    if self.mode is Mode.SPATIAL and not self.attached_count:
-                        await self.mps.stop()
-                log.info("stopped", gpu=self.facts.uuid)
-                self.nursery.cancel_scope.cancel()
+                await self._end()
+
+    async def _end_when_replaced(self) -> None:
+        """Nobody reaches it any more, and the next node starts another server of this GPU."""
+        await until_replaced(self.settings.paths.server_socket(self.settings.index))
+        log.error("the server's socket was removed or replaced: it ends", gpu=self.facts.uuid)
+        await self._end()
+
+    async def _end(self) -> None:
+        with trio.move_on_after(_SHUTDOWN_S, shield=True):
+            await self.brokers.stop(tuple(self.vgpus.values()))
+            await self.remember()
+            if self.mode is Mode.SPATIAL and not self.attached_count:
+                await self.mps.stop()
+        log.info("stopped", gpu=self.facts.uuid)
+        self.nursery.cancel_scope.cancel()
 
     def _restore(self) -> None:
         """What the journal remembers, under a grants page of this server's generation."""
@@ -210,6 +247,7 @@ class GpuServer:
         for row in rows:
             vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
             vgpu.dozing, vgpu.written = row.dozing, True
+            vgpu.returning = row.members
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 self.nursery.start_soon(self.migration.settle, vgpu)
@@ -223,11 +261,17 @@ class GpuServer:
 
     # --- vGPUs
 
+    def require_descriptors(self, vgpus: int = 1) -> None:
+        """``VgpuError`` (unavailable): this process has not enough left for so many more vGPUs."""
+        needed, kept = vgpus * DESCRIPTORS_PER_VGPU, self.settings.limits.descriptors_kept
+        require(needed, kept, f"the server of GPU {self.facts.index}")
+
     def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS), passage=passage)
         self.vgpus[record.vgpu_id] = vgpu
+        link_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
         vgpu.told = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         if record.suspended or still:
@@ -254,6 +298,8 @@ class GpuServer:
                 vgpu.told = share
                 self.tokens.change(record.key, share)
         self.divide_card()
+        if self.mode is Mode.SPATIAL:
+            self.nursery.start_soon(self._tell_places)
 
     def divide_card(self) -> None:
         """Tell those who may own more than they were promised how much that is just now."""
@@ -299,9 +345,7 @@ class GpuServer:
         await self.brokers.dismiss(vgpu, removed=True)
         with trio.move_on_after(LEAVE_S):
             await vgpu.left.wait()
-        if vgpu.broker != NO_PROCESS and is_alive(vgpu.broker):
-            with suppress(ProcessLookupError):
-                os.kill(vgpu.broker.pid, signal.SIGKILL)
+        send(vgpu.broker, signal.SIGKILL)
         await vgpu.left.wait()
         self.housekeeping.tell_refusals(vgpu)
         self._strike_off(vgpu)
@@ -333,14 +377,19 @@ class GpuServer:
     def _close_door(self, vgpu: Vgpu) -> None:
         door = self.settings.paths.broker_socket(vgpu.record.vgpu_id)
         with suppress(OSError):
-            door.unlink(missing_ok=True)
-            self.settings.paths.vgpu_server(vgpu.record.vgpu_id).unlink(missing_ok=True)
+            private = self.settings.paths.broker_dir(vgpu.record.vgpu_id)
+            for path in (*private.iterdir(), *door.parent.glob("*.sock")):
+                path.unlink(missing_ok=True)
+            private.rmdir()
             door.parent.rmdir()
+        record = vgpu.record
+        unlink_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
 
     def describe(self, vgpu: Vgpu) -> Adopt:
         """What its broker has to know."""
         record = vgpu.record
         spatial = record.partition is not None
+        vgpu.told_places = self._places if spatial else ()
         limited = record.partition is not None and not record.spec.burst
         return Adopt(
             vgpu_id=record.vgpu_id,
@@ -363,7 +412,24 @@ class GpuServer:
             memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
             suspended=vgpu.still and not vgpu.dozing,
+            places=vgpu.told_places,
         )
+
+    @property
+    def _places(self) -> tuple[tuple[int, int], ...]:
+        """Of the processes that the MPS server takes, those that are kept for each vGPU."""
+        granted = {vgpu.record.key: vgpu.record.partition for vgpu in self.vgpus.values()}
+        shares = {key: partition.percent / 100 for key, partition in granted.items() if partition is not None}
+        return tuple(
+            keep_places(self.daemon.most_processes, shares, self.settings.limits.mps_places_kept_percent).items()
+        )
+
+    async def _tell_places(self) -> None:
+        """A vGPU came, went or changed: the others' brokers count with it from now on."""
+        places = self._places
+        for vgpu in list(self.vgpus.values()):
+            if vgpu.record.partition is not None and vgpu.told_places != places:
+                await self.brokers.changed(vgpu)
 
     @property
     def generation(self) -> int:
@@ -382,7 +448,8 @@ class GpuServer:
         vgpu.planned[message.slot] = Planned(
             message.sm_planned, message.memory_planned_bytes, message.mps_client_priority
         )
-        vgpu.present[message.slot] = process
+        vgpu.members[message.slot] = Member(message.slot, process, message.uid, message.command)
+        vgpu.returning = tuple(member for member in vgpu.returning if member.process != process)
         self.apply_shares()
         known = vgpu.seen.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
@@ -404,8 +471,9 @@ class GpuServer:
     def died(self, vgpu: Vgpu, message: Died) -> None:
         if vgpu.seen.get(message.slot) == Process(message.pid, message.start_time):
             self._accompany(vgpu, message.slot, ())
-        if vgpu.present.get(message.slot) == Process(message.pid, message.start_time):
-            del vgpu.present[message.slot]
+        member = vgpu.members.get(message.slot)
+        if member is not None and member.process == Process(message.pid, message.start_time):
+            vgpu.members[message.slot] = replace(member, alive=False)
         left = tuple(p for p in vgpu.passage.programs if p != Process(message.pid, message.start_time))
         vgpu.passage = replace(vgpu.passage, programs=left)
         if self.memory.died(vgpu, message.slot, Process(message.pid, message.start_time)):
@@ -416,6 +484,9 @@ class GpuServer:
             self.happened(Happening.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
+        member = vgpu.members.get(message.slot)
+        if member is not None and member.process.pid == message.pid and not member.alive:
+            del vgpu.members[message.slot]
         process = self.memory.reaped(vgpu, message.slot)
         # A program that was replaced by another (exec) keeps its name: what stands under it may be the other's by now,
         # and is given back with that.
@@ -434,6 +505,17 @@ class GpuServer:
 
     def _notice(self, kind: Happening, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)
+
+    async def _judge_outsiders(self, outside: Sequence[Outsider], inside: Mapping[int, str]) -> None:
+        """/proc is read in a thread: a process that holds its memory's lock lets its readers wait. Once a second."""
+        if trio.current_time() - self._judged_at < JUDGE_S:
+            return
+        self._judged_at = trio.current_time()
+        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths.runtime / "vgpus")
+        for command in self._unmanaged.see(seen, time.monotonic_ns()):
+            text = await trio.to_thread.run_sync(respond, command)
+            vgpu = self.vgpus.get(command.sighting.vgpu_id)
+            self.happened(Happening.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
 
     def happened(self, kind: Happening, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""
@@ -460,12 +542,15 @@ class GpuServer:
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:
-                await trio.to_thread.run_sync(self._journal.write, server, rows)
+                unfit = await trio.to_thread.run_sync(self._journal.write, server, rows)
             except Exception as error:  # the disk's reasons are many, none of them the applications' fault
                 log.error("the journal was not written", reason=str(error))
                 return False
+            if unfit:
+                log.error("vGPUs were not written into the journal: their values do not fit", vgpus=", ".join(unfit))
             if new is not None:
-                new.written = True
+                new.written = new.record.vgpu_id not in unfit
+                return new.written
         return True
 
     def set_period(self, period_ns: int) -> None:
@@ -493,5 +578,10 @@ def _environment(settings: Settings) -> dict[str, str]:
     return found
 
 
+_complaints: Final[Pace[str]] = Pace(1.0)
+
+
 def _complain(error: OSError) -> None:
-    log.warning("cannot accept a link", reason=str(error))
+    missed = _complaints.due("", time.monotonic())
+    if missed is not None:
+        log.warning("cannot accept a link", reason=str(error) + and_more(missed))

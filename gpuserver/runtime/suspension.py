@@ -3,8 +3,9 @@ resumed. By the driver's checkpoints of whole processes (gpuserver/device/checkp
 
 In the order in which a crash leaves nothing worse than a vGPU that is suspended although its programs run: it gets no
 lease any more, new programs are turned away, the journal says so, and then the driver is asked. Back the other way
-round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel; the page that
-they share is a tenant's word.
+round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel, or the
+journal, which has it from the broker; the page that they share is a tenant's word. Each is reached through a pidfd,
+once its start time and its user were looked at behind that (gpuserver/device/pidfd.py).
 
 One that *dozes* (gpuserver/runtime/dozing.py) was suspended by its server because nobody used it. What it was promised
 it keeps, new programs are let in, and it comes back as soon as one of its programs wants the GPU.
@@ -16,7 +17,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from client_hook import interpreter
 from gpuserver.core.leases import Mode
+from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
-from vgpu.protocol.peer import is_alive
 from vgpu.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -180,9 +181,8 @@ class Suspension:
             answer = Answer(str(error), tuple(process.pid for process in processes), 0)
         lost = [process for process in processes if answer.reason or process.pid in answer.stuck]
         for process in lost:
-            if is_alive(process):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(process.pid, signal.SIGKILL)
+            with suppress(OSError), opened(self._target(vgpu, process)) as pidfd:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         vgpu.still = False
         if lost:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
@@ -256,21 +256,32 @@ class Suspension:
         """Those that are in it, once its broker is there to say."""
         with trio.move_on_after(BROKER_S):
             await vgpu.registered.wait()
-            # A broker tells of one after the other; a page tells nobody that it has changed.
-            while vgpu.link is None or len(vgpu.present) < len(vgpu.alive):  # noqa: ASYNC110
+            # A broker of an older release reports one after the other, and does not say which is the last one.
+            while vgpu.link is None or not (vgpu.lists or self._all_told(vgpu)):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         if vgpu.link is None:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the broker of {vgpu.record.vgpu_id} is not back yet", "try again")
         return list(vgpu.programs)
 
+    @staticmethod
+    def _all_told(vgpu: Vgpu) -> bool:
+        """As far as the page says, which can only delay."""
+        return vgpu.activity is not None and len(vgpu.members) >= vgpu.activity.processes
+
+    @staticmethod
+    def _target(vgpu: Vgpu, process: Process) -> Target:
+        owner = vgpu.record.owner
+        return Target.of(process, owner.uid, owner.share_gid, vgpu.uid_of(process))
+
     async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
         if not processes and action != "probe":
             return Answer("", (), 0)
-        names = [f"{process.pid}:{process.start_time}" for process in processes]
+        names = [self._target(vgpu, process).text for process in processes]
         home = vgpu.passage.home
         onto = [f"{home}={self._server.facts.uuid}"] if home else []
-        argv = [sys.executable, "-m", "gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names]
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DRIVER}
+        argv = interpreter.command("gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names)
+        inherited = interpreter.environment(os.environ)
+        environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}
         try:
             # One thread from start to end: the child is killed with the thread that started it (PR_SET_PDEATHSIG).
             with trio.CancelScope(shield=True):  # half done is worse than late

@@ -8,6 +8,7 @@ is bounded: who takes its chunks too slowly loses events, and is told how many.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,10 @@ from gpuserver.core.registry import VgpuRecord
 from gpuserver.core.trace import Recorder, noted
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
+from vgpu.limits import is_exempt
 from vgpu.protocol.messages import Notice
 from vgpu.protocol.trace import TraceChunk, TracedGpu, TracedVgpu
+from vgpu.units import counted
 
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
@@ -34,7 +37,6 @@ LAG_S: Final = 0.1
 MOST_RECORDS: Final = 50_000
 CHUNK_RECORDS: Final = 2_000
 """A frame of the control link holds 1 MiB, a record takes 200 bytes or less."""
-MOST_AT_ONCE: Final = 4
 PPM: Final = 1_000_000
 
 
@@ -43,18 +45,15 @@ class Tracing:
 
     def __init__(self, server: GpuServer) -> None:
         self._server = server
-        self._running = 0
+        self._running: Counter[int] = Counter()
 
-    async def stream(self, request_id: int, duration_ns: int, *, work: bool = True) -> AsyncGenerator[Notice, None]:
-        """``VgpuError`` (unavailable): there are ``MOST_AT_ONCE`` recordings of this GPU already. ``work`` False: hooks
-        are not asked what they see of it."""
-        if self._running >= MOST_AT_ONCE:
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE,
-                f"GPU {self._server.facts.index} is being recorded by {MOST_AT_ONCE} others",
-                "try again when one of them has ended",
-            )
-        self._running += 1
+    async def stream(
+        self, request_id: int, uid: int, duration_ns: int, *, work: bool = True
+    ) -> AsyncGenerator[Notice, None]:
+        """``VgpuError`` (unavailable): there are as many recordings of this GPU as there may be for ``uid``. ``work``
+        False: hooks are not asked what they see of it."""
+        self._check_place(uid)
+        self._running[uid] += 1
         recording = _Recording(self._server, duration_ns, work=work)
         try:
             while not recording.done:
@@ -63,8 +62,26 @@ class Tracing:
                 if not chunk.records or len(chunk.records) < CHUNK_RECORDS:
                     await recording.go_on()
         finally:
-            self._running -= 1
+            self._running[uid] -= 1
             recording.close()
+
+    def _check_place(self, uid: int) -> None:
+        limits, gpu = self._server.settings.limits, f"GPU {self._server.facts.index}"
+        most = limits.recordings
+        if not is_exempt(uid):
+            if self._running[uid] >= limits.recordings_per_user:
+                raise VgpuError(
+                    ErrorCode.UNAVAILABLE,
+                    f"{gpu} is being recorded {counted(self._running[uid], 'time')} by uid {uid}, a user's most",
+                    "try again when that recording has ended",
+                )
+            most -= limits.recordings_kept
+        if self._running.total() >= most:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"{gpu} is being recorded by {self._running.total()} others",
+                "try again when one of them has ended",
+            )
 
 
 class _Recording:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import trio
 
@@ -17,7 +18,7 @@ from gpuserver.device.nvml import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
 from vgpu.choices import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 
@@ -83,21 +84,30 @@ class Planned:
     client_priority: str = ""
 
 
+NOT_PLANNED: Final = Planned(0, 0)
+
+
 @dataclass(slots=True, eq=False)
 class Vgpu:
     """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
     descriptor, handed to every broker of this vGPU.
 
-    ``present``: its processes by slot, by its broker's word. ``still``: its programs stand still, or are about to.
+    ``members``: its processes by slot, by its broker's word, which has it from the kernel. Nothing that stands in the
+    page adds a process to them or takes one away. ``returning``: those of before, by the journal, until the broker of
+    this server has told of its own. ``still``: its programs stand still, or are about to.
     ``dozing``: its processes that stand still because nobody used it, until one of them wants the GPU; empty: it does
     not doze. ``lends``: what it was promised is free meanwhile. ``unmoved``: why it could not be suspended or resumed
     by itself.
     ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has
-    may be in the host's memory, so that it gets no leases. ``swaps_out``, ``swaps_in``: how often it left and came.
+    may be in the host's memory, so that it gets no leases. ``driver_bytes``: what the driver showed of its processes
+    when they last ran, by pid; None: it was not asked yet, or does not answer. ``swaps_out``, ``swaps_in``: how often
+    it left and came.
     ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
     with ``refusal`` if it was not taken there.
 
-    ``link``: to its broker, while there is one; ``custody``: of whoever keeps that alive. ``admits``: set once the
+    ``link``: to its broker, while there is one; ``lists``: that one gives and takes the list of processes.
+    ``listens``: its socket was open.
+    ``custody``: of whoever keeps that alive. ``admits``: set once the
     broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
     ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
     counted. ``shown``: the most of that, and of what others count, that was told; ``served``: of what it has had.
@@ -105,7 +115,8 @@ class Vgpu:
     implicit of each of its processes. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs
     of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
     was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
-    what the scheduler was told of it last. ``closed``: its account when the scheduler forgot it for ever. ``written``:
+    what the scheduler was told of it last; ``told_places``: what its broker was told of the places of the MPS server.
+    ``closed``: its account when the scheduler forgot it for ever. ``written``:
     the journal has had it, so whoever asked for it is told that there is one.
     """
 
@@ -116,6 +127,8 @@ class Vgpu:
     activity_fd: int = -1
     broker: Process = NO_PROCESS
     link: MessageStream | None = None
+    lists: bool = False
+    listens: bool = False
     registered: trio.Event = field(default_factory=trio.Event)
     admits: trio.Event = field(default_factory=trio.Event)
     removed: trio.Event = field(default_factory=trio.Event)
@@ -131,15 +144,18 @@ class Vgpu:
     compared: set[Process] = field(default_factory=set)
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
+    told_places: tuple[tuple[int, int], ...] = ()
     closed: Book | None = None
     still: bool = False
     dozing: tuple[Process, ...] = ()
     lends: bool = False
     unmoved: str = ""
     away: bool = False
+    driver_bytes: dict[int, int] | None = None
     swaps_out: int = 0
     swaps_in: int = 0
-    present: dict[int, Process] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    returning: tuple[Member, ...] = ()
     turn: trio.Lock = field(default_factory=trio.Lock)
     passage: Passage = AT_REST
     settled: trio.Event = field(default_factory=trio.Event)
@@ -148,9 +164,18 @@ class Vgpu:
     written: bool = False
 
     @property
+    def present(self) -> dict[int, Process]:
+        """Its living processes, by slot."""
+        return {slot: member.process for slot, member in self.members.items() if member.alive}
+
+    @property
     def slots(self) -> list[SlotReading]:
-        """Its processes, a tenant's word; none while the page is away."""
-        return [] if self.activity is None else self.activity.slots()
+        """What its processes say of their work; none while the page is away. Which processes those are, and whether
+        they live, is no word of theirs."""
+        if self.activity is None:
+            return []
+        page, members = self.activity, sorted(self.members.items())
+        return [page.read_member(slot, one.process.pid, one.process.start_time, one.alive) for slot, one in members]
 
     @property
     def ledger(self) -> Ledger:
@@ -158,7 +183,7 @@ class Vgpu:
         if self.activity is None:
             return NO_LEDGER
         begun = self.activity.ledger_epoch
-        return Ledger(begun, tuple(self.activity.slots()), self.activity.ledger_epoch)
+        return Ledger(begun, tuple(self.slots), self.activity.ledger_epoch)
 
     @property
     def alive(self) -> list[SlotReading]:
@@ -171,10 +196,15 @@ class Vgpu:
         before = (process for process in self.passage.programs if is_running(process))
         return tuple(dict.fromkeys((*self.present.values(), *before)))
 
+    def uid_of(self, process: Process) -> int:
+        """By which the kernel knew it when it attached; −1: not known any more."""
+        known = (*self.members.values(), *self.returning)
+        return next((member.uid for member in known if member.process == process), -1)
+
     @property
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
-        return bounded(self.past.refusals + (0 if self.activity is None else self.activity.refusals))
+        return bounded(self.past.refusals + sum(slot.refusals for slot in self.alive))
 
     @property
     def refused_bytes(self) -> int:
@@ -235,8 +265,34 @@ class Vgpu:
 
     @property
     def kept_bytes(self) -> int:
-        """Of what it has on the card and was not promised, what cannot give way."""
-        return max(0, self.borrowed_bytes - self.here_bytes)
+        """Of what it has on the card and was not promised, what cannot give way. Its ledger is believed as far as the
+        driver shows that much for the same process: with a lie it would keep others from what is free."""
+        record = self.record
+        if record.suspended and not self.swaps:
+            return 0
+        if self.activity is None or self.driver_bytes is None:
+            return min(max(0, self.borrowed_bytes - self.here_bytes), record.memory_limit_bytes)
+        claimed: dict[int, int] = {}
+        for slot in self.slots:
+            claimed[slot.pid] = claimed.get(slot.pid, 0) + self._kept_of(slot)
+        shown = {pid: amount or record.memory_limit_bytes for pid, amount in self.driver_bytes.items()}
+        owned = sum(min(amount, shown.get(pid, 0)) for pid, amount in claimed.items())
+        # What is reserved is on its way to the card, and the driver may not show it yet.
+        reserved = min(sum(slot.reserved_bytes for slot in self.slots), record.memory_limit_bytes)
+        promised = 0 if record.spec.oversubscribe is not None else record.promised_memory_bytes
+        most = self.grants.total_memory_bytes
+        if record.borrows and record.spec.oversubscribe is None:
+            most = max(0, min(record.memory_limit_bytes, most) - promised)
+        return min(max(0, self.grants.implicit_bytes + owned + reserved - promised), most)
+
+    def _kept_of(self, slot: SlotReading) -> int:
+        """Of what a process says that it owns, what cannot leave the card."""
+        owned = sum(slot.committed_bytes)
+        if self.record.spec.oversubscribe is not None:
+            owned -= slot.committed_bytes[MANAGED]
+        if self.swaps and slot.index not in self.companies:
+            owned -= slot.committed_bytes[DEVICE]
+        return owned
 
     @property
     def away_bytes(self) -> int:
@@ -283,7 +339,15 @@ class Vgpu:
     def row(self, book: Book | None) -> VgpuRow:
         """As the journal remembers it, with the account that it has now."""
         passage = replace(self.passage, programs=self.programs)
-        return VgpuRow.of(self.record, self.booked(book), suspended=self.still, passage=passage, dozing=self.dozing)
+        back = [one for one in self.returning if one.process not in self.present.values() and is_running(one.process)]
+        return VgpuRow.of(
+            self.record,
+            self.booked(book),
+            suspended=self.still,
+            passage=passage,
+            dozing=self.dozing,
+            members=(*self.members.values(), *back),
+        )
 
     @property
     def share(self) -> Share:
@@ -346,7 +410,7 @@ class Vgpu:
     def take_activity(self, descriptor: int) -> None:
         """Map the page that its broker kept; owns ``descriptor`` from here on. ``PageError`` if it is no such page."""
         try:
-            page = ActivityPage.map(descriptor)
+            page = ActivityPage.map(descriptor, repair=True)
         except BaseException:
             os.close(descriptor)
             raise

@@ -131,6 +131,47 @@ def test_a_slot_belongs_to_who_holds_it() -> None:
     assert admissions.knock(attach(slot=0), peer(1), VGPU, NOW) == Admission(3, known=False)
 
 
+def test_a_process_has_one_slot() -> None:
+    """However often it knocks: it has failed before it took that slot and gets the same one, or it is refused."""
+    admissions = Admissions()
+    assert admissions.knock(attach(), peer(1), VGPU, NOW) == Admission(0, known=False)
+    assert admissions.knock(attach(), peer(1), VGPU, NOW, unused=True) == Admission(0, known=True)
+    for asked in (-1, 5):
+        refused = admissions.knock(attach(slot=asked), peer(1), VGPU, NOW)
+        assert isinstance(refused, Refused)
+        assert refused.error == (
+            "process 1 is in vgpu-00000001 already, and a process attaches once; start the program again"
+        )
+    assert len(admissions) == 1
+    admissions.died(0, Process(1, 100))  # its slot was found left: it is another program now
+    assert admissions.knock(attach(), peer(1), VGPU, NOW) == Admission(1, known=False)
+
+
+def test_who_was_let_in_may_become_another_user() -> None:
+    admissions = Admissions()
+    admissions.knock(attach(), peer(1), VGPU, NOW)
+    assert admissions.knock(attach(slot=0), peer(1, uid=5), VGPU, NOW) == Admission(0, known=True)
+    admissions.expect({Process(2, 200): 7})
+    assert isinstance(admissions.knock(attach(slot=7, role="observer"), peer(2, uid=5), VGPU, NOW), Refused)
+    assert admissions.knock(attach(slot=7), peer(2, uid=5), VGPU, NOW) == Admission(7, known=False)
+    refused = admissions.knock(attach(slot=7), peer(3, uid=5), VGPU, NOW)
+    assert isinstance(refused, Refused)
+    assert refused.code == "not-yours"
+
+
+def test_a_slot_that_no_list_names_is_kept_for_the_process_that_the_kernel_says_it_is() -> None:
+    admissions = Admissions(capacity=3)
+    admissions.adopt(0, Process(1, 100), dead=False)
+    admissions.set_aside([0, 1, 2])
+    assert admissions.aside == {1, 2}
+    assert isinstance(admissions.knock(attach(), peer(5), VGPU, NOW), Refused)
+    assert isinstance(admissions.knock(attach(slot=1), peer(5), VGPU, NOW), Refused), "the page names another one"
+    assert admissions.knock(attach(slot=1), peer(2), VGPU, NOW, names=True) == Admission(1, known=False, found=True)
+    admissions.give_up(2)
+    assert admissions.knock(attach(), peer(5), VGPU, NOW) == Admission(2, known=False)
+    assert list(admissions.held()) == [(0, Process(1, 100)), (1, Process(2, 200)), (2, Process(5, 500))]
+
+
 def test_the_living_cannot_be_buried() -> None:
     admissions = Admissions()
     admissions.knock(attach(), peer(1), VGPU, NOW)
@@ -179,8 +220,13 @@ class Slots(RuleBasedStateMachine):
     def come_back(self, which: tuple[int, Process]) -> tuple[int, Process]:
         slot, process = which
         decision = self.admissions.knock(attach(slot=slot), replace(peer(), process=process), VGPU, NOW)
-        if self.holders.get(slot) == (process, SlotState.HELD):
+        held = [number for number, holder in self.holders.items() if holder == (process, SlotState.HELD)]
+        assert len(held) <= 1
+        if held == [slot]:
             assert decision == Admission(slot, known=True)
+            return which
+        if held:
+            assert isinstance(decision, Refused)
             return which
         if isinstance(decision, Refused):
             assert len(self.holders) == 4

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import trio
 
+from vgpu.broker import runtime
 from vgpu.broker.runtime import Broker, agreed
 from vgpu.protocol.broker import Closed, FromBroker, Look, ToBroker
 from vgpu.protocol.codec import ProtocolError
@@ -69,7 +70,67 @@ def names(union: Any, since: int | None = None) -> set[str]:
 
 
 def test_what_the_first_version_does_not_know_says_since_when_it_is() -> None:
-    """An older end closes the link of whoever tells it such a thing. Servers do not ask yet what their brokers know."""
+    """An older end closes the link of whoever tells it such a thing."""
     assert names(FromBroker, since=1) == {"Register", "Listening", "Attached", "Died", "Reaped", "Closed"}
-    assert names(ToBroker) == {"Adopt", "Gone", "Stop"}
+    assert names(ToBroker, since=1) == {"Adopt", "Gone", "Stop"}
     assert max(message.since for message in get_args(get_args(FromBroker)[0])) <= PROTOCOL_VERSION
+
+
+@pytest.mark.parametrize("error", [trio.ClosedResourceError("it fills"), OSError("no descriptor"), CLOSED])
+def test_no_end_of_a_link_ends_the_broker(monkeypatch: pytest.MonkeyPatch, error: object) -> None:
+    """A link whose other end does not read is closed by whoever sends, while this task receives."""
+
+    async def scene() -> None:
+        broker = Broker("vgpu-00000001", Path("/nowhere"), Path("/nowhere"))
+        tries = []
+        near, far = (trio.socket.from_stdlib_socket(sock) for sock in socket.socketpair())
+
+        async def connect(path: Path) -> MessageStream:
+            tries.append(path)
+            if len(tries) == 3:
+                broker._nursery.cancel_scope.cancel()
+                await trio.sleep_forever()
+            return MessageStream(near)
+
+        async def converse(link: MessageStream) -> None:
+            if isinstance(error, Exception):
+                raise error
+            link.close()
+            await link.receive()
+
+        monkeypatch.setattr(runtime, "connect", connect)
+        monkeypatch.setattr(broker, "_converse", converse)
+        await broker.run()
+        assert len(tries) == 3
+        far.close()
+
+    trio.run(scene)
+
+
+def test_a_visitor_of_whom_the_kernel_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(sock: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def scene() -> None:
+        near, far = (trio.socket.from_stdlib_socket(sock) for sock in socket.socketpair())
+        monkeypatch.setattr(runtime, "peer_of", none_left)
+        await Broker("vgpu-00000001", Path("/nowhere"), Path("/nowhere"))._receive(near)
+        assert await far.recv(1) == b""
+        far.close()
+
+    trio.run(scene)
+
+
+def test_an_error_of_ours_ends_one_visitors_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(stream: MessageStream, peer: object) -> None:
+        raise KeyError("ours")
+
+    async def scene() -> None:
+        near, far = (trio.socket.from_stdlib_socket(sock) for sock in socket.socketpair())
+        broker = Broker("vgpu-00000001", Path("/nowhere"), Path("/nowhere"))
+        monkeypatch.setattr(broker, "_attach", fails)
+        await broker._receive(near)
+        assert await far.recv(1) == b""
+        far.close()
+
+    trio.run(scene)

@@ -15,10 +15,10 @@ from gpuserver.core.admission import (
     fits,
     largest_guarantee,
     overcommitted,
-    pack,
     packing_ratio,
 )
 from gpuserver.core.leases import Mode, Share
+from gpuserver.core.packing import pack
 from gpuserver.core.policy import PPM
 
 GIB = 2**30

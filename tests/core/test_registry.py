@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from gpuserver.core.admission import Refusal, fits
 from gpuserver.core.leases import Mode, Priority, Share
-from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord, refusal_error
+from gpuserver.core.registry import MAX_VGPUS, Card, Owner, PerUser, Registry, VgpuRecord, refusal_error
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -171,6 +172,52 @@ def test_names_are_unique_and_free_again() -> None:
     assert str(refused(ErrorCode.EXISTS, found, "a", sm_percent=10)) == "a exists already"
     found.change("a", VgpuChanges.parse(name="y"), 0)
     create(found, "b", sm_percent=10, name="x")
+
+
+def test_a_name_is_one_owners() -> None:
+    found = registry()
+    spec = VgpuSpec.parse(sm_percent=10, memory_bytes="1G", name="x")
+    found.create("a", spec, Owner(1), 0)
+    found.create("b", spec, Owner(2), 0)
+    with pytest.raises(VgpuError, match="a has the name 'x' already"):
+        found.create("c", spec, Owner(1), 0)
+    found.check()
+
+
+@pytest.mark.parametrize("name", ["0123abcd", "0123ABCD", "deadbeef", "12345678"])
+def test_a_name_that_looks_like_an_id_is_refused_and_an_old_one_stays(name: str) -> None:
+    found = registry()
+    refused(ErrorCode.INVALID, found, "a", sm_percent=10, name=name)
+    create(found, "a", sm_percent=10, name="x")
+    with pytest.raises(VgpuError, match="looks like a vGPU's id"):
+        found.change("a", VgpuChanges.parse(name=name), 0)
+    found.restore([("b", 7, VgpuSpec.parse(sm_percent=10, name=name), ME, 0, None, False)])
+    found.change("b", VgpuChanges.parse(sm_percent=11), 0)
+
+
+def test_a_user_has_a_part_of_the_vgpus_and_some_are_kept_for_root() -> None:
+    found = Registry(H200, Mode.TEMPORAL, PerUser(most=64, kept=16, exempt=frozenset({0, 500})))
+    small = VgpuSpec.parse(sm_percent=1, memory_bytes="64M", overcommit=True)
+
+    ids = (f"v{n}" for n in count())
+
+    def make(uid: int) -> str:
+        try:
+            found.create(next(ids), small, Owner(uid), 0)
+        except VgpuError as error:
+            return error.message if error.code is ErrorCode.NO_ROOM else error.code
+        return ""
+
+    for uid in (1, 2, 3):
+        assert {make(uid) for _ in range(64)} == {""}
+        assert make(uid) == f"uid {uid} has 64 vGPUs on this GPU, a user's most"
+    assert {make(4) for _ in range(48)} == {""}
+    for uid in (4, 5):
+        assert make(uid) == "this GPU has 240 vGPUs, and keeps the last 16 for root"
+    assert {make(uid) for uid in (0, 500) for _ in range(8)} == {""}
+    assert make(0) == f"this GPU has {MAX_VGPUS} vGPUs, its most"
+    found.remove("v0")
+    assert make(1) == "this GPU has 255 vGPUs, and keeps the last 16 for root"
 
 
 def test_expiry() -> None:

@@ -438,6 +438,22 @@ def test_run_makes_a_vgpu_and_removes_it_after(node: FakeNode, tmp_path: Path) -
     assert node.asked[1].force
 
 
+def test_run_puts_a_sanitizers_runtime_first(node: FakeNode, tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text("""
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) { puts(getenv("LD_PRELOAD")); return 0; }
+""")
+    main = tmp_path / "main"
+    if subprocess.run(["gcc", "-fsanitize=address", "-o", main, tmp_path / "main.c"], check=False).returncode:
+        pytest.skip("gcc here has no runtime for -fsanitize=address")
+    node.answers["create"] = lambda _: dump(vgpu_reading())
+    node.answers["remove"] = lambda _: dump(vgpu_reading())
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--", str(main))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("libasan.so")
+
+
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
 def test_run_removes_the_vgpu_of_a_program_that_never_ran(
     node: FakeNode, tmp_path: Path, program: str, code: int

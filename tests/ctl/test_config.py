@@ -60,7 +60,7 @@ def test_the_example_speaks_of_every_key_and_says_what_holds_anyway() -> None:
     text = shipped("config.toml").read_text()
     assert parsed(text) == Config()
     spoken = parsed(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.M))
-    for model in (spoken.serve, spoken.gpu[1], spoken.dashboard, spoken.metrics):
+    for model in (spoken.serve, spoken.gpu[1], spoken.dashboard, spoken.metrics, spoken.limits):
         assert model.model_fields_set == set(type(model).model_fields)
 
 
@@ -192,6 +192,6 @@ def test_serve_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_known_keys_are_those_of_the_models() -> None:
-    assert known_keys() == ["serve", "gpu", "metrics", "dashboard"]
+    assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "limits"]
     assert known_keys("gpu", "0") == ["mode", "quantum", "window"]
     assert known_keys("metrics") == ["listen"]

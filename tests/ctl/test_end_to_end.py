@@ -292,6 +292,27 @@ def test_doctor_sees_the_node(node: Node) -> None:
     assert "2 simulated GPUs" in found["found"]
 
 
+def test_stop_names_who_waits_and_what_ends_that(node: Node) -> None:
+    other = Node(node.directory / "stopped")
+    other.directory.mkdir()
+    script = f"""
+        vgpuctl serve --detach --simulate 1 >/dev/null
+        vgpuctl run --name trainer --sm 30 --mem 2G -- {sys.executable} -m vgpu.workload --seconds 600 >said 2>&1 &
+        until grep -q kernels/s said; do sleep 0.1; done
+        vgpuctl ps -o json; echo; echo ---
+        vgpuctl stop
+        kill $! && vgpuctl serve --detach --simulate 1 >/dev/null; wait; vgpuctl stop"""
+    done = other.shell(f"PATH={node.directory}/bin:$PATH; {script}")
+    listed, _, said = done.stdout.partition("---\n")
+    [program] = json.loads(listed)
+    first, second, third, last = said.splitlines()
+    assert re.fullmatch(r"node \d+ stopped", first)
+    told = f"1 program in 1 vGPU waits until a node serves again: {program['command']} (pid {program['pid']}, trainer)"
+    assert second == told
+    assert third.startswith("  → vgpuctl serve --detach")
+    assert re.fullmatch(r"node \d+ stopped", last)
+
+
 # --- the demonstration ----------------------------------------------------------------------------------------------
 
 

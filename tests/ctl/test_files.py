@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vgpu.ctl.main import run
-from vgpu.errors import VgpuError
-from vgpu.files import replaced
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive, replaced
 
 
 def test_a_file_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -100,3 +100,21 @@ def test_commands_write_through(command: str, tmp_path: Path, monkeypatch: pytes
     reader.join(10)
     assert heard[0]
     assert fifo.is_fifo()
+
+
+def test_a_lock_is_for_nobody_else_to_open_whatever_the_umask_and_the_file_of_before(tmp_path: Path) -> None:
+    path, refusal = tmp_path / "lock", VgpuError(ErrorCode.EXISTS, "taken")
+    path.touch()
+    path.chmod(0o644)
+    before = os.umask(0)
+    try:
+        with exclusive(path, refusal):
+            assert path.stat().st_mode & 0o777 == 0o600
+            with pytest.raises(VgpuError, match="taken"):
+                exclusive(path, refusal)
+        exclusive(path, refusal).close()
+    finally:
+        os.umask(before)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        exclusive(tmp_path / "link", refusal)

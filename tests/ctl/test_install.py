@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,104 @@ def test_only_entries_of_the_hook_are_touched(text: str) -> None:
     assert preload_file_entries(without) == others
     comments = [line.partition("#")[2] for line in text.splitlines() if "#" in line]
     assert [line.partition("#")[2] for line in without.splitlines() if "#" in line] == comments
+
+
+# --- other users, and whole or not at all ---------------------------------------------------------------------------
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Modes and contents; of a link, where it leads."""
+    return {
+        str(path.relative_to(root)): (
+            stat.S_IMODE(path.lstat().st_mode),
+            bytes(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b"",
+        )
+        for path in root.rglob("*")
+    }
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("strict")
+def test_every_user_can_read_what_is_installed_for_all(system: SystemInstallation, loadable: Path) -> None:
+    system.install(loadable)
+    files = (system.library, system.preload_file)
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o755, 0o644]
+    for part in list(system.library.relative_to(system.root).parents)[:-1]:
+        assert (system.root / part).stat().st_mode & 0o005 == 0o005, part
+    system.library.chmod(0o700)
+    system.library.parent.chmod(0o700)
+    system.preload_file.chmod(0o600)
+    system.install(loadable)  # puts right what an older version has left
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o755, 0o644]
+    assert stat.S_IMODE(system.library.parent.stat().st_mode) == 0o755
+
+
+def test_a_library_that_another_user_cannot_reach_is_not_installed(system: SystemInstallation, loadable: Path) -> None:
+    (system.root / "usr").mkdir(mode=0o700)
+    before = everything(system.root)
+    with pytest.raises(HookError, match=r"other users cannot reach .*/usr is closed to them"):
+        system.install(loadable)
+    assert everything(system.root) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+@pytest.mark.parametrize("where", ["usr/local", "usr/local/lib/vgpu", "etc"])
+def test_a_directory_that_is_not_roots_is_refused(system: SystemInstallation, loadable: Path, where: str) -> None:
+    directory = system.root / where
+    directory.mkdir(parents=True, exist_ok=True)
+    before = everything(system.root)
+    os.chown(directory, 65534, 0)
+    with pytest.raises(HookError, match=f"{where} belongs to uid 65534"):
+        system.install(loadable)
+    os.chown(directory, 0, 0)
+    directory.chmod(0o777)
+    with pytest.raises(HookError, match=f"every user can write to .*{where}"):
+        system.install(loadable)
+    directory.chmod(0o755)
+    assert everything(system.root) == before
+
+
+@pytest.mark.parametrize("older", [None, b"an older hook"])
+def test_an_installation_that_fails_leaves_nothing(
+    system: SystemInstallation, loadable: Path, older: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/etc is read-only, say."""
+    if older is not None:
+        system.library.parent.mkdir(parents=True)
+        system.library.write_bytes(older)
+    before = everything(system.root)
+
+    def refused(path: Path, text: str) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(install, "_write", refused)
+    with pytest.raises(HookError, match=r"cannot change .*ld.so.preload: Read-only file system"):
+        system.install(loadable)
+    assert everything(system.root) == before
+
+
+@pytest.mark.parametrize("text", ["", "# the distribution's\n/usr/lib/other.so\n"])
+def test_a_link_stays_a_link(system: SystemInstallation, loadable: Path, text: str) -> None:
+    (system.root / "etc/real.preload").write_text(text)
+    system.preload_file.symlink_to("real.preload")
+    before = everything(system.root)
+    system.install(loadable)
+    assert system.preload_file.is_symlink()
+    system.uninstall()
+    after = everything(system.root)
+    assert {name: after[name] for name in before if name.startswith("etc")} == {
+        name: before[name] for name in before if name.startswith("etc")
+    }
+
+
+def test_a_link_that_leads_nowhere_stays_one(system: SystemInstallation, loadable: Path) -> None:
+    system.preload_file.symlink_to("real.preload")
+    system.install(loadable)
+    system.uninstall()
+    assert system.preload_file.readlink() == Path("real.preload")

@@ -31,6 +31,13 @@ def test_nothing_odd_is_nothing_to_do() -> None:
         ({"open_files": 256}, "open files", Verdict.NOTE, "ulimit -n 1024"),
         ({"open_files": 256, "open_files_hard": 512}, "open files", Verdict.NOTE, "limits.conf"),
         ({"container": "docker"}, "container", Verdict.NOTE, "mount"),
+        ({"foreign_pid_namespace": True}, "PID namespace", Verdict.MISSING, "--pid host"),
+        (
+            {"foreign_pid_namespace": True, "pid_namespace_allowed": True},
+            "PID namespace",
+            Verdict.NOTE,
+            "VGPU_ALLOW_PID_NAMESPACE=1",
+        ),
         ({"clock_offset_s": 0.2}, "clock", Verdict.NOTE, "unshare"),
         ({"clock_offset_s": -86400.0}, "clock", Verdict.MISSING, "unshare"),
         ({"preloaded": (Preloaded(OURS, "gone"),)}, "preloaded hook", Verdict.NOTE, "unset LD_PRELOAD"),

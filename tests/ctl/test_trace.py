@@ -173,5 +173,10 @@ def test_without_matplotlib_it_says_what_to_install(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert run(["trace", "--png", "p.png"]) == Exit.FAILURE
-    assert "pip install matplotlib" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "no picture: --png draws with matplotlib, which is not installed" in said.err
+    assert "pip install matplotlib" in said.err
+    assert "trace.json: open it at" in said.out
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]  # what was recorded is not lost
+    assert not Path("p.png").exists()
     assert run(["trace"]) == Exit.OK

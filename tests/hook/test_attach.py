@@ -425,42 +425,6 @@ def test_without_mps_a_spatial_process_does_not_start(stage: Stage, tmp_path: Pa
     assert "without it nothing would limit this program" in line
 
 
-def test_under_mps_it_is_the_client_that_it_was_told_to_be(stage: Stage, tmp_path: Path) -> None:
-    """Whatever its own environment says: SMs, memory as the second line of defence, priority, whose daemon."""
-    told = {
-        "CUDA_MPS_PIPE_DIRECTORY": ("mps_pipe_directory", str(tmp_path)),
-        "CUDA_MPS_LOG_DIRECTORY": ("mps_log_directory", str(tmp_path / "log")),
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("mps_active_thread_percentage", "30.31"),
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ("mps_pinned_memory_limit", "0=2048M"),
-        "CUDA_MPS_CLIENT_PRIORITY": ("mps_client_priority", "1"),
-    }
-    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
-    vgpu.reply_changes = dict(told.values())
-    (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
-    read = f"""
-libc = ctypes.CDLL(None)
-libc.getenv.restype = ctypes.c_char_p
-print(*[libc.getenv(name.encode()).decode() for name in {list(told)}])
-"""
-    own = {"CUDA_MPS_CLIENT_PRIORITY": "0", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G"}
-    ran = stage.run(INIT + read, stage.environment(vgpu, **own))
-    assert ran.stdout.split() == ["0", *(value for _, value in told.values())], ran.stderr
-
-
-def test_under_mps_all_sms_are_not_what_its_parent_had(stage: Stage, tmp_path: Path) -> None:
-    """With --burst; the parent, of a vGPU without, was told a percentage, and handed it on."""
-    vgpu = stage.vgpu(mode=PageMode.SPATIAL)
-    vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": ""}
-    (tmp_path / "simulated-mps").write_text(f"{os.getpid()} {start_time(os.getpid())}")
-    read = """
-libc = ctypes.CDLL(None)
-libc.getenv.restype = ctypes.c_char_p
-print(libc.getenv(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"))
-"""
-    ran = stage.run(INIT + read, stage.environment(vgpu, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30.31"))
-    assert ran.stdout.split() == ["0", "None"], ran.stderr
-
-
 def test_under_mps_it_tells_how_many_sms_it_got(stage: Stage, tmp_path: Path) -> None:
     vgpu = stage.vgpu(mode=PageMode.SPATIAL)
     vgpu.reply_changes = {"mps_pipe_directory": str(tmp_path), "mps_active_thread_percentage": "30.31"}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.hook.stage import GIB, Stage, eventually
+from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.talk import PROLOGUE, THREADS, Talk
 
 OUT_OF_MEMORY, INVALID_CONTEXT = 2, 201
@@ -361,3 +361,16 @@ say()
 """,
     )
     assert [talk.next()[1].charged_bytes for _ in range(2)] == [8 << 20, 0]
+
+
+@pytest.mark.parametrize("asked", ["byref(word), None", "None, byref(word)", "None, None"])
+def test_memory_that_is_asked_for_in_part(vgpu: StagedVgpu, stage: Stage, asked: str) -> None:
+    """NVIDIA's driver takes a NULL for either result of cuMemGetInfo."""
+    program = f"""
+from ctypes import byref, c_size_t
+from tests.hook.app import App
+app, word = App(), c_size_t()
+print(app.result("cuMemGetInfo_v2", {asked}), word.value <= {8 * GIB})
+"""
+    ran = stage.run(program, stage.environment(vgpu))
+    assert (ran.returncode, ran.stdout) == (0, "0 True\n"), ran.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from client_hook import interpreter
 from tests.integration import process
 from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
@@ -54,8 +55,8 @@ class SimulatedNode:
             "VGPU_LOG": "json",
         }
         self._mode: ModeChoice = mode
-        self._argv = [sys.executable, "-m", "tests.integration.hasty" if hasty else "vgpu.node"]
-        self._argv += ["--simulate", str(count), "--mode", mode, *options]
+        self.argv = [sys.executable, "-m", "tests.integration.hasty"] if hasty else interpreter.command("vgpu.node")
+        self.argv += ["--simulate", str(count), "--mode", mode, *options]
         self._started: list[subprocess.Popen[str]] = []
         self._children: list[process.Child] = []
 
@@ -70,7 +71,7 @@ class SimulatedNode:
     def start(self) -> None:
         """Also after ``kill_node``: another supervisor, over what the first has left."""
         with (self.directory / "node.log").open("ab") as log:
-            self.supervisor = subprocess.Popen(self._argv, env=self.environment, stdout=log, stderr=log)
+            self.supervisor = subprocess.Popen(self.argv, env=self.environment, stdout=log, stderr=log)
         eventually(self._answers, "the node's first answer", 2 * PATIENCE_S)
 
     def _answers(self) -> bool:

@@ -13,8 +13,11 @@ import pytest
 
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
+from cython_ext.rehearsal import Process
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
+from tests.integration.strangers import crowd
+from vgpu.ctl.main import run as vgpuctl
 from vgpu.protocol.messages import VgpuReading
 
 
@@ -67,12 +70,11 @@ def test_an_observer_gets_pages_and_no_slot(door: Path, node: SimulatedNode, vgp
 
 
 def test_a_process_that_attaches_again_keeps_its_slot(door: Path) -> None:
-    for _ in range(2):
-        _, descriptors = knock(door, attach_request())
+    """It has one, however often it comes, and whatever slot it asks for."""
+    for asked in (-1, -1, 0, 5):
+        reply, descriptors = knock(door, attach_request(slot=asked))
         close(descriptors)
-    again, descriptors = knock(door, attach_request(slot=1))
-    close(descriptors)
-    assert again["slot"] == 1
+        assert reply["slot"] == 0
 
 
 def test_nobody_gets_another_process_s_slot(door: Path, node: SimulatedNode, vgpu: VgpuReading) -> None:
@@ -83,13 +85,24 @@ def test_nobody_gets_another_process_s_slot(door: Path, node: SimulatedNode, vgp
 
 
 def test_sixty_four_processes_and_no_more(door: Path, vgpu: VgpuReading) -> None:
-    for number in range(64):
-        reply, descriptors = knock(door, attach_request())
-        close(descriptors)
-        assert reply["slot"] == number
-    refused, descriptors = knock(door, attach_request())
-    assert (refused["ok"], refused["code"], descriptors) == (False, "full", [])
-    assert vgpu.vgpu_id in refused["error"]
+    with crowd() as processes:
+        assert [processes.knock(door)["slot"] for _ in range(64)] == list(range(64))
+        refused, descriptors = knock(door, attach_request())
+        assert (refused["ok"], refused["code"], descriptors) == (False, "full", [])
+        assert vgpu.vgpu_id in refused["error"]
+
+
+def test_a_process_that_is_at_work_does_not_attach_again(door: Path) -> None:
+    """A second slot would be a second place, and a second share of what goes round among processes."""
+    reply, descriptors = knock(door, attach_request())
+    program = Process(ActivityPage.map(descriptors[1]), GrantsPage.map_readonly(descriptors[0]), reply["slot"])
+    program.activate()
+    refused, _ = knock(door, attach_request())
+    assert (refused["ok"], refused["code"]) == (False, "unavailable")
+    assert refused["error"].startswith(f"process {os.getpid()} is in ")
+    again, fresh = knock(door, attach_request(slot=reply["slot"]))
+    assert again["slot"] == reply["slot"]
+    close([*descriptors, *fresh])
 
 
 @pytest.mark.parametrize(
@@ -182,3 +195,31 @@ def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNod
         assert len(link.list()) == 2
         link.inspect(vgpu.vgpu_id)
         link.remove(other.vgpu_id, force=True)
+
+
+def test_a_command_that_would_write_on_roots_terminal(
+    door: Path,
+    node: SimulatedNode,
+    vgpu: VgpuReading,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where it enters, and in every list that shows it."""
+    hostile = "x\x1b[2J\x9b2J\r\n12:00:00 GPU 0 removed by uid 0\u202e"
+    reply, descriptors = knock(door, attach_request(command=hostile))
+    assert reply["ok"]
+    with ActivityPage.map(descriptors[1]) as activity:
+        assert activity.read_slot(reply["slot"]).command.isprintable()
+    close(descriptors)
+    for name, value in node.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def listed() -> bool:
+        with node.link() as link:
+            return any("attached" in event.text for event in link.events(vgpu.vgpu_id))
+
+    eventually(listed, "the event of the process")
+    for command in (["events"], ["events", "-o", "json"], ["ps"], ["ps", "-o", "json"], ["logs"], ["top", "--once"]):
+        vgpuctl(command)
+        said = capsys.readouterr().out
+        assert said.replace("\n", "").isprintable(), command

@@ -157,3 +157,11 @@ def test_a_limit_below_what_is_in_use_is_warned_of_until_it_is_not(node: Simulat
     finally:
         program.end()
     eventually(lambda: not reading(node, vgpu.vgpu_id).warnings, "it has no more")
+
+
+def test_a_limit_that_no_context_fits_is_a_warning_at_create(node: SimulatedNode) -> None:
+    small = node.create(sm_percent=10, memory_bytes="64M")
+    (told,) = small.warnings
+    assert told.startswith("One CUDA context ")
+    assert "the limit is 64 MiB" in told
+    assert node.create(sm_percent=10, memory_bytes="2G").warnings == ()

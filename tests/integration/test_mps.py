@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from client_hook.environment import simulation_libraries
 from cython_ext import nativememory as native
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
@@ -21,6 +22,7 @@ from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.spatial import GRANTED_SMS, Gpu, Worker, spatial_gpu, two_at_work
+from tests.integration.strangers import crowd
 from vgpu.protocol.messages import VgpuReading
 
 ILLEGAL_ADDRESS = 700
@@ -88,49 +90,55 @@ def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode,
     assert len(processes) == 2
 
 
-def test_one_process_more_than_the_mps_server_takes(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_no_more_processes_than_the_mps_server_takes_and_a_part_of_them_for_each_vgpu(
+    node: SimulatedNode, vgpu: VgpuReading
+) -> None:
+    """One vGPU takes all but the places that are kept for the other, and one process takes one."""
     door = node.paths.broker_socket(vgpu.vgpu_id)
     other = node.create(sm_percent=30, memory_bytes="1G")
-    for taken in range(MOST_PROCESSES):
-        reply, descriptors = knock(door if taken else node.paths.broker_socket(other.vgpu_id), attach_request())
-        for descriptor in descriptors:
-            os.close(descriptor)
-        assert reply["ok"], reply
-    for closed in (door, node.paths.broker_socket(other.vgpu_id)):  # in either vGPU: the daemon is the GPU's
-        reply, _ = knock(closed, attach_request())
-        assert (reply["ok"], reply["code"]) == (False, "full")
-        assert f"{MOST_PROCESSES} processes" in reply["error"]
-    assert spatial_gpu(node).processes == MOST_PROCESSES  # who was turned away left nothing behind
+    with crowd() as processes:
+
+        def fill(vgpu_id: str) -> str:
+            while (reply := processes.knock(node.paths.broker_socket(vgpu_id)))["ok"]:
+                pass
+            assert reply["code"] == "full"
+            return str(reply["error"])
+
+        assert "are kept for other vGPUs" in fill(vgpu.vgpu_id)
+        kept = MOST_PROCESSES - spatial_gpu(node).processes
+        assert kept == 7, "of the 24 that are kept, three tenths"
+        assert f"{MOST_PROCESSES} processes already" in fill(other.vgpu_id)
+        assert spatial_gpu(node).processes == MOST_PROCESSES  # who was turned away left nothing behind
+        assert processes.knock(door)["code"] == "full"
 
 
 def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedNode, vgpu: VgpuReading) -> None:
     """That one has the lock of the vGPU's ledger, without which no slot is freed: later, then."""
     door = node.paths.broker_socket(vgpu.vgpu_id)
-    descriptors: tuple[int, ...] = ()
-    for _ in range(MOST_PROCESSES):
-        for descriptor in descriptors:
-            os.close(descriptor)
-        _, descriptors = knock(door, attach_request())
-    page = ActivityPage.map(descriptors[1])
-    ledger = native.Activity(mmap.mmap(descriptors[1], 0))
-    assert ledger.lock(0) == native.ROBUST_LOCKED
-    for _ in range(2):
-        assert knock(door, attach_request())[0]["code"] == "full"
-    assert len(page.slots()) == MOST_PROCESSES + 2
-    ledger.unlock()
-    eventually(lambda: len(page.slots()) == MOST_PROCESSES, "their slots are free")
-    assert spatial_gpu(node).processes == MOST_PROCESSES
+    _, descriptors = knock(door, attach_request())
+    with crowd() as processes:
+        for _ in range(MOST_PROCESSES - 1):
+            assert processes.knock(door)["ok"]
+        page = ActivityPage.map(descriptors[1])
+        ledger = native.Activity(mmap.mmap(descriptors[1], 0))
+        assert ledger.live(0) == native.ROBUST_LOCKED
+        assert ledger.lock(0, 0) == native.ROBUST_LOCKED
+        for _ in range(2):
+            assert processes.knock(door)["code"] == "full"
+        assert len(page.slots()) == MOST_PROCESSES + 2
+        ledger.unlock()
+        eventually(lambda: len(page.slots()) == MOST_PROCESSES, "their slots are free")
+        assert spatial_gpu(node).processes == MOST_PROCESSES
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuReading) -> None:
-    for _ in range(MOST_PROCESSES):
-        _, descriptors = knock(node.paths.broker_socket(vgpu.vgpu_id), attach_request())
-        for descriptor in descriptors:
-            os.close(descriptor)
-    worker = Worker(node, vgpu.vgpu_id)
-    _, said = worker.popen.communicate(timeout=60)
+    with crowd() as processes:
+        for _ in range(MOST_PROCESSES):
+            assert processes.knock(node.paths.broker_socket(vgpu.vgpu_id))["ok"]
+        worker = Worker(node, vgpu.vgpu_id)
+        _, said = worker.popen.communicate(timeout=60)
     assert worker.popen.returncode != 0
     assert f"GPU 0 has {MOST_PROCESSES} processes already, the most of its MPS server" in said
 
@@ -207,3 +215,41 @@ def test_in_temporal_mode_a_fatal_fault_stays_with_its_process() -> None:
             assert worker.popen.wait(60) == 0
         finally:
             worker.end()
+
+
+ANOTHER_USER = """
+import ctypes, os
+driver = ctypes.CDLL("libcuda.so.1")
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+context, sms = ctypes.c_void_p(), ctypes.c_int()
+codes = driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+driver.cuDeviceGetAttribute(ctypes.byref(sms), 16, 0)
+print(*codes, sms.value)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_every_user_reaches_the_daemon_whatever_the_nodes_umask_is() -> None:
+    before = os.umask(0o077)
+    try:
+        with SimulatedNode(mode="spatial") as node:
+            node.directory.chmod(0o755)
+            told = node.attach(node.create(sm_percent=25, memory_bytes="1G").vgpu_id).replies[0]
+            places = {
+                "VGPU_SIM_DIR": str(node.paths.runtime / "sim"),
+                "LD_LIBRARY_PATH": str(simulation_libraries()),
+                "CUDA_MPS_PIPE_DIRECTORY": told["mps_pipe_directory"],
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+            }
+            ran = subprocess.run(
+                [sys.executable, "-c", ANOTHER_USER],
+                env=node.environment | places,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+    finally:
+        os.umask(before)
+    assert ran.stdout == "0 0 32\n", "it runs under MPS, with a quarter of the SMs"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.node import SimulatedNode, eventually
+from tests.interpreter.places import site_packages, virtual_environment
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges
 
@@ -45,17 +46,19 @@ def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> 
 
 
 LATE_BROKERS = """
-import pathlib, sys, time
-while "vgpu.broker" in sys.orig_argv and not pathlib.Path(__file__).with_name("now").exists():
+import os, sys, time
+while "vgpu.broker" in sys.orig_argv and not os.path.exists({!r}):
     time.sleep(0.01)
 """
 
 
 def test_a_vgpu_that_waits_for_its_broker_is_not_written_down_yet(tmp_path: Path) -> None:
     """The journal is written once a second. If it cannot be once the broker is there, nobody is to find the vGPU."""
-    (tmp_path / "sitecustomize.py").write_text(LATE_BROKERS)
+    python = virtual_environment(tmp_path / "venv", "import late_brokers")
+    late = LATE_BROKERS.format(str(tmp_path / "now"))
+    (site_packages(tmp_path / "venv") / "late_brokers.py").write_text(late)
     node = SimulatedNode()
-    node.environment["PYTHONPATH"] += f":{tmp_path}"
+    node.argv[0] = str(python)
     with node, ThreadPoolExecutor() as pool:
         with node.link() as link:
             path = node.paths.journal(link.gpus()[0].uuid)

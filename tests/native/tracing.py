@@ -21,9 +21,9 @@ def ptrace(request: int, pid: int) -> None:
         raise OSError(ctypes.get_errno(), f"ptrace request {request}")
 
 
-def traced_child(work: Callable[[], object]) -> int:
+def traced_child(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> int:
     """A child that runs ``work`` and has come to its first SIGSTOP; it stops before and after its native part."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             ptrace(PTRACE_TRACEME, 0)
@@ -59,7 +59,9 @@ def kill_and_reap(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def killed_after_instructions(work: Callable[[], object], every: int = 1) -> Iterator[int]:
+def killed_after_instructions(
+    work: Callable[[], object], every: int = 1, fork: Callable[[], int] = os.fork
+) -> Iterator[int]:
     """Start ``work`` anew for n = 0, ``every``, 2 ``every``, … and kill it after n instructions.
 
     Yields n each time it is dead; the caller puts the shared state back before it asks for the next. Ends with the
@@ -68,7 +70,7 @@ def killed_after_instructions(work: Callable[[], object], every: int = 1) -> Ite
     n = 0
     through = False
     while not through:
-        pid = traced_child(work)
+        pid = traced_child(work, fork)
         through = not all(step(pid) for _ in range(n))
         kill_and_reap(pid)
         yield n

@@ -217,3 +217,62 @@ def test_a_file_that_cannot_be_read_is_no_reason_not_to_start(tmp_path: Path) ->
     kept = EventLog(EventFile(tmp_path / "events.jsonl"))
     kept.restore()
     assert len(kept.history) == 0
+
+
+# --- what one user can push out -------------------------------------------------------------------------------------
+
+
+def garbage(number: int, vgpu: str) -> EventReading:
+    return event(at=100 + number, kind="link-closed", vgpu=vgpu, text=f"closed {number}")
+
+
+def test_what_programs_cause_pushes_out_nothing_that_people_did_nor_what_others_programs_cause() -> None:
+    history = History(50, of_programs=20)
+    for number, vgpu in enumerate(IDS):
+        history.add(event(at=number, vgpu=vgpu, text="created", by_uid=number))
+        history.add(event(at=number, kind="attached", vgpu=vgpu, text="attached"))
+    for number in range(1000):
+        history.add(garbage(number, IDS[0]))
+    found = history.find()
+    assert sorted(one.vgpu_id for one in found if one.kind == "created") == IDS
+    assert sorted(one.vgpu_id for one in found if one.kind == "attached") == IDS[1:]
+    assert len(found) == 3 + 20
+    assert history.is_past(garbage(5, IDS[0]))
+    assert not history.is_past(garbage(999, IDS[0]))
+
+
+def test_one_users_vgpus_share_what_the_user_may_fill() -> None:
+    history = History(50, of_programs=20, most_of_one=10)
+    history.add(event(at=0, vgpu=IDS[2], text="created", by_uid=2))
+    for number in range(300):
+        for vgpu in IDS[:2]:
+            history.add(event(at=number, vgpu=vgpu, text=f"{number}", by_uid=1))
+    found = history.find()
+    assert [one.vgpu_id for one in found if one.vgpu_id == IDS[2]] == [IDS[2]]
+    assert len(found) == 11
+
+
+@given(st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(["created", "changed", "ended"])), max_size=80))
+def test_no_bound_is_passed_and_order_stays(steps: list[tuple[str, str]]) -> None:
+    history = History(12, of_programs=6, most_of_one=5)
+    for number, (vgpu, kind) in enumerate(steps):
+        history.add(event(at=number, kind=kind, vgpu=vgpu, text="x", by_uid=IDS.index(vgpu) % 2))
+    found = history.find()
+    assert [one.at_unix_s for one in found] == sorted(one.at_unix_s for one in found)
+    assert sum(one.kind == "ended" for one in found) == min(6, sum(kind == "ended" for _, kind in steps))
+    assert sum(one.kind != "ended" for one in found) <= 12
+    assert len(history) == len(found) == len(history._keys)
+
+
+def test_each_kind_of_event_has_its_file(tmp_path: Path) -> None:
+    files = EventFile(tmp_path / "events.jsonl"), EventFile(tmp_path / "events-programs.jsonl")
+    kept = EventLog(files[0], History(9, 9), files[1])
+    told = [event(at=1), garbage(0, IDS[0]), event(at=300, kind="removed")]
+    for one in told:
+        kept.tell(one)
+    kept.flush()
+    assert [one.kind for one in files[0].read()] == ["created", "removed"]
+    assert [one.kind for one in files[1].read()] == ["link-closed"]
+    again = EventLog(files[0], History(9, 9), files[1])
+    again.restore()
+    assert list(again.history.find()) == told

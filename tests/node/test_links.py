@@ -13,9 +13,11 @@ import trio.testing
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node import supervisor
 from vgpu.node.servers import Servers, Sharing
-from vgpu.node.supervisor import MOST_LINKS_OF_ONE, Node
+from vgpu.node.sources import Owners, Places, owners
+from vgpu.node.supervisor import Node
 from vgpu.paths import NodePaths
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.service import open_link
@@ -108,7 +110,7 @@ def test_one_user_does_not_take_all_links(
                 received = await links[-1].receive()
                 return received and received[0]
 
-            for _ in range(MOST_LINKS_OF_ONE):
+            for _ in range(DEFAULT_LIMITS.links_per_user):
                 answer = await another()
                 assert answer is not None
                 assert answer["ok"]
@@ -126,6 +128,48 @@ def test_one_user_does_not_take_all_links(
                 link.close()
 
     trio.run(run)
+
+
+SUBUID = "alice:100000:65536\nbob:165536:65536\n1007:300000:10\nsomebody:x:y\nghost:400000:5\n\n"
+PASSWD = "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000:::\nbob:x:1001:1001:::\nbroken\n"
+
+
+@pytest.mark.parametrize(
+    ("uid", "source"),
+    [
+        *((0, 0), (1000, 1000), (99_999, 99_999)),
+        *((100_000, 1000), (165_535, 1000), (165_536, 1001), (231_072, 231_072)),
+        *((300_009, 1007), (300_010, 300_010), (400_001, "ghost")),
+    ],
+)
+def test_a_subordinate_uid_counts_as_its_owner(uid: int, source: int | str) -> None:
+    assert owners(SUBUID, PASSWD).source_of(uid) == source
+    assert Owners().source_of(uid) == uid
+
+
+def test_a_users_subordinate_uids_share_the_places_of_the_user() -> None:
+    places = Places(Limits(links_per_user=10), frozenset({0, 500}), owners(SUBUID, PASSWD))
+    taken = [places.enter(uid) for uid in range(100_000, 100_010)]
+    for uid in (1000, 100_050):
+        with pytest.raises(VgpuError, match="has 10 links to this node already"):
+            places.enter(uid)
+    places.enter(1001)
+    places.leave(taken[0])
+    places.owners = Owners()  # the files changed meanwhile
+    for place in taken[1:]:
+        places.leave(place)
+    assert places.enter(1000) == 1000
+
+
+def test_users_together_leave_the_kept_places_to_root_and_the_nodes_own_uid() -> None:
+    limits = Limits(links=64, links_kept=10, links_per_user=9)
+    places = Places(limits, frozenset({0, 500}))
+    for uid in range(1000, 1054):
+        places.enter(uid)
+    with pytest.raises(VgpuError, match="this node has 54 links already, its most for users"):
+        places.enter(2000)
+    assert places.enter(0) is None
+    assert places.enter(500) is None
 
 
 def test_who_listens_and_dies_before_it_has_read_is_nobody(tmp_path: Path) -> None:

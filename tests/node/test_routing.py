@@ -17,8 +17,8 @@ def gpu(index: int, **fields: Any) -> GpuReading:
     return unknown_gpu(index, simulated=True).model_copy(update=usual | fields)
 
 
-def vgpu(vgpu_id: str, name: str | None = None) -> VgpuReading:
-    return VgpuReading.model_construct(vgpu_id=vgpu_id, name=name)
+def vgpu(vgpu_id: str, name: str | None = None, owner_uid: int = 0) -> VgpuReading:
+    return VgpuReading.model_construct(vgpu_id=vgpu_id, name=name, owner_uid=owner_uid)
 
 
 VGPUS = [vgpu("vgpu-ab000000"), vgpu("vgpu-ab100000", "train"), vgpu("vgpu-cd000000", "ab0")]
@@ -48,6 +48,32 @@ def test_a_name_that_two_have_is_not_the_firsts() -> None:
         find_vgpu("train", twins)
     assert refused.value.code is ErrorCode.AMBIGUOUS
     assert find_vgpu("vgpu-2", twins) is twins[1]
+
+
+SHARED = [
+    vgpu("vgpu-ab000000", "train", 1),
+    vgpu("vgpu-cd000000", "train", 2),
+    vgpu("vgpu-cd100000", "ab000000", 2),  # a name of before names that look like ids were refused
+    vgpu("vgpu-ef000000", "ab0", 2),
+    vgpu("vgpu-ee000000", "web", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("reference", "uid", "found"),
+    [
+        *(("train", 1, 0), ("train", 2, 1), ("ab000000", 1, 0), ("ab000000", 2, 0), ("vgpu-ab000000", 2, 0)),
+        *(("ab0", 1, 0), ("ab0", 2, 3), ("web", 1, 4), ("web", 0, 4), ("vgpu-ee", 0, 4), ("e", 1, None)),
+        *(("train", 0, None), ("ab0", 0, None), ("cd", 2, None), ("cd0", 1, 1)),
+    ],
+)
+def test_ids_come_first_then_what_is_the_users_own(reference: str, uid: int, found: int | None) -> None:
+    if found is not None:
+        assert find_vgpu(reference, SHARED, uid) is SHARED[found]
+        return
+    with pytest.raises(VgpuError, match=r"fits 2 vGPUs \(vgpu-") as refused:
+        find_vgpu(reference, SHARED, uid)
+    assert refused.value.code is ErrorCode.AMBIGUOUS
 
 
 def test_most_room_goes_by_what_is_scarcer() -> None:

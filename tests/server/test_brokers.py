@@ -33,6 +33,8 @@ class Played:
                 custody=None,
                 registered=trio.Event(),
                 removed=trio.Event(),
+                failure="",
+                listens=False,
                 left=trio.Event(),
             ),
         )
@@ -70,6 +72,32 @@ def test_one_that_never_registers_is_replaced_also_after_one_that_had(
             played.vgpu.registered.set()
             os.kill(played.started[0], signal.SIGKILL)
             await played.until(lambda: len(played.started) >= 3)
+            await played.end()
+
+    trio.run(scene)
+
+
+def test_one_whose_brokers_die_at_their_start_has_failed_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No loop of starts, and another try in a minute, or as soon as it is removed."""
+
+    async def scene() -> None:
+        played = Played(monkeypatch, tmp_path)
+
+        def dies(argv: list[str]) -> int:
+            played.started.append(os.posix_spawn("/bin/true", ["true"], {}))
+            return played.started[-1]
+
+        monkeypatch.setattr(brokers, "_spawn", dies)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(played.brokers.keep, played.vgpu)
+            await played.until(lambda: bool(played.vgpu.failure))
+            assert len(played.started) == brokers.MOST_FAILS
+            assert played.vgpu.failure == (
+                "its broker has ended 3 times before it could admit a process; why: vgpuctl logs vgpu-00000000; "
+                "remove it: vgpuctl rm -f vgpu-00000000"
+            )
             await played.end()
 
     trio.run(scene)

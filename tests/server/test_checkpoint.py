@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -25,12 +26,13 @@ from gpuserver.device.checkpoint import (
     resume,
     suspend,
 )
+from gpuserver.device.pidfd import Target
 from vgpu.identity import Process
 
 if TYPE_CHECKING:
     from gpuserver.device.checkpoint import Driver
 
-    Move = Callable[[Driver, Sequence[Process], Onto | None], tuple[list[Refused], list[int]]]
+    Move = Callable[[Driver, Sequence[Target], Onto | None], tuple[list[Refused], list[int]]]
 
 MOVES = {
     "lock": (RUNNING, LOCKED),
@@ -49,6 +51,12 @@ class Fake:
         self.kills = kills
         self.places = dict.fromkeys(states, "A")
         self.sees = True
+
+    @contextmanager
+    def opened(self, target: Target) -> Iterator[int]:
+        if target.process.pid not in self.states:
+            raise ProcessLookupError
+        yield -1
 
     def state(self, pid: int) -> int:
         if pid not in self.states:
@@ -87,7 +95,8 @@ class Fake:
 def all_of(move: Move, driver: Fake, onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "is_alive", lambda process: process.pid in driver.states)
-        return move(cast("Driver", driver), [Process(pid, 7) for pid in PIDS], onto)
+        patch.setattr(checkpoint, "opened", driver.opened)
+        return move(cast("Driver", driver), [Target(Process(pid, 7)) for pid in PIDS], onto)
 
 
 PIDS = (1, 2, 3)

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from gpuserver.core.passage import AT_REST, Passage
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
+from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
 BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
@@ -31,7 +32,9 @@ def rows(count: int) -> list[VgpuRow]:
         passage = Passage(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
         dozing = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
         book = BOOK if n % 2 else None
-        made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, passage=passage, dozing=dozing))
+        members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()
+        more = {"passage": passage, "dozing": dozing, "members": members}
+        made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, **more))  # type: ignore[arg-type]
     return made
 
 
@@ -200,3 +203,20 @@ def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal
     with pytest.raises(VgpuError) as refused:
         begun(path)
     assert refused.value.code is ErrorCode.VERSION
+
+
+UNFIT = [{"expires_unix_ns": 1 << 63}, {"created_unix_ns": 10**40}, {"owner": Owner(-(1 << 63) - 1)}]
+
+
+@pytest.mark.parametrize("values", UNFIT, ids=str)
+def test_a_row_that_cannot_be_written_keeps_its_old_one_and_no_other_from_being_written(
+    journal: Journal, values: dict[str, Any]
+) -> None:
+    server, _ = journal.begin()
+    before = rows(3)
+    assert journal.write(server, before) == []
+    changed = [replace(row, owner=Owner(77)) for row in before]
+    assert journal.write(server, [changed[0], replace(changed[1], **values), changed[2]]) == ["v1"]
+    assert sorted(journal.begin()[1], key=lambda row: row.vgpu_id) == [changed[0], before[1], changed[2]]
+    assert journal.write(server, [changed[0], replace(rows(4)[3], **values)]) == ["v3"]
+    assert journal.begin()[1] == [changed[0]]

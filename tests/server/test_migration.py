@@ -136,7 +136,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Arrive | Inspect], Answ
             raise answer
 
     monkeypatch.setattr(migration, "ask", ask)
-    monkeypatch.setattr(migration, "listener_at", lambda path: None)
+    monkeypatch.setattr(migration, "find_broker", lambda paths, vgpu_id: None)
     monkeypatch.setattr(migration, "AGAIN_S", 0)
     monkeypatch.setattr(migration, "RELEASE_S", 0)
     return requests, answers

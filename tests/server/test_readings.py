@@ -13,8 +13,17 @@ from cython_ext.readings import SlotState
 from gpuserver.core.leases import Book, Mode, Priority, Served, Statement
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.runtime import readings
-from gpuserver.runtime.readings import Rates, RateWindow, owed_ns, peak_bytes, warnings_on, warnings_when_idle
+from gpuserver.runtime.readings import (
+    Rates,
+    RateWindow,
+    owed_ns,
+    peak_bytes,
+    warnings_on,
+    warnings_on_size,
+    warnings_when_idle,
+)
 from gpuserver.runtime.vgpus import Past, Vgpu
+from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
 MS = 1_000_000
@@ -100,12 +109,10 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     other = SimpleNamespace(index=1, state=SlotState.ACTIVE, refusals=1, launches=10)
 
     def page(*slots: SimpleNamespace) -> Any:
-        alive = [slot for slot in slots if slot.state is not SlotState.DEAD]
-        return SimpleNamespace(
-            slots=lambda: list(slots), refusals=sum(slot.refusals for slot in alive), read_slot=slots.__getitem__
-        )
+        return SimpleNamespace(read_member=lambda index, *_: slots[index], read_slot=slots.__getitem__)
 
-    vgpu = Vgpu(cast(Any, None), 1, cast(Any, None), activity=page(live, other))
+    members = {index: Member(index, Process(index, 1)) for index in (0, 1)}
+    vgpu = Vgpu(cast(Any, None), 1, cast(Any, None), activity=page(live, other), members=members)
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1010)
@@ -120,3 +127,12 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     other.launches += 5
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1015)
+
+
+def test_a_limit_that_one_context_fills_is_a_warning() -> None:
+    assert warnings_on_size(481 << 20, 0) == ()
+    (told,) = warnings_on_size(64 << 20, 0)
+    assert "takes about 480 MiB (none was seen on this card yet), and the limit is 64 MiB" in told
+    (told,) = warnings_on_size(500 << 20, 512 << 20)
+    assert "took 512 MiB on this card, and the limit is 500 MiB" in told
+    assert warnings_on_size(513 << 20, 512 << 20) == ()

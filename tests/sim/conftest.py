@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,12 @@ class Node:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_", "LD_PRELOAD"))}
         return kept | {"VGPU_SIM_DIR": str(self.folder), "LD_LIBRARY_PATH": str(LIBRARIES)} | more
 
-    def start(self, *arguments: str, module: str = "tests.sim.programs", **more: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, module: str = "tests.sim.programs", within: Sequence[str] = (), **more: str
+    ) -> subprocess.Popen[str]:
+        """``within``: a command that starts another one, and is given the program's."""
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*within, sys.executable, "-m", module, *arguments],
             env=self.environment(**more),
             cwd=ROOT,
             text=True,

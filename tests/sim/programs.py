@@ -356,6 +356,54 @@ def after_fork() -> dict[str, object]:
     return {"child": os.waitstatus_to_exitcode(status), "parent": cuda("cuCtxSynchronize")}
 
 
+def continued_inside() -> None:
+    """Hold the GPU's lock until a SIGCONT has come."""
+    from cython_ext.simengine import Engine
+
+    Cuda()
+    engine = Engine(os.environ["VGPU_SIM_DIR"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+    engine.hold_mutex()
+    print("inside", flush=True)
+    signal.sigwait({signal.SIGCONT})
+    engine.release_mutex()
+    print("left", flush=True)
+    sys.stdin.readline()
+
+
+def hold_with_child(size: str) -> None:
+    """As ``hold``; a child of it that only sleeps says its pid before."""
+    cuda = Cuda()
+    cuda.new("cuMemAlloc_v2", c_size_t(int(size)))
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    print(pid, flush=True)
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def become(size: str) -> None:
+    """Allocate, and become a program that says so, and allocates until it is refused once it is told to."""
+    cuda = Cuda()
+    cuda.new("cuMemAlloc_v2", c_size_t(int(size)))
+    body = "import sys; from tests.sim.programs import *; print('ready', flush=True); sys.stdin.read(); "
+    body += "print(json.dumps(until_refused(str(1 << 30))), flush=True)"
+    os.execv(sys.executable, [sys.executable, "-c", body])
+
+
+def close_all() -> dict[str, object]:
+    """What the driver answers to a program that has closed the driver's own descriptors."""
+    cuda = Cuda()
+    os.closerange(3, 1024)
+    with open(os.devnull, "rb"):  # noqa: PTH123 - takes the number of one
+        for _ in range(50):
+            result = cuda("cuCtxSynchronize")
+            time.sleep(0.002)
+        return {"result": result}
+
+
 def devices() -> dict[str, object]:
     """What CUDA_VISIBLE_DEVICES leaves."""
     cuda = Cuda(context=False)

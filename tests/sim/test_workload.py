@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from typing import Any
 
 import pytest
 
 from tests.sim.conftest import Node
+from vgpu.workload.__main__ import in_words
 
 MIB = 1 << 20
 
@@ -62,3 +64,32 @@ def test_without_a_gpu_it_says_so(node: Node) -> None:
     (error,) = lines(node, VGPU_SIM_DIR="/nonexistent")
     assert error["event"] == "error"
     assert "NO_DEVICE" in error["error"]
+
+
+def test_what_it_says_of_its_share_is_not_what_it_waited(node: Node) -> None:
+    """Two programs at a time: each has about half, and says so. A sum of waits would be near 100 % for both."""
+    programs = [node.start("--seconds", "2", "-o", "json", module="vgpu.workload") for _ in range(2)]
+    results = [json.loads(program.communicate(timeout=90)[0].splitlines()[-1]) for program in programs]
+    busy = [result["gpu_time_ns"] / (result["seconds"] * 1e9) for result in results]
+    assert all(result["gpu_time_ns"] == result["kernels"] * result["kernel_ns"] for result in results)
+    assert sum(busy) < 1.9, busy
+
+
+def test_lines_for_a_person_say_share_and_rate() -> None:
+    told = {"seconds": 2.0, "kernels": 1000, "kernel_ns": 600_000}
+    assert in_words("progress", told) == "2 s: 30.0 % of the GPU's time, 500 kernels/s"
+    assert in_words("result", told) == "in all, 2.0 s: 30.0 % of the GPU's time, 500 kernels/s"
+    told = {"gpu": "H200", "sm_count": 132, "kernel_ns": 500_000}
+    assert in_words("started", told) == "H200, 132 SMs: alone this would be 2000 kernels/s"
+    assert in_words("memory", {"bytes_allocated": 3 * MIB, "refusals": 1}) == "3 MiB allocated, refused 1 times"
+
+
+def test_ctrl_c_ends_it_with_the_result(node: Node) -> None:
+    process = node.start("--seconds", "600", "--report-every", "0.1", module="vgpu.workload")
+    assert process.stdout is not None
+    assert next(line for line in process.stdout if "%" in line).endswith("kernels/s\n")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert output.splitlines()[-1].startswith("in all, ")
+    assert not errors

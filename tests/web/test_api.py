@@ -180,3 +180,27 @@ def test_a_vgpu_is_removed(api: httpx.Client, vgpu: VgpuReading) -> None:
     for name in ("over-http", "filler-0", "filler-1"):
         assert api.delete(f"vgpus/{name}").status_code == 200
     refused(api.get(f"vgpus/{vgpu.vgpu_id}"), 404, ErrorCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"sm_percent": 10, "ttl_ns": 10000000000000000000000000000000000000000}',
+        '{"sm_percent": 10, "ttl_ns": 9223372036854775807}',
+        '{"sm_percent": 10, "ttl_ns": 1e400}',
+        '{"sm_percent": NaN}',
+        '{"sm_percent": 10, "memory_bytes": 18446744073709551616}',
+        '{"sm_percent": 10, "ttl_ns": %s}' % ("9" * 5000),
+        '{"sm_percent": 10, "share_group": "a\\u0000b"}',
+    ],
+)
+def test_a_number_or_text_beyond_its_bounds_is_refused_with_a_code(api: httpx.Client, body: str) -> None:
+    refused(api.post("vgpus", content=body, headers={"Content-Type": "application/json"}), 400, ErrorCode.INVALID)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["events?since_unix_s=inf", "events?since_unix_s=nan", "gpus/99999999999999999999/timeline", f"vgpus/{'x' * 5000}"],
+)
+def test_a_query_beyond_its_bounds_is_refused_with_a_code(api: httpx.Client, path: str) -> None:
+    refused(api.get(path), 400, ErrorCode.INVALID)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import trio
 
 from vgpu.broker.runtime import Broker
+from vgpu.limits import Limits
+from vgpu.openfiles import raise_limit
+from vgpu.paths import UMASK
 from vgpu.precedence import go_first, keep_all
 
 
@@ -18,10 +22,15 @@ def main() -> None:
     parser.add_argument("--vgpu", required=True, metavar="ID")
     parser.add_argument("--server", required=True, type=Path, help="socket of the GPU Server")
     parser.add_argument("--door", required=True, type=Path, help="socket to make for the vGPU's processes")
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--alive", type=Path, help="socket to make by which the next GPU Server finds this broker")
     arguments = parser.parse_args()
+    os.umask(UMASK)
     go_first()
+    raise_limit()
     keep_all()
-    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door).run)
+    limits = Limits.from_option(arguments.limits)
+    trio.run(Broker(arguments.vgpu, arguments.server, arguments.door, arguments.alive, limits).run)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,18 @@ A slot of the activity page belongs to one process from its admission until the 
 it first, the slot's robust mutex or the pidfd; the second report finds the slot dead or somebody else's and changes
 nothing. ``gone`` comes from the GPU Server, which reads NVML. A slot is therefore released exactly once per admission.
 
-After a broker's death the next one reads the same page and ``adopt``s what it finds.
+After a broker's death the next one gets the list of slots from its GPU Server and ``adopt``s it. The page says nothing
+of that: each word in it is a tenant's. A slot that is in use by the page and in no list is ``set_aside`` for a while:
+its process may have been admitted in the moment in which the broker died. It knocks again, and gets the slot if the
+page names the very process that the kernel says has knocked.
+
+A process has one slot at a time. One that knocks anew while it has a slot has failed before it took that slot, and gets
+the same one; or it became another program (``exec``), and the shell has found its old slot left and called it died.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,10 +42,12 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Let it in. ``slot`` −1: an observer, it gets the pages and no slot. ``known``: it held this slot already."""
+    """Let it in. ``slot`` −1: an observer, it gets the pages and no slot. ``known``: it held this slot already.
+    ``found``: nobody knew that it does; the slot stays as it is, and is watched from now on."""
 
     slot: int
     known: bool
+    found: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +66,8 @@ class Admissions:
     def __init__(self, capacity: int = MAX_PROCESSES) -> None:
         self._capacity = capacity
         self._slots: dict[int, _Slot] = {}
+        self._aside: set[int] = set()
+        self._returning: dict[Process, int] = {}
         self.removed = False
 
     def __len__(self) -> int:
@@ -78,16 +88,66 @@ class Admissions:
     def process_in(self, slot: int) -> Process | None:
         return self._slots[slot].process if slot in self._slots else None
 
-    def knock(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Admission | Refused:
-        """Decide about one attach request. An admission with a new slot takes that slot at once."""
+    def slot_of(self, process: Process) -> int | None:
+        """The slot that a living process holds."""
+        for number, slot in self._slots.items():
+            if slot.process == process and slot.state is SlotState.HELD:
+                return number
+        return None
+
+    def held(self) -> Iterator[tuple[int, Process]]:
+        """Slots of living processes, lowest first."""
+        for number, slot in sorted(self._slots.items()):
+            if slot.state is SlotState.HELD:
+                yield number, slot.process
+
+    def set_aside(self, slots: Iterable[int]) -> None:
+        """Keep these from newcomers: their processes may come back for them."""
+        self._aside = set(slots) - set(self._slots)
+
+    @property
+    def aside(self) -> frozenset[int]:
+        return frozenset(self._aside)
+
+    def give_up(self, slot: int) -> None:
+        """Nobody came back for a slot that was set aside."""
+        self._aside.discard(slot)
+
+    def expect(self, returning: Mapping[Process, int]) -> None:
+        """Processes of a page that is lost, with the slots that they had there: they are let in again, by whatever user
+        they run as now."""
+        self._returning = dict(returning)
+
+    def returning(self) -> Iterator[tuple[int, Process]]:
+        """Those that have not come back."""
+        for process, slot in self._returning.items():
+            yield slot, process
+
+    def knock(
+        self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int, *, unused: bool = False, names: bool = False
+    ) -> Admission | Refused:
+        """Decide about one attach request. An admission with a new slot takes that slot at once.
+
+        ``unused``: the slot that the process holds was never taken by its hook. ``names``: the page says that the slot
+        it asks for is its own.
+        """
         refused = self._refusal(attach, peer, vgpu, now_ns)
         if refused is not None:
             return refused
         if attach.role == "observer":
             return Admission(OBSERVER_SLOT, known=False)
-        held = self._slots.get(attach.slot)
-        if held is not None and held.process == peer.process and held.state is SlotState.HELD:
-            return Admission(attach.slot, known=True)
+        mine = self.slot_of(peer.process)
+        if mine is not None and (attach.slot == mine or unused):
+            return Admission(mine, known=True)
+        if mine is not None:
+            return Refused(
+                code="unavailable",
+                error=f"process {peer.process.pid} is in {vgpu.vgpu_id} already, and a process attaches once; "
+                "start the program again",
+            )
+        if names and attach.slot in self._aside:
+            self._take(attach.slot, peer.process)
+            return Admission(attach.slot, known=False, found=True)
         if vgpu.suspended and attach.slot < 0:  # one that had a slot in a page that is lost has to be found again
             return Refused(
                 code="unavailable", error=f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id} brings it back"
@@ -95,13 +155,22 @@ class Admissions:
         # A process that held a slot in a page that is lost (server and broker died together) gets its number again.
         wanted = [attach.slot] if 0 <= attach.slot < self._capacity else []
         for number in (*wanted, *range(self._capacity)):
-            if number not in self._slots:
-                self._slots[number] = _Slot(peer.process, SlotState.HELD)
+            if number not in self._slots and number not in self._aside:
+                self._take(number, peer.process)
                 return Admission(number, known=False)
         return Refused(
             code="full",
             error=f"{vgpu.vgpu_id} has {self._capacity} processes already, its most; end one, or create another vGPU",
         )
+
+    def _take(self, slot: int, process: Process) -> None:
+        self._slots[slot] = _Slot(process, SlotState.HELD)
+        self._aside.discard(slot)
+        self._returning.pop(process, None)
+
+    def _known(self, process: Process) -> bool:
+        """It was let in before, and may have become another user's since then."""
+        return process in self._returning or self.slot_of(process) is not None
 
     def _refusal(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Refused | None:
         if attach.version != HOOK_VERSION:
@@ -114,7 +183,7 @@ class Admissions:
             return Refused(code="removed", error=f"{vgpu.vgpu_id} is being removed; create another: vgpuctl create")
         if peer.process.start_time == 0:
             return Refused(code="unavailable", error=f"process {peer.process.pid} ended while it attached")
-        if not may_attach(peer, vgpu):
+        if not may_attach(peer, vgpu) and not (attach.role == "process" and self._known(peer.process)):
             return Refused(
                 code="not-yours",
                 error=f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, this process runs as uid {peer.uid}; "
@@ -129,7 +198,7 @@ class Admissions:
         return None
 
     def adopt(self, slot: int, process: Process, *, dead: bool) -> None:
-        """Take over a slot found in the page of a broker before us."""
+        """Take over a slot that a broker before us has given, by the server's list."""
         if slot in self._slots:
             raise IllegalMove(f"slot {slot} is held already")
         self._slots[slot] = _Slot(process, SlotState.DEAD if dead else SlotState.HELD)
@@ -165,13 +234,16 @@ def company(vgpus: str, vgpu_id: str) -> tuple[str, ...]:
     return named if len(named) > 1 and vgpu_id in named else ()
 
 
-def gpu_full(vgpu: Adopt) -> Refused:
-    """All vGPUs of the GPU together have the most processes that its MPS server takes."""
-    return Refused(
-        code="full",
-        error=f"GPU {vgpu.gpu_index} has {vgpu.most_processes} processes already, the most of its MPS server; end one "
-        "(vgpuctl ps), or use a GPU in temporal mode",
-    )
+def gpu_full(vgpu: Adopt, processes: int) -> Refused:
+    """All vGPUs of the GPU together have the most ``processes`` that its MPS server takes, or would have with the
+    places that are kept for others."""
+    full = f"GPU {vgpu.gpu_index} has {vgpu.most_processes} processes already, the most of its MPS server"
+    if processes <= vgpu.most_processes:
+        full = (
+            f"GPU {vgpu.gpu_index} takes {vgpu.most_processes} processes, the most of its MPS server, and those that "
+            f"are left are kept for other vGPUs than {vgpu.vgpu_id}"
+        )
+    return Refused(code="full", error=f"{full}; end one (vgpuctl ps), or use a GPU in temporal mode")
 
 
 def may_attach(peer: Peer, vgpu: Adopt) -> bool:

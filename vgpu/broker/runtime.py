@@ -1,8 +1,12 @@
 """The broker process: the core's shell on trio. Admits processes, watches them, keeps its link to the GPU Server.
 
 What outlives what: the pages outlive everybody who maps them; a broker outlives its GPU Server, for the processes'
-sake, and reconnects; a broker that dies is started again and reads the pages. Grants never pass through here: the
-native relay merges wants, and leases are written by the server into the page that the processes have mapped.
+sake, and reconnects; a broker that dies is started again and gets the list of its processes from the server. Grants
+never pass through here: the native relay merges wants, and leases are written by the server into the page that the
+processes have mapped.
+
+Which process is in which slot comes from the kernel (the credentials of its socket) and from that list. The activity
+page is written by tenants, and nothing in it is believed about that.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +27,16 @@ from pydantic import ValidationError
 
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.readings import SlotState
 from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
-from vgpu.broker.core import Admission, Admissions, company, gpu_full
-from vgpu.errors import VgpuError
+from vgpu.broker.core import Admission, Admissions, company, gpu_full, may_attach
+from vgpu.broker.ownsockets import OwnSockets
+from vgpu.broker.places import has_place
+from vgpu.errors import VgpuError, cleaned
 from vgpu.identity import Peer, Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
+from vgpu.pacing import Pace, and_more
 from vgpu.protocol.broker import (
     OBSERVER_SLOT,
     TO_BROKER,
@@ -41,21 +50,32 @@ from vgpu.protocol.broker import (
     Listening,
     Look,
     Message,
+    Noted,
     Reaped,
     Refused,
     Register,
     Stop,
 )
-from vgpu.protocol.codec import MAX_HOOK_BYTES, ProtocolError
+from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
+from vgpu.protocol.service import LINK_ENDED
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
 
 ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
-MOST_VISITORS: Final = 128
+NOTED_S: Final = 1.0
+"""A server notes an admission within milliseconds. One that is held up for longer learns of it later; if this broker
+dies before that, the process's own knock tells the next one."""
+ASIDE_S: Final = 20.0  # a hook knocks once a second at a new broker, and has to have had its turn of the CPU
+UNUSED_S: Final = 300.0  # a hook takes its slot within microseconds of the answer, unless its program is stopped
+LOOK_S: Final = 0.5
+MOST_COMMAND_BYTES: Final = 63  # as the activity page has it
+
+
+NO_PEER: Final = Peer(Process(0, 0), -1, frozenset())
 
 
 @dataclass(slots=True)
@@ -63,13 +83,14 @@ class Pages:
     """The mapped pages of the vGPU, and the thread that works on them. ``grants`` changes with every server.
 
     The descriptors of grants and activity page are kept, to be handed to processes and to the next server; so is that
-    of the store, if the vGPU is swapped (−1: it is not).
+    of the store, if the vGPU is swapped (−1: it is not). ``view_fd``: the activity page for observers, read-only.
     """
 
     grants: GrantsPage
     grants_fd: int
     activity: ActivityPage
     activity_fd: int
+    view_fd: int
     relay_page: RelayPage
     relay: Relay
     store_fd: int
@@ -78,21 +99,35 @@ class Pages:
 class Broker:
     """One vGPU's broker. ``run`` returns when the vGPU was removed or nobody needs the broker any more."""
 
-    def __init__(self, vgpu_id: str, server: Path, door: Path) -> None:
+    def __init__(
+        self, vgpu_id: str, server: Path, door: Path, alive: Path | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        """``server``: where the GPU Server listens. ``door``: where processes attach. ``alive``: a socket beside
+        ``server`` by which the next GPU Server finds this broker."""
         self._vgpu_id = vgpu_id
         self._server = server
         self._door = door
-        self._admissions = Admissions()
-        self._companies: dict[int, tuple[str, ...]] = {}
+        self._alive = alive
+        self._limits = limits
+        self._admissions = Admissions(limits.processes_per_vgpu)
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
         self._version = OLDEST_VERSION
         """What the server at the other end of the link understands."""
         self._stopped = False
-        self._planned: dict[
-            int, Adopt
-        ] = {}  # by slot: as it was when its process came. In the page a tenant could write
+        self._visitors: Counter[int] = Counter()
+        self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
+        self._left_out = Closed(pid=0, uid=-1, reason="")
+        self._tells_later = False
+        self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
+        self._reports: dict[int, Attached] = {}
+        """By slot: what the server was told of its process when it came."""
+        self._noted: dict[tuple[int, Process], trio.Event] = {}
+        self._confirmed: set[int] = set()
+        """Slots whose processes have the pages of now."""
+        self._own_sockets = OwnSockets(door, self._waiting, self._may_attach, self._receive, self._say)
+        self._epoch = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -111,10 +146,10 @@ class Broker:
         pause, alone_since = RECONNECT_S[0], trio.current_time()
         while True:
             try:
-                async with await connect(self._server) as link:
+                async with await connect(self._server, takes_descriptors=True) as link:
                     await self._converse(link)
                     pause, alone_since = RECONNECT_S[0], trio.current_time()
-            except (OSError, VgpuError, ValidationError) as error:
+            except (*LINK_ENDED, VgpuError, ValidationError) as error:
                 if pause == RECONNECT_S[0]:  # once per loss, not once per attempt
                     self._say("no link to the GPU Server", error)
             finally:
@@ -126,18 +161,29 @@ class Broker:
             pause = min(2 * pause, RECONNECT_S[1] if alone_s < RESTART_S else RECONNECT_S[2])
 
     async def _converse(self, link: MessageStream) -> None:
+        server = peer_of(link.socket)
+        if server.uid != os.geteuid():
+            raise ProtocolError(f"process {server.process.pid} of uid {server.uid} listens where the GPU Server should")
         await link.send(Hello(role="broker").model_dump())
         answer = await link.receive()
         if answer is None:
             return
         self._version = agreed(answer[0])
         held = () if self._pages is None else known(self._pages.activity_fd, self._pages.store_fd)
-        await link.send(Register(vgpu_id=self._vgpu_id, holds_page=bool(held)).model_dump(), held)
+        register = Register(vgpu_id=self._vgpu_id, holds_page=bool(held), processes=self._list())
+        try:
+            await link.send(register.model_dump(), held)
+        except PermissionError:  # to this server it is no vGPU's broker, and is told to leave
+            await link.send(register.model_copy(update={"holds_page": False}).model_dump())
         while (received := await link.receive()) is not None:
             message, descriptors = received
             match TO_BROKER.validate_python(message):
                 case Adopt() as vgpu:
                     await self._adopt(vgpu, descriptors, link)
+                case Noted(slot=slot, pid=pid, start_time=started):
+                    noted = self._noted.get((slot, Process(pid, started)))
+                    if noted is not None:
+                        noted.set()
                 case Gone(slot=slot, pid=pid, start_time=started):
                     await self._gone(slot, Process(pid, started))
                 case Stop(removed=removed):
@@ -157,22 +203,26 @@ class Broker:
         self._stopped = False
         first, self._vgpu = self._vgpu is None, vgpu
         if first:
+            if self._alive is not None:
+                self._nursery.start_soon(_be_found, listen(self._alive, mode=0o600))
+            self._nursery.start_soon(self._own_sockets.run)
             listener = listen(self._door, **_door_permissions(vgpu))
             self._nursery.start_soon(
-                partial(serve_links, listener, self._receive, self._cannot_accept, most=MOST_VISITORS)
+                partial(
+                    serve_links, listener, self._receive, self._cannot_accept, most=self._limits.visitors_per_broker
+                )
             )
         if self._link is None:
             self._link = link
             await link.send(Listening().model_dump())
-            for reading in self._activity.slots():
-                process = self._admissions.process_in(reading.index)
-                if process is not None:
-                    await self._tell(self._attached(reading.index, process, reading.command))
+            for slot, _ in self._admissions.held():
+                await self._tell(self._reports[slot])
             for slot, process in self._admissions.dead():
                 await self._tell(_died(slot, process))
 
     def _map(self, vgpu: Adopt, descriptors: list[int]) -> None:
         grants_fd, activity_fd, relay_fd, store_fd = [*descriptors, -1][:4]
+        self._confirmed.clear()
         grants, relay_page = GrantsPage.map_readonly(grants_fd), RelayPage.map(relay_fd)
         os.close(relay_fd)
         kept = self._pages
@@ -191,25 +241,45 @@ class Broker:
             kept.activity.generation = vgpu.generation
             kept.activity.ring()
             return
-        activity = ActivityPage.map(activity_fd)
-        activity.bump_broker_epoch()
-        found = self._find_processes(activity)
+        activity = ActivityPage.map(activity_fd, repair=True)
+        self._epoch = activity.bump_broker_epoch()
+        found = self._take_over(vgpu, activity)
         relay = Relay(activity, grants, relay_page, vgpu.key, found)
-        self._pages = Pages(grants, grants_fd, activity, activity_fd, relay_page, relay, store_fd)
+        view_fd = read_only(activity_fd)
+        self._pages = Pages(grants, grants_fd, activity, activity_fd, view_fd, relay_page, relay, store_fd)
         self._nursery.start_soon(self._hear_relay)
+        self._nursery.start_soon(self._clear_aside)
         for slot, process in found.items():
             self._nursery.start_soon(self._watch_pid, slot, process)
 
-    def _find_processes(self, activity: ActivityPage) -> dict[int, Process]:
-        """A broker before us may have admitted processes. Who is not known to be dead, by slot."""
-        found = {}
-        for reading in activity.slots():
-            process = Process(reading.pid, reading.start_time)
-            dead = reading.state is SlotState.DEAD
-            self._admissions.adopt(reading.index, process, dead=dead)
-            if not dead:
-                found[reading.index] = process
-        return found
+    def _take_over(self, vgpu: Adopt, activity: ActivityPage) -> dict[int, Process]:
+        """The processes that brokers before us have admitted, by the server's list. Those that live, by slot."""
+        for report in vgpu.processes:
+            process = Process(report.pid, report.start_time)
+            self._admissions.adopt(report.slot, process, dead=not report.alive)
+            self._reports[report.slot] = report.model_copy(update={"alive": True})
+        self._admissions.set_aside(slot.index for slot in activity.slots())
+        self._admissions.expect({Process(each.pid, each.start_time): each.slot for each in vgpu.returning})
+        return dict(self._admissions.held())
+
+    async def _clear_aside(self) -> None:
+        """Slots in which no process is known, once those that knock have come back for theirs."""
+        await trio.sleep(ASIDE_S)
+        clears = True
+        for slot in sorted(self._admissions.aside):
+            if clears:
+                try:
+                    await trio.to_thread.run_sync(self._activity.clear_slot, slot)
+                except TimeoutError as error:  # whoever gets the slot finds it empty all the same
+                    clears = False
+                    self._say("slots of no known process stay charged: the memory ledger is locked", error)
+            self._admissions.give_up(slot)
+
+    def _list(self) -> tuple[Attached, ...]:
+        """All that have a slot."""
+        living = [self._reports[slot] for slot, _ in self._admissions.held()]
+        reported = [self._reports[slot] for slot, _ in self._admissions.dead() if slot in self._reports]
+        return (*living, *(report.model_copy(update={"alive": False}) for report in reported))
 
     async def _gone(self, slot: int, process: Process) -> None:
         if not self._admissions.awaits_release(slot, process):
@@ -217,10 +287,10 @@ class Broker:
         try:
             released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
         except TimeoutError as error:  # the ledger's lock: the server will ask again
-            await self._tell(Closed(pid=process.pid, uid=-1, reason=f"its memory is not released yet: {error}"))
+            await self._report_closed(process.pid, -1, f"its memory is not released yet: {error}")
             return
         if self._admissions.gone(slot, process):
-            self._companies.pop(slot, None)
+            self._reports.pop(slot, None)
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 
     async def _tell(self, message: Message) -> None:
@@ -228,10 +298,11 @@ class Broker:
         the server is an older one, which does not know it."""
         if self._link is None or message.since > self._version:
             return
+        link = self._link
         try:
-            await self._link.send(message.model_dump())
-        except (OSError, VgpuError):
-            self._link.close()
+            await link.send(message.model_dump())
+        except (*LINK_ENDED, VgpuError):
+            link.close()
 
     # --- processes
 
@@ -241,72 +312,181 @@ class Broker:
         return self._pages.activity
 
     def _cannot_accept(self, error: OSError) -> None:
-        self._say("cannot accept a process", error)
+        missed = self._complaints.due("", time.monotonic())
+        if missed is not None:
+            self._say("cannot accept a process" + and_more(missed), error)
 
     def _say(self, text: str, error: Exception) -> None:
         """A broker reports through its link; only what concerns links themselves goes to stderr (the server's log)."""
         tell("warning", text, "broker", vgpu=self._vgpu_id, reason=str(error))
 
     async def _receive(self, sock: trio.socket.SocketType) -> None:
-        peer = peer_of(sock)
+        peer = NO_PEER
+        visitor: int | None = None
         try:
-            async with MessageStream(sock, MAX_HOOK_BYTES, MAX_HOOK_BYTES) as stream:
+            async with MessageStream(
+                sock,
+                MAX_HOOK_BYTES,
+                MAX_HOOK_BYTES,
+                takes_descriptors=False,
+                first_bytes=self._limits.first_message_bytes,
+                most_items=MAX_REQUEST_ITEMS,
+            ) as stream:
+                peer = peer_of(sock)
+                if not self._may_visit(peer.uid):
+                    text = "users of the share group have all places at the broker but the owner's"
+                    await stream.send(Refused(code="unavailable", error=f"{self._vgpu_id}: {text}").model_dump())
+                    raise ProtocolError(text)
+                visitor = peer.uid
+                self._visitors[visitor] += 1
                 with trio.move_on_after(ATTACH_S) as patience:
                     await self._attach(stream, peer)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
-        except (OSError, VgpuError, ValidationError) as error:
-            reason = "its attach request is malformed" if isinstance(error, ValidationError) else str(error)
-            await self._tell(Closed(pid=peer.process.pid, uid=peer.uid, reason=reason))
+        except (*LINK_ENDED, VgpuError, ValidationError) as error:
+            reason = "its attach request is malformed" if isinstance(error, ValidationError) else cleaned(str(error))
+            await self._report_closed(peer.process.pid, peer.uid, reason)
+        except Exception as error:
+            # Our own fault, but one visitor's: the vGPU's programs must not lose their broker with it.
+            self._say(f"an error of st-vgpu: {error!r}, with process {peer.process.pid}", error)
+        finally:
+            if visitor is not None:
+                self._visitors[visitor] -= 1
+
+    def _may_visit(self, uid: int) -> bool:
+        """Half of the places are for the owner and root: who else may attach must not keep these out."""
+        first = {0} if self._vgpu is None else {0, self._vgpu.owner_uid}
+        others = sum(count for visitor, count in self._visitors.items() if visitor not in first)
+        return uid in first or others < self._limits.visitors_per_broker // 2
+
+    async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
+        """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
+        there were."""
+        missed = self._closed.due("", trio.current_time())
+        if missed is not None:
+            await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed)))
+            return
+        self._left_out = Closed(pid=pid, uid=uid, reason=reason)
+        if not self._tells_later:
+            self._tells_later = True
+            self._nursery.start_soon(self._report_left_out)
+
+    async def _report_left_out(self) -> None:
+        await trio.sleep(self._closed.pause_s)
+        self._tells_later = False
+        missed = self._closed.left_out("")
+        if missed:
+            self._closed.due("", trio.current_time())
+            reason = self._left_out.reason + and_more(missed - 1)
+            await self._tell(self._left_out.model_copy(update={"reason": reason}))
 
     async def _attach(self, stream: MessageStream, peer: Peer) -> None:
         received = await stream.receive()
         if received is None:
             return
-        message, descriptors = received
-        for descriptor in descriptors:
-            os.close(descriptor)
         try:
-            attach = Attach.model_validate(message)
+            attach = Attach.model_validate(received[0])
         except ValidationError:
             await stream.send(Refused(code="protocol", error=f"{self._vgpu_id}: malformed attach request").model_dump())
             raise
         assert self._vgpu is not None
         assert self._pages is not None
-        decision = self._admissions.knock(attach, peer, self._vgpu, time.monotonic_ns())
+        decision = await self._decide(attach, peer, self._vgpu)
         if isinstance(decision, Refused):
             await stream.send(decision.model_dump())
             return
-        if not decision.known and decision.slot != OBSERVER_SLOT:
-            self._activity.reserve_slot(
-                peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
-            )
-            self._planned[decision.slot] = self._vgpu
+        if decision.slot == OBSERVER_SLOT:
+            view = (self._pages.grants_fd, self._pages.view_fd)
+            await stream.send(self._admitted(decision, self._vgpu).model_dump(), view)
+            return
+        if not decision.known:
+            if not decision.found:
+                self._activity.reserve_slot(
+                    peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
+                )
             self._pages.relay.watch(decision.slot)
             # It counts already, for every broker of the GPU: of two that come at once, both may be refused, never none.
-            if 0 < self._vgpu.most_processes < self._pages.relay_page.processes:
+            if not self._has_place(self._vgpu, self._pages.relay_page):
+                full = gpu_full(self._vgpu, self._pages.relay_page.processes)
                 self._turn_away(decision.slot, peer.process)
-                await stream.send(gpu_full(self._vgpu).model_dump())
+                await stream.send(full.model_dump())
                 return
             self._nursery.start_soon(self._watch_pid, decision.slot, peer.process)
-        store_fd = self._pages.store_fd if decision.slot != OBSERVER_SLOT else -1
-        pages = known(self._pages.grants_fd, self._pages.activity_fd, store_fd)
-        await stream.send(_admitted(decision, self._vgpu).model_dump(), pages)
-        if decision.slot != OBSERVER_SLOT:
-            self._companies[decision.slot] = company(attach.vgpus, self._vgpu_id)
-            await self._tell(self._attached(decision.slot, peer.process, attach.command))
+            self._nursery.start_soon(self._expect_use, decision.slot, peer.process)
+        await self._report(decision.slot, self._attached(decision, peer, attach, self._vgpu))
+        pages = known(self._pages.grants_fd, self._pages.activity_fd, self._pages.store_fd)
+        await stream.send(self._admitted(decision, self._vgpu).model_dump(), pages)
+        self._confirmed.add(decision.slot)
+        self._own_sockets.close(decision.slot)
 
-    def _attached(self, slot: int, process: Process, command: str) -> Attached:
-        planned = self._planned.get(slot)
+    def _has_place(self, vgpu: Adopt, relay_page: RelayPage) -> bool:
+        """In the GPU's MPS server, for one that is counted already."""
+        if not vgpu.most_processes:
+            return True
+        return has_place(vgpu.key, relay_page.processes_by_key(), dict(vgpu.places), vgpu.most_processes)
+
+    async def _decide(self, attach: Attach, peer: Peer, vgpu: Adopt) -> Admission | Refused:
+        """What the core says, with what the page says of slots that this very process has or asks for."""
+        unused = False
+        mine = self._admissions.slot_of(peer.process) if attach.role == "process" else None
+        if mine is not None and mine != attach.slot:
+            unused = self._activity.is_reserved(mine)
+            if self._activity.is_left(mine):  # it became another program, and that is here before its end was heard of
+                await self._died(mine, peer.process)
+        names = attach.slot >= 0 and self._activity.names(attach.slot, peer.process.pid, peer.process.start_time)
+        return self._admissions.knock(attach, peer, vgpu, time.monotonic_ns(), unused=unused, names=names)
+
+    def _attached(self, decision: Admission, peer: Peer, attach: Attach, vgpu: Adopt) -> Attached:
+        """What the server is to know of it. What it was started with it keeps for life."""
+        before = self._reports.get(decision.slot) if decision.known else None
+        planned = before or vgpu
         return Attached(
-            slot=slot,
-            pid=process.pid,
-            start_time=process.start_time,
-            command=command,
-            vgpus=self._companies.get(slot, ()),
-            sm_planned=planned.sm_planned if planned else 0,
-            memory_planned_bytes=planned.memory_planned_bytes if planned else 0,
-            mps_client_priority=planned.mps_client_priority if planned else "",
+            slot=decision.slot,
+            pid=peer.process.pid,
+            start_time=peer.process.start_time,
+            uid=before.uid if before else peer.uid,
+            command=attach.command[:MOST_COMMAND_BYTES],
+            vgpus=company(attach.vgpus, self._vgpu_id),
+            sm_planned=planned.sm_planned,
+            memory_planned_bytes=planned.memory_planned_bytes,
+            mps_client_priority=planned.mps_client_priority,
+        )
+
+    async def _report(self, slot: int, report: Attached) -> None:
+        """Tell the server, and wait until it has noted it: so another broker of the vGPU will know the process before
+        that has a page. Without a server this broker is the only one that knows, and tells the next server."""
+        process = Process(report.pid, report.start_time)
+        self._reports[slot] = report
+        noted = self._noted[slot, process] = trio.Event()
+        try:
+            await self._tell(report)
+            if self._link is not None and self._version >= Noted.since:
+                with trio.move_on_after(NOTED_S):
+                    await noted.wait()
+        finally:
+            self._noted.pop((slot, process), None)
+
+    async def _expect_use(self, slot: int, process: Process) -> None:
+        """A slot that its process never takes is given back: others may need the place."""
+        await trio.sleep(UNUSED_S)
+        if self._admissions.slot_of(process) == slot and self._activity.is_reserved(slot):
+            await self._died(slot, process)
+
+    def _waiting(self) -> Iterator[tuple[int, Process]]:
+        """Processes that have not asked for the pages of now."""
+        yield from (one for one in self._admissions.held() if one[0] not in self._confirmed)
+        yield from self._admissions.returning()
+
+    def _may_attach(self, peer: Peer) -> bool:
+        return self._vgpu is not None and may_attach(peer, self._vgpu)
+
+    def _admitted(self, decision: Admission, vgpu: Adopt) -> Admitted:
+        fields = set(Admitted.model_fields) - {"ok", "slot", "now_ns", "broker_epoch"}
+        return Admitted(
+            slot=decision.slot,
+            now_ns=time.monotonic_ns(),
+            broker_epoch=self._epoch,
+            **vgpu.model_dump(include=fields),
         )
 
     def _turn_away(self, slot: int, process: Process) -> None:
@@ -329,6 +509,12 @@ class Broker:
         try:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
+            await self._died(slot, process)
+            return
+        except OSError as error:  # no descriptor is left: the kernel is asked again and again instead
+            self._say(f"process {process.pid} is watched without a pidfd", error)
+            while is_alive(process):  # noqa: ASYNC110
+                await trio.sleep(LOOK_S)
             await self._died(slot, process)
             return
         try:
@@ -378,12 +564,23 @@ def known(*descriptors: int) -> tuple[int, ...]:
     return tuple(descriptor for descriptor in descriptors if descriptor >= 0)
 
 
-def _admitted(decision: Admission, vgpu: Adopt) -> Admitted:
-    return Admitted(
-        slot=decision.slot,
-        now_ns=time.monotonic_ns(),
-        **vgpu.model_dump(include=set(Admitted.model_fields) - {"ok", "slot", "now_ns"}),
-    )
+def read_only(descriptor: int) -> int:
+    """Another descriptor of a page, for processes that may read it: it gives no writable mapping. Nor can it be opened
+    for writing through /proc by another user than ours, for the page's permissions are 0600."""
+    with suppress(OSError):  # a page that an older release made for everybody
+        os.fchmod(descriptor, 0o600)
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+async def _be_found(listener: trio.socket.SocketType) -> None:
+    """A socket that says nothing: the kernel says which process listens."""
+    with listener:
+        while True:
+            try:
+                sock, _ = await listener.accept()
+                sock.close()
+            except OSError:
+                await trio.sleep(LOOK_S)
 
 
 def _died(slot: int, process: Process) -> Died:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from vgpu.ctl.main import main
+from vgpu.ctl.entry import main
 
 sys.exit(main())

@@ -49,10 +49,14 @@ def ask(op: str, field: str) -> list[dict[str, Any]]:
 def _ask(op: str, field: str) -> list[dict[str, Any]]:
     from vgpu.paths import NodePaths
     from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, encode
+    from vgpu.trust import listener_uid, replaceable_part, trusts
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(PATIENCE_S)
-        link.connect(str(NodePaths.from_environment().control_socket))
+        path = NodePaths.from_environment().control_socket
+        link.connect(str(path))
+        if replaceable_part(path.parent) is not None or not trusts(listener_uid(link)):
+            return []
         link.sendall(encode({"op": "hello", "id": 0}) + encode({"op": op, "id": 1}))
         decoder = Decoder(MAX_ANSWER_BYTES)
         while data := link.recv(_CHUNK):

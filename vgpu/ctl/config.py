@@ -22,6 +22,7 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
     mode = "temporal"        # auto, spatial
     gpus = [0, 1]            # else all
     host_memory = "64G"      # for what is swapped out
+    unmanaged = "suspend"    # programs past the hook
 
     [gpu.1]
     mode = "spatial"
@@ -33,6 +34,9 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
 
     [metrics]
     listen = "127.0.0.1:9835"
+
+    [limits]
+    vgpus_per_user = 64      # on each GPU
 
 Options of serve override the file."""
 
@@ -105,7 +109,7 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
     from vgpu.paths import NodePaths
 
     config = loaded.config
-    for section in ("serve", "dashboard", "metrics"):
+    for section in ("serve", "dashboard", "metrics", "limits"):
         model = getattr(config, section)
         for name, field in type(model).model_fields.items():
             key = field.alias or name

@@ -29,6 +29,7 @@ def dashboard(
     import trio
 
     from vgpu import logs
+    from vgpu.config import load
     from vgpu.listening import bind, parse_address
     from vgpu.metrics.routes import router
     from vgpu.paths import NodePaths
@@ -36,7 +37,7 @@ def dashboard(
     from vgpu.web.guard import Rules
     from vgpu.web.server import serve, token_from
 
-    address = parse_address(listen, EXAMPLE)
+    address, limits = parse_address(listen, EXAMPLE), load().config.limits
     if no_token and not address.local:
         raise VgpuError(
             ErrorCode.INVALID, f"--no-token would let everybody who reaches {listen} in", f"--listen {EXAMPLE}"
@@ -58,7 +59,7 @@ def dashboard(
 
     rules = Rules(token, address.local, address.port)
     try:
-        trio.run(serve, control_socket, listening, rules, ready, [router(control_socket)])
+        trio.run(serve, control_socket, listening, rules, ready, [router(control_socket)], limits)
     except BaseExceptionGroup as group:  # stdout takes no more
         raise cause_of(group) from group
 

@@ -84,7 +84,19 @@ def look(paths: NodePaths) -> Health | Silence:
         meters=meters,
         folders=folders,
         vgpu_id=os.environ.get("VGPU_ID", ""),
+        lost=tuple(str(one) for one in (Path(status.state_dir), Path(status.state_dir, "logs")) if _is_gone(one))[:1],
     )
+
+
+def _is_gone(directory: Path) -> bool:
+    """And not only closed to this user."""
+    try:
+        directory.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _silence(error: VgpuError, paths: NodePaths) -> Silence:
@@ -105,7 +117,7 @@ def _silence(error: VgpuError, paths: NodePaths) -> Silence:
         servers=tuple(sorted(answering)),
         sockets=tuple(dead),
         folders=_folders(paths.runtime),
-        locked=_locked(paths.runtime / "node.lock"),
+        locked=_locked(paths.node_lock),
     )
 
 

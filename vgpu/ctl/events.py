@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -104,16 +105,18 @@ def _written(
     error: VgpuError, vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...]
 ) -> tuple[EventReading, ...]:
     """Without a node: what the last one has written. ``error``, if there is nothing of it to be read."""
-    from vgpu.node.events import EventFile, History
+    from vgpu.node.events import KEPT, EventFile, History
     from vgpu.paths import NodePaths
 
-    file = EventFile(NodePaths.from_environment().events)
-    history = History()
+    paths = NodePaths.from_environment()
+    file = EventFile(paths.events)
+    history = History(2 * KEPT)
     try:
-        for event in file.read():
-            history.add(event)
+        past = [*file.read(), *EventFile(paths.program_events).read()]
     except OSError:
         raise error from None
+    for event in sorted(past, key=lambda event: event.at_unix_s):
+        history.add(event)
     if not len(history):
         raise error
     say(f"{error.message}; these were written by the last one, in {file.path}")
@@ -155,7 +158,7 @@ def _meant(reference: str, vgpus: Sequence[VgpuReading], past: Sequence[EventRea
     if not reference:
         return ""
     try:
-        return find_vgpu(reference, vgpus).vgpu_id
+        return find_vgpu(reference, vgpus, os.geteuid()).vgpu_id
     except VgpuError:
         if not past:
             raise
@@ -185,7 +188,7 @@ def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[
 
 
 def _line_of_json(event: EventReading) -> None:
-    print(event.model_dump_json(), flush=True)
+    output.print_json_text(event.model_dump_json())
 
 
 def _print(past: Sequence[EventReading], names: Names) -> None:

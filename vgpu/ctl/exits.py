@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.printable import harmless
 
 
 class Exit(IntEnum):
@@ -47,6 +48,6 @@ def report(error: VgpuError) -> Exit:
 
 def say(message: str, hint: str = "", speaker: str = "vgpuctl") -> None:
     """One line on stderr, and one with what to type next."""
-    print(f"{speaker}: {message}", file=sys.stderr)
+    print(f"{speaker}: {harmless(message)}", file=sys.stderr)
     if hint:
-        print(f"  → {hint}", file=sys.stderr)
+        print(f"  → {harmless(hint)}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.output import Cell
 from vgpu.ctl.since import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.printable import harmless, printable
 
 if TYPE_CHECKING:
     from vgpu.node.loglines import Line, Tail, Wanted
@@ -72,7 +74,7 @@ def logs(
     past = merged([[line for line in log if wanted(line)] for log in reader.past()])
     past = past[-lines:] if lines else []
     if form is Output.JSON and not follow:
-        print(json.dumps([line.as_json() for line in past], indent=2, ensure_ascii=False))
+        output.print_json_text(json.dumps([line.as_json() for line in past], indent=2, ensure_ascii=False))
         return
     show = _line_of_json if form is Output.JSON else _printer()
     for line in past:
@@ -110,7 +112,7 @@ def _id_of(reference: str) -> str:
 
     with suppress(VgpuError), ControlLink(timeout_s=3) as node:
         try:
-            return find_vgpu(reference, node.list()).vgpu_id
+            return find_vgpu(reference, node.list(), os.geteuid()).vgpu_id
         except VgpuError as error:
             if error.code is ErrorCode.AMBIGUOUS:
                 raise
@@ -247,7 +249,7 @@ def _follow(reader: Reader, wanted: Wanted, show: Callable[[Line], None]) -> Non
 
 
 def _line_of_json(line: Line) -> None:
-    print(json.dumps(line.as_json(), ensure_ascii=False), flush=True)
+    output.print_json_text(json.dumps(line.as_json(), ensure_ascii=False))
 
 
 def _printer() -> Callable[[Line], None]:
@@ -256,9 +258,7 @@ def _printer() -> Callable[[Line], None]:
 
 
 def log_cells(line: Line) -> list[Cell]:
-    from vgpu.node.loglines import harmless
-
-    return [Cell(harmless(cell.text), cell.style) for cell in _cells(line)]
+    return [Cell(printable(cell.text), cell.style) for cell in _cells(line)] + _trace(line)
 
 
 def _cells(line: Line) -> list[Cell]:
@@ -269,7 +269,7 @@ def _cells(line: Line) -> list[Cell]:
     said = f"{line.text}: {text}" if text else line.text
     if line.vgpu and line.vgpu not in said:
         said = f"{line.vgpu}: {said}"
-    trace = str(fields.pop("exception", ""))
+    fields.pop("exception", "")
     pairs = "" if text else " ".join(f"{name}={value}" for name, value in fields.items())
     return [
         Cell(clock_time(line.at_unix_s), "dim"),
@@ -277,8 +277,13 @@ def _cells(line: Line) -> list[Cell]:
         Cell(line.source.ljust(6)),
         Cell(said, _STYLES.get(line.level, "")),
         *([Cell(pairs, "dim")] if pairs else []),
-        *([Cell(f"\n{trace}", "dim")] if trace else []),
     ]
+
+
+def _trace(line: Line) -> list[Cell]:
+    """The only part of a log line that has several lines of its own."""
+    trace = str(dict(line.fields).get("exception", "")) if line.level else ""
+    return [Cell(f"\n{harmless(trace)}", "dim")] if trace else []
 
 
 def register(app: typer.Typer) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from vgpu.ctl.exits import Exit, report
 from vgpu.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from vgpu.limits import Limits
 
 EXAMPLE: Final = "127.0.0.1:9835"
 
@@ -44,11 +47,10 @@ def metrics(
         return _once(out)
     if out is not None:
         raise VgpuError(ErrorCode.INVALID, "--listen serves metrics, and -o writes them once: give one of them")
-    if listen is None:
-        from vgpu.config import load
+    from vgpu.config import load
 
-        listen = load().config.metrics.listen or EXAMPLE
-    return _serve(listen)
+    config = load().config
+    return _serve(listen or config.metrics.listen or EXAMPLE, config.limits)
 
 
 def _once(out: Path | None) -> int:
@@ -75,7 +77,7 @@ def _once(out: Path | None) -> int:
     return report(VgpuError(seen.error.code, seen.error.message, hint))
 
 
-def _serve(listen: str) -> int:
+def _serve(listen: str, limits: Limits) -> int:
     import trio
 
     from vgpu import logs
@@ -91,7 +93,7 @@ def _serve(listen: str) -> int:
         print(f"metrics at {address.url}metrics", flush=True)
 
     try:
-        trio.run(serve.serve, NodePaths.from_environment().control_socket, listening, ready)
+        trio.run(serve.serve, NodePaths.from_environment().control_socket, listening, ready, limits)
     except BaseExceptionGroup as group:  # stdout takes no more
         raise cause_of(group) from group
     return Exit.OK

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from client_hook import interpreter
 from vgpu.ctl import gpus, progress
 from vgpu.ctl.exits import Exit
-from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from vgpu.config import Config
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import NodeStatus
 
 START_UP_S: Final = 30.0
@@ -47,21 +49,26 @@ def node_command(
     quantum_ns: int | None = None,
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
+    limits: str = "{}",
+    take: bool = False,
+    unmanaged: str = "report",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
-    another way."""
-    # -P, here and wherever we start a process of ours: what lies in the current directory is none of its modules.
-    command = [sys.executable, "-P", "-m", "vgpu.node", "--mode", mode]
+    another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
+    command = interpreter.command("vgpu.node", "--mode", mode)
+    command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
     values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
+    command += ["--take"] if take else []
     for index in gpus:
         command += ["--gpu", str(index)]
+    command += ["--limits", limits] if limits != "{}" else []
     return command + (["--others", json.dumps(others)] if others else [])
 
 
-def configured_command(config: Config) -> list[str]:
+def configured_command(config: Config, *, take: bool = False) -> list[str]:
     """The argv of a supervisor as ``config`` has it."""
     serve = config.serve
     others = {
@@ -80,6 +87,9 @@ def configured_command(config: Config) -> list[str]:
         quantum_ns=serve.quantum_ns,
         window_ns=serve.window_ns,
         others=others,
+        limits=config.limits.as_option(),
+        take=take,
+        unmanaged=serve.unmanaged,
     )
 
 
@@ -99,6 +109,13 @@ def serve(
             help="The most host memory for what is swapped out, of all GPUs together; default: half of what there is.",
         ),
     ] = None,
+    take: Annotated[
+        bool, typer.Option("--take", help="As root: end another user's GPU Server where one serves a GPU already.")
+    ] = False,
+    unmanaged: Annotated[
+        Unmanaged | None,
+        typer.Option(help="What happens to a vGPU's program that uses the GPU past the hook; else report."),
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -113,11 +130,12 @@ def serve(
         quantum=quantum,
         window=window,
         host_memory=host_memory,
+        unmanaged=unmanaged.value if unmanaged else None,
     )
-    command = configured_command(config)
+    command = configured_command(config, take=take)
     if not detach:
         sys.stdout.flush()
-        os.execv(command[0], command)
+        os.execve(command[0], command, interpreter.environment(os.environ))
     import subprocess
 
     from vgpu.paths import NodePaths, unusable
@@ -130,7 +148,12 @@ def serve(
         raise unusable(log, error, "VGPU_STATE_DIR") from error
     with file as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=interpreter.environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     with progress.waiting("the node starts"):
         status = wait_until_serving(process, log)
@@ -194,6 +217,7 @@ def stop() -> None:
     with ControlLink() as node:
         pid = node.welcome.pid
         watched = os.pidfd_open(pid)
+        felt = _felt_by(node)
     try:
         signal.pidfd_send_signal(watched, signal.SIGTERM)
         with progress.waiting(f"node {pid} stops"):
@@ -205,6 +229,20 @@ def stop() -> None:
     finally:
         os.close(watched)
     print(f"node {pid} stopped")
+    for sentence in felt:
+        print(sentence)
+    if felt:
+        print("  → vgpuctl serve --detach, as the user whose node it was; or end them")
+
+
+def _felt_by(node: ControlLink) -> list[str]:
+    """Who would wait; of a node that cannot say it is not known, which is no reason not to stop it."""
+    from vgpu.ctl.waiting import who_feels_it
+
+    try:
+        return who_feels_it(node.list(), node.processes().processes)
+    except VgpuError:
+        return []
 
 
 def _ended(pidfd: int, within_s: float) -> bool:

@@ -39,6 +39,12 @@ class Mode(StrEnum):
     TEMPORAL = "temporal"
 
 
+class Unmanaged(StrEnum):
+    REPORT = "report"
+    SUSPEND = "suspend"
+    KILL = "kill"
+
+
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="A table for people, JSON for programs.")]
 VgpuArgument = Annotated[
     str,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from vgpu.printable import printable, printable_json
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
@@ -44,12 +46,18 @@ def laid_out(columns: Sequence[Column], rows: Iterable[Row], width: int | None) 
     Every row has a field for every column, extra ones included.
     """
     table = [[Cell(c.title, "bold") for c in columns]]
-    table += [[field if isinstance(field, Cell) else Cell(field) for field in row] for row in rows]
+    table += [[_clean(field) for field in row] for row in rows]
     widths = [max(len(line[i].text) for line in table) for i in range(len(columns))]
     shown = list(range(len(columns)))
     if width is not None:
         shown, widths = _fitted(columns, widths, width)
     return [[_padded(line[i], widths[i], columns[i].right) for i in shown] for line in table]
+
+
+def _clean(field: str | Cell, keep: str = "") -> Cell:
+    """Some of the text is a tenant's."""
+    cell = field if isinstance(field, Cell) else Cell(field)
+    return cell._replace(text=printable(cell.text, keep))
 
 
 def _fitted(columns: Sequence[Column], widths: Sequence[int], width: int) -> tuple[list[int], list[int]]:
@@ -92,7 +100,7 @@ def print_wrapped_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
 
     table = Table(*(column.title for column in columns), box=box.SIMPLE_HEAD, show_lines=True, pad_edge=False)
     for row in rows:
-        cells = (field if isinstance(field, Cell) else Cell(field) for field in row)
+        cells = map(_clean, row)
         table.add_row(*(Text(cell.text, cell.style) for cell in cells))
     console().print(table)
 
@@ -110,11 +118,16 @@ def table_text(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Te
 def line_printer() -> Callable[[Iterable[Cell]], None]:
     """A function that prints one line at a time, as it comes: whole, and wrapped by a terminal."""
     if not sys.stdout.isatty():
-        return lambda cells: print(GAP.join(cell.text for cell in cells).rstrip(), flush=True)
+        return lambda cells: print(GAP.join(_clean(cell, "\n\t").text for cell in cells).rstrip(), flush=True)
     from rich.text import Text
 
     terminal = console()
-    return lambda cells: terminal.print(Text(GAP).join(Text(c.text, c.style) for c in cells), soft_wrap=True)
+
+    def show(cells: Iterable[Cell]) -> None:
+        clean = (_clean(cell, "\n\t") for cell in cells)  # of a traceback
+        terminal.print(Text(GAP).join(Text(c.text, c.style) for c in clean), soft_wrap=True)
+
+    return show
 
 
 def print_facts(facts: Mapping[str, str | Cell]) -> None:
@@ -122,7 +135,7 @@ def print_facts(facts: Mapping[str, str | Cell]) -> None:
     widest = max(map(len, facts))
     styled = console() if sys.stdout.isatty() else None
     for name, said in facts.items():
-        cell = said if isinstance(said, Cell) else Cell(said)
+        cell = _clean(said)
         if styled is None:
             print(f"{name:<{widest}}{GAP}{cell.text}")
         else:
@@ -160,4 +173,9 @@ def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any]) -> None:
         plain = value.model_dump(mode="json")
     else:
         plain = [model.model_dump(mode="json") for model in value]
-    print(json.dumps(plain, indent=2, ensure_ascii=False))
+    print_json_text(json.dumps(plain, indent=2, ensure_ascii=False))
+
+
+def print_json_text(text: str) -> None:
+    """Some of its strings are a tenant's."""
+    print(printable_json(text), flush=True)

@@ -44,6 +44,11 @@ class LaunchingCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
 
 
+AllowUnhooked = Annotated[
+    bool, typer.Option("--allow-unhooked", help="Start a program that does not load the hook, without its limits.")
+]
+
+
 def exec_(
     ctx: typer.Context,
     vgpu: Annotated[
@@ -55,6 +60,7 @@ def exec_(
             autocompletion=completion.vgpus,
         ),
     ] = "",
+    allow_unhooked: AllowUnhooked = False,
 ) -> None:
     """Run a program in an existing vGPU. It takes the place of vgpuctl: exit code and signals are its own."""
     from client_hook.launcher import replace_process
@@ -64,11 +70,23 @@ def exec_(
         raise VgpuError(
             ErrorCode.INVALID, "no vGPU named and VGPU_ID is not set", "vgpuctl exec VGPU -- COMMAND, or vgpuctl ls"
         )
+    if not allow_unhooked:
+        _check_preloadable(ctx)
     with ControlLink() as node:
         vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
     for one in vgpus:
         _check_owner(one)
-    replace_process(ctx.meta[_COMMAND], attachment(vgpus).environment(os.environ))
+    replace_process(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], vgpus))
+
+
+def _check_preloadable(ctx: typer.Context) -> None:
+    """Before anything is made: a program that loads no hook has the whole GPU, and nobody would notice."""
+    from client_hook.environment import hook_to_preload
+    from client_hook.preloadable import check_preloadable
+
+    system_hook = hook_to_preload() is None
+    command = f"vgpuctl {ctx.info_name}"
+    check_preloadable(ctx.meta[_COMMAND], os.environ, system_hook=system_hook, command=command)
 
 
 def _check_owner(vgpu: VgpuReading) -> None:
@@ -79,16 +97,18 @@ def _check_owner(vgpu: VgpuReading) -> None:
 
 
 @options.describes_vgpu
-def run(wanted: Wanted, ctx: typer.Context) -> int:
+def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = False) -> int:
     """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own."""
     from client_hook.launcher import Supervision
     from vgpu.node.link import ControlLink
 
+    if not allow_unhooked:
+        _check_preloadable(ctx)
     with Supervision() as supervision:
         with ControlLink() as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu)
         try:
-            return supervision.run(ctx.meta[_COMMAND], attachment([vgpu]).environment(os.environ))
+            return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
         finally:
             _remove(vgpu.vgpu_id)
 
@@ -105,6 +125,13 @@ def _remove(vgpu_id: str) -> None:
             say(f"{vgpu_id} stays: {error.message}", f"once a node runs again: vgpuctl rm {vgpu_id}")
         elif error.code is not ErrorCode.NOT_FOUND:  # its --ttl may have ended first
             report(error)
+
+
+def environment_for(command: Sequence[str], vgpus: Sequence[VgpuReading]) -> dict[str, str]:
+    """Of ``command`` in these vGPUs: the hook last, a sanitizer's runtime that the program is linked with first."""
+    from client_hook.sanitizers import with_sanitizers_first
+
+    return with_sanitizers_first(command[0], attachment(vgpus).environment(os.environ))
 
 
 def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:

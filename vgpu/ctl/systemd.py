@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from client_hook import interpreter
 from vgpu.ctl import options
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -77,8 +77,8 @@ def text(unit: Unit, *, user: bool) -> str:
 
 def program() -> list[str]:
     """The argv by which systemd, which knows no virtual environment, starts this very vgpuctl."""
-    script = Path(sys.executable).with_name("vgpuctl")
-    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "vgpu.ctl"]
+    script = Path(interpreter.command("")[0]).with_name("vgpuctl")
+    return [str(script)] if os.access(script, os.X_OK) else interpreter.command("vgpu.ctl")
 
 
 def quoted(argument: str) -> str:

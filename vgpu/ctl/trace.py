@@ -12,6 +12,7 @@ from vgpu.ctl import completion, progress
 from vgpu.ctl.exits import Exit, say
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import replaced
+from vgpu.printable import printable_json
 
 if TYPE_CHECKING:
     from vgpu.trace.recording import Recording
@@ -36,9 +37,6 @@ def trace(
     duration_ns = _duration_ns(seconds)
     if png is not None and png.absolute() == out.absolute():
         raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
-    if png is not None and not _can_draw():
-        say("--png draws with matplotlib, which is not installed", "pip install matplotlib, or leave out --png")
-        return Exit.FAILURE
     for file in filter(None, (out, png)):
         with replaced(file):  # before anything is recorded in vain
             pass
@@ -47,8 +45,9 @@ def trace(
     passed = [0.0]
     with progress.waiting("recording", progress.timed(seconds, lambda: passed[-1])):
         recordings, errors = collect(_chosen(gpu), duration_ns, passed.append)
-    _write(recordings, out, png)
-    return _explained(errors)
+    _write(recordings, out)
+    drawn = png is None or _drawn(recordings, png)
+    return max(_explained(errors), Exit.OK if drawn else Exit.FAILURE)
 
 
 def _duration_ns(seconds: float) -> int:
@@ -79,14 +78,16 @@ def _chosen(gpu: str | None) -> list[str]:
     return sorted((str(one.index) for one in found), key=int)
 
 
-def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None:
+def _write(recordings: Sequence[Recording], out: Path) -> None:
     import json
 
     from vgpu.trace.chrome import chrome_trace
     from vgpu.units import counted
 
     with progress.waiting(f"writing {out}"), replaced(out) as file:
-        file.write(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False).encode())
+        file.write(
+            printable_json(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False)).encode()
+        )
     for recording in recordings:
         what = f"GPU {recording.gpu.index}: {recording.length_ns / 1e9:.3g} s, {counted(recording.events, 'event')}"
         held = [f"{recording.label(v)} held {100 * recording.held_ratio(v):.1f} %" for v in recording.vgpus]
@@ -96,14 +97,21 @@ def _write(recordings: Sequence[Recording], out: Path, png: Path | None) -> None
                 f"GPU {recording.gpu.index}: {counted(recording.lost, 'event')} lost, since there were too many at once"
             )
     print(f"{out}: open it at https://ui.perfetto.dev")
-    for recording in recordings if png is not None else ():
-        from vgpu.trace.picture import draw
 
-        assert png is not None
+
+def _drawn(recordings: Sequence[Recording], png: Path) -> bool:
+    """False, with a line on stderr: there is no picture. What was recorded is on the disk by now."""
+    if not _can_draw():
+        say("no picture: --png draws with matplotlib, which is not installed", "pip install matplotlib")
+        return False
+    from vgpu.trace.picture import draw
+
+    for recording in recordings:
         drawn = png if len(recordings) == 1 else png.with_stem(f"{png.stem}-gpu{recording.gpu.index}")
         with progress.waiting(f"drawing {drawn}"), replaced(drawn) as file:
             draw(recording, file)
         print(f"{drawn}: the same as a picture")
+    return True
 
 
 def _explained(errors: Mapping[str, VgpuError]) -> Exit:

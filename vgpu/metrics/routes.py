@@ -9,8 +9,8 @@ from typing import Final, Literal
 import structlog
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
-from pydantic import BaseModel
 
+from vgpu.bounds import Bounded
 from vgpu.errors import VgpuError
 from vgpu.metrics.exposition import exposition
 from vgpu.metrics.source import Source
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 
-class GpuHealth(BaseModel):
+class GpuHealth(Bounded):
     """``reason``: why its server does not answer."""
 
     index: int
@@ -28,7 +28,7 @@ class GpuHealth(BaseModel):
     reason: str
 
 
-class Health(BaseModel):
+class Health(Bounded):
     """``ok``: the node answers, and serves all of its GPUs. ``degraded``: not all of them. ``down``: it does not
     answer."""
 

@@ -10,6 +10,7 @@ from typing import Final
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.metrics.routes import router
 from vgpu.protocol.service import software_version
 from vgpu.serving import serve_http
@@ -29,6 +30,8 @@ def application(control_socket: Path) -> FastAPI:
     return app
 
 
-async def serve(control_socket: Path, listening: socket.socket, ready: Callable[[], None]) -> None:
+async def serve(
+    control_socket: Path, listening: socket.socket, ready: Callable[[], None], limits: Limits = DEFAULT_LIMITS
+) -> None:
     """Until SIGINT or SIGTERM. Takes ``listening`` over; ``ready`` is called once requests are answered."""
-    await serve_http(application(control_socket), listening, ready, STOP_S)
+    await serve_http(application(control_socket), listening, ready, STOP_S, limits)

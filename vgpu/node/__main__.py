@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
@@ -15,13 +14,19 @@ import psutil
 import structlog
 import trio
 
+from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
+from vgpu.config import UnmanagedName
 from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.files import exclusive
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, prepare
-from vgpu.paths import NodePaths
+from vgpu.openfiles import raise_limit
+from vgpu.paths import UMASK, NodePaths
+from vgpu.protocol.peer import listener_at
 from vgpu.stage.signals import cause_of
 
 log = structlog.get_logger(__name__)
@@ -39,6 +44,7 @@ def main() -> None:
     parser.add_argument(
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
+    parser.add_argument("--unmanaged", choices=["report", "suspend", "kill"], default="report")
     parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument(
@@ -48,12 +54,26 @@ def main() -> None:
         metavar="JSON",
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
+    parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
     try:
         to_stderr("node")
+        raise_limit()
+        limits = Limits.from_option(arguments.limits)
         sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
-        run(paths, sharing, arguments.others, arguments.simulate, arguments.gpu, arguments.host_memory)
+        run(
+            paths,
+            sharing,
+            arguments.others,
+            arguments.simulate,
+            arguments.gpu,
+            arguments.host_memory,
+            limits,
+            arguments.unmanaged,
+            take=arguments.take,
+        )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
         if not isinstance(error, VgpuError):
@@ -73,9 +93,15 @@ def run(
     simulate: int,
     gpus: Sequence[int] = (),
     host_memory_bytes: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    unmanaged: UnmanagedName = "report",
+    *,
+    take: bool = False,
 ) -> None:
     """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
     ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
+    os.umask(UMASK)
+    check_namespace()
     prepare(paths)
     with only_node(paths):
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
@@ -87,10 +113,23 @@ def run(
             sharing,
             others,
             simulated=bool(simulate),
+            take=take,
             environment=server_environment(paths, simulate=bool(simulate)),
             host_memory_bytes=host_memory_bytes // max(1, len(served)),
+            limits=limits,
+            unmanaged=unmanaged,
         )
-        trio.run(Node(paths, servers, served, simulated=bool(simulate)).run)
+        trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits).run)
+
+
+def check_namespace() -> None:
+    """``VgpuError`` (mode): in a PID namespace of its own the node would admit no program from outside."""
+    if namespaces.is_foreign_pid_namespace() and not namespaces.is_allowed(os.environ):
+        raise VgpuError(
+            ErrorCode.MODE,
+            "this node would run in a PID namespace of its own, and could not identify programs outside it",
+            namespaces.REMEDY,
+        )
 
 
 def chosen(gpus: Sequence[int], count: int) -> list[int]:
@@ -102,35 +141,40 @@ def chosen(gpus: Sequence[int], count: int) -> list[int]:
     return sorted(set(gpus)) or list(range(count))
 
 
-def only_node(paths: NodePaths) -> IO[str]:
+def only_node(paths: NodePaths) -> IO[bytes]:
     """The node's lock, held while the file is open. ``VgpuError`` (exists) where a node runs already."""
-    file = (paths.runtime / "node.lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    refusal = VgpuError(
+        ErrorCode.EXISTS,
+        f"a node runs already in {paths.runtime}",
+        "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
+    )
+    file = exclusive(paths.node_lock, refusal)
+    if listener_at(paths.control_socket) is not None:  # of a release whose lock was another file
         file.close()
-        raise VgpuError(
-            ErrorCode.EXISTS,
-            f"a node runs already in {paths.runtime}",
-            "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
-        ) from None
+        raise refusal
     return file
 
 
 def simulated_gpus(folder: Path, count: int) -> int:
-    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them."""
-    from cython_ext.simengine import create_gpus
+    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them, unless
+    another version of the simulated driver made them."""
+    from cython_ext.simengine import Engine, create_gpus
 
     if not 1 <= count <= MOST_SIMULATED:
         raise VgpuError(ErrorCode.INVALID, f"{count} simulated GPUs: ask for 1 to {MOST_SIMULATED}")
-    if len(list(folder.glob("gpu*"))) != count:
+    try:
+        kept = len(list(folder.glob("gpu*"))) == count and all(Engine(folder, index) for index in range(count))
+    except FileNotFoundError:
+        kept = False
+    if not kept:
         create_gpus(folder, count)
+    folder.chmod(0o755 if os.geteuid() == 0 else 0o700)  # the vGPUs' owners use what is in it, whatever our umask is
     return count
 
 
 def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
     """What GPU Servers and brokers are started with: this node's places, and no vGPU of their own."""
-    environment = dict(os.environ)
+    environment = interpreter.environment(os.environ)
     for name in ("VGPU_ID", "VGPU_SIM_DIR", "NOTIFY_SOCKET"):
         environment.pop(name, None)
     libraries = [part for part in environment.pop("LD_LIBRARY_PATH", "").split(":") if part]

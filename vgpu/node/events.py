@@ -22,7 +22,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import OF_PROGRAMS, Happening
 from vgpu.node.routing import find_vgpu
 from vgpu.protocol.codec import MAX_CONTROL_BYTES
 from vgpu.protocol.messages import EventReading, VgpuReading
@@ -44,20 +44,60 @@ class Kept:
     size_bytes: int
 
 
-class History:
-    """The last ``most`` events, in the order in which they were added. Pure."""
+class _Ring:
+    """The last ``most`` numbers, by source. A source has ``most_of_one`` at most; when all together are too many, the
+    source with the most loses its oldest."""
 
-    def __init__(self, most: int = KEPT) -> None:
+    def __init__(self, most: int, most_of_one: int) -> None:
         self._most = most
-        self._kept: deque[Kept] = deque()
+        self._most_of_one = most_of_one
+        self._sources: dict[str, deque[int]] = {}
+        self._size = 0
+
+    def oldest(self, source: str) -> int | None:
+        """Of a source that has no room left: what falls out next. None: it has room."""
+        own = self._sources.get(source)
+        return own[0] if own and (self._size >= self._most or len(own) >= self._most_of_one) else None
+
+    def add(self, number: int, source: str) -> int | None:
+        """The number that falls out."""
+        own = self._sources.setdefault(source, deque())
+        own.append(number)
+        self._size += 1
+        if len(own) <= self._most_of_one and self._size <= self._most:
+            return None
+        longest = source if len(own) > self._most_of_one else max(self._sources, key=lambda s: len(self._sources[s]))
+        out = self._sources[longest].popleft()
+        if not self._sources[longest]:
+            del self._sources[longest]
+        self._size -= 1
+        return out
+
+
+class History:
+    """The last ``most`` events, in the order in which they were added. Pure.
+
+    ``of_programs``: those that programs cause (``OF_PROGRAMS``) have a ring of their own, of so many; None: they have
+    not. In both rings no user's vGPUs push out the events of others': a user has ``most_of_one`` at most of what people
+    do, and when a ring is full, the user with the most events in it loses the oldest.
+    """
+
+    def __init__(self, most: int = KEPT, of_programs: int | None = None, most_of_one: int | None = None) -> None:
+        self._fair = of_programs is not None
+        self._people = _Ring(most, most if most_of_one is None else most_of_one)
+        self._programs = self._people if of_programs is None else _Ring(of_programs, of_programs)
+        self._kept: dict[int, Kept] = {}
         self._keys: set[Key] = set()
+        self._owners: dict[str, str] = {}
+        self._next = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def is_past(self, event: EventReading) -> bool:
-        """It is older than all of these, and there was no room for it any more."""
-        return len(self._kept) == self._most and event.at_unix_s < self._kept[0].event.at_unix_s
+        """It is older than all of its source, and there was no room for it any more."""
+        oldest = self._ring_of(event).oldest(self._source_of(event))
+        return oldest is not None and event.at_unix_s < self._kept[oldest].event.at_unix_s
 
     def add(self, event: EventReading) -> bytes | None:
         """Its line for the file; None if it is here already: told again after a link was opened again."""
@@ -66,10 +106,25 @@ class History:
             return None
         line = event.model_dump_json().encode() + b"\n"
         self._keys.add(key)
-        self._kept.append(Kept(event, len(line)))
-        if len(self._kept) > self._most:
-            self._keys.discard(_key(self._kept.popleft().event))
+        self._kept[self._next] = Kept(event, len(line))
+        out = self._ring_of(event).add(self._next, self._source_of(event))
+        self._next += 1
+        if out is not None:
+            self._keys.discard(_key(self._kept.pop(out).event))
         return line
+
+    def _ring_of(self, event: EventReading) -> _Ring:
+        return self._programs if event.kind in OF_PROGRAMS else self._people
+
+    def _source_of(self, event: EventReading) -> str:
+        """The uid that made the vGPU, as far as is known; else the vGPU. "" is the node itself."""
+        if not self._fair:
+            return ""
+        if event.kind == Happening.CREATED:
+            if len(self._owners) > 2 * KEPT:  # of vGPUs that are long gone
+                self._owners.clear()
+            self._owners[event.vgpu_id] = str(event.fields.get("by_uid", event.vgpu_id))
+        return self._owners.get(event.vgpu_id, event.vgpu_id)
 
     def find(
         self, vgpu_id: str = "", since_unix_s: float = 0.0, most: int = KEPT, kinds: Collection[str] = ()
@@ -78,7 +133,7 @@ class History:
         ``kinds``: any."""
         found: list[EventReading] = []
         room = ANSWER_BYTES
-        for kept in reversed(self._kept):
+        for kept in reversed(self._kept.values()):
             event = kept.event
             if event.at_unix_s < since_unix_s or (vgpu_id and event.vgpu_id != vgpu_id):
                 continue
@@ -90,22 +145,27 @@ class History:
             found.append(event)
         return tuple(reversed(found))
 
-    def meant(self, reference: str, vgpus: Sequence[VgpuReading]) -> str:
-        """The id of the vGPU that ``reference`` names (id, prefix of one, or name): one of ``vgpus``, which are there,
-        or else one that is gone and that events tell of. Errors: ``not-found``, ``ambiguous``."""
+    def meant(self, reference: str, vgpus: Sequence[VgpuReading], uid: int | None = None) -> str:
+        """The id of the vGPU that ``reference`` of user ``uid`` names (id, prefix of one, or name): one of ``vgpus``,
+        which are there, or else one that is gone and that events tell of; first those that ``uid`` has made. Errors:
+        ``not-found``, ``ambiguous``."""
         try:
-            return find_vgpu(reference, vgpus).vgpu_id
+            return find_vgpu(reference, vgpus, uid).vgpu_id
         except VgpuError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
         names: dict[str, str] = {}
-        for kept in self._kept:
+        made: set[str] = set()
+        for kept in self._kept.values():
             event = kept.event
             if event.vgpu_id:
                 names[event.vgpu_id] = str(event.fields.get("name", names.get(event.vgpu_id, "")))
+                if event.kind == Happening.CREATED and event.fields.get("by_uid") == uid:
+                    made.add(event.vgpu_id)
         prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
         fitting = [reference] if reference in names else []
-        fitting = fitting or [vgpu_id for vgpu_id, name in names.items() if reference and name == reference]
+        named = [vgpu_id for vgpu_id, name in names.items() if reference and name == reference]
+        fitting = fitting or [vgpu_id for vgpu_id in named if vgpu_id in made] or named
         fitting = fitting or [vgpu_id for vgpu_id in names if reference and vgpu_id.startswith(prefix)]
         if len(fitting) == 1:
             return fitting[0]
@@ -170,23 +230,28 @@ class EventFile:
 
 
 class EventLog:
-    """History and file. ``tell`` is cheap and never fails; ``write`` runs beside it and has the disk's pace."""
+    """History and files. ``tell`` is cheap and never fails; ``write`` runs beside it and has the disk's pace.
+    ``of_programs``: the file of what programs cause, so that it fills no other; None: it is the same one."""
 
-    def __init__(self, file: EventFile, history: History | None = None) -> None:
+    def __init__(self, file: EventFile, history: History | None = None, of_programs: EventFile | None = None) -> None:
         self.history = History() if history is None else history
         self._file = file
-        self._pending: list[bytes] = []
+        self._of_programs = file if of_programs is None else of_programs
+        self._pending: list[tuple[EventFile, bytes]] = []
         self._waiting = trio.Event()
         self._missed = 0
 
     def restore(self) -> None:
         """What the nodes before this one have written."""
-        try:
-            events = self._file.read()
-        except OSError as error:
-            log.warning("events of before are not read", file=str(self._file.path), reason=str(error))
-            return
-        for event in events:
+        found: list[EventReading] = []
+        for file in dict.fromkeys((self._file, self._of_programs)):
+            try:
+                found += file.read()
+            except OSError as error:
+                log.warning("events of before are not read", file=str(file.path), reason=str(error))
+        if self._of_programs is not self._file:
+            found.sort(key=lambda event: event.at_unix_s)
+        for event in found:
             self.history.add(event)
 
     def tell(self, event: EventReading) -> bool:
@@ -194,7 +259,7 @@ class EventLog:
         line = self.history.add(event)
         if line is None:
             return False
-        self._pending.append(line)
+        self._pending.append((self._of_programs if event.kind in OF_PROGRAMS else self._file, line))
         self._waiting.set()
         return True
 
@@ -208,21 +273,23 @@ class EventLog:
     def flush(self) -> None:
         self._put(self._taken())
 
-    def _taken(self) -> list[bytes]:
+    def _taken(self) -> list[tuple[EventFile, bytes]]:
         lines, self._pending = self._pending, []
         return lines
 
-    def _put(self, lines: list[bytes]) -> None:
+    def _put(self, lines: list[tuple[EventFile, bytes]]) -> None:
         """A disk that is full or read-only is reported when it begins to be, and when it works again."""
-        if not lines:
-            return
-        try:
-            self._file.append(b"".join(lines))
-        except OSError as error:
-            if not self._missed:
-                log.error("events are not written", file=str(self._file.path), reason=str(error))
-            self._missed += len(lines)
-            return
-        if self._missed:
+        missed = 0
+        for file in dict.fromkeys(file for file, _ in lines):
+            own = [line for other, line in lines if other is file]
+            try:
+                file.append(b"".join(own))
+            except OSError as error:
+                if not self._missed and not missed:
+                    log.error("events are not written", file=str(file.path), reason=str(error))
+                missed += len(own)
+        if missed:
+            self._missed += missed
+        elif lines and self._missed:
             log.warning("events are written again", file=str(self._file.path), missed=self._missed)
             self._missed = 0

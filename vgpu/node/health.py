@@ -33,6 +33,8 @@ class Health:
     meters: tuple[GpuMeters, ...] = ()
     folders: tuple[str, ...] = ()
     vgpu_id: str = ""
+    lost: tuple[str, ...] = ()
+    """Directories of the node that were removed while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ def diagnose(health: Health) -> Iterator[Finding]:
     simulated = "simulated GPU" if status.simulated else "GPU"
     serves = f"{counted(len(status.gpus), simulated)}, {counted(status.vgpus, 'vGPU')}"
     yield Finding("node", Verdict.OK, f"running, pid {status.pid}, {serves}")
+    for directory in health.lost:
+        found = f"{directory} was removed while the node runs: what is written there since, logs and events, is lost"
+        yield Finding("state", Verdict.MISSING, found, "vgpuctl stop && vgpuctl serve --detach")
     if status.software != health.software:
         found = f"the node runs {status.software}, vgpuctl is {health.software}"
         yield Finding("version", Verdict.NOTE, found, "vgpuctl stop && vgpuctl serve --detach")

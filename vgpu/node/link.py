@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,9 +12,11 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vgpu import paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
+from vgpu.protocol.descriptors import refuse_descriptors
 from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import (
     Create,
@@ -49,8 +52,33 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
+from vgpu.trust import listener_uid, replaceable_part, trusts
 
 Result = TypeVar("Result", bound=BaseModel)
+
+_OWN_NODE = "set VGPU_RUNTIME_DIR to where your node, or root's, runs"
+
+
+def client_socket() -> Path:
+    """Where this user's requests go: to the node that the environment names, or to their own if one listens, else to
+    the system's if there is one."""
+    own = NodePaths.from_environment().control_socket
+    system = paths.SYSTEM_RUNTIME / own.name
+    if os.environ.get("VGPU_RUNTIME_DIR") or own == system or _listens(own) or not system.exists():
+        return own
+    return system
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setblocking(False)
+        try:
+            link.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # its backlog is full, or it is another user's: whatever it is, it is said where it is asked
+            return True
+    return True
 
 
 class ControlLink:
@@ -62,11 +90,12 @@ class ControlLink:
 
     def __init__(self, path: Path | None = None, *, timeout_s: float = 10.0) -> None:
         """Connects and shakes hands. ``path``: by default the environment's node; ``timeout_s`` bounds each answer."""
-        self._path = NodePaths.from_environment().control_socket if path is None else path
+        self._path = client_socket() if path is None else path
         self._decoder = Decoder(MAX_ANSWER_BYTES)
         self._next_id = 0
         self._timeout_s = timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        refuse_descriptors(self._socket)
         self._socket.settimeout(timeout_s)
         try:
             self._connect()
@@ -197,6 +226,11 @@ class ControlLink:
     # --- how it is asked
 
     def _connect(self) -> None:
+        """Another user who answers in the node's place would learn what is asked, and be believed."""
+        part = replaceable_part(self._path.parent)
+        if part is not None and not self._is_roots_choice():
+            text = f"another user can replace the node at {self._path}: {part} is theirs, or open to all"
+            raise VgpuError(ErrorCode.NOT_YOURS, text, _OWN_NODE)
         try:
             self._socket.connect(str(self._path))
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -209,6 +243,13 @@ class ControlLink:
             ) from error
         except OSError as error:
             raise VgpuError(ErrorCode.UNREACHABLE, f"cannot reach {self._path}: {error.strerror or error}") from error
+        uid = listener_uid(self._socket)
+        if not trusts(uid) and not self._is_roots_choice():
+            raise VgpuError(ErrorCode.NOT_YOURS, f"uid {uid} answers at {self._path}, not this user or root", _OWN_NODE)
+
+    def _is_roots_choice(self) -> bool:
+        """Root may ask any user's node, but only one that it names."""
+        return os.geteuid() == 0 and bool(os.environ.get("VGPU_RUNTIME_DIR"))
 
     def _fresh_id(self) -> int:
         self._next_id += 1

@@ -113,8 +113,3 @@ class Tail:
     def end(self) -> list[Line]:
         """What is left, as if its end had come."""
         return self.take(b"\n") if self.rest.strip() else []
-
-
-def harmless(text: str) -> str:
-    """Without what a terminal would take for commands."""
-    return "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)

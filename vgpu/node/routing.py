@@ -8,14 +8,25 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import GpuReading, VgpuReading
 
 
-def find_vgpu(reference: str, vgpus: Sequence[VgpuReading]) -> VgpuReading:
-    """The vGPU that ``reference`` names: its id, its name, or a prefix of an id that fits one alone (``vgpu-`` may be
-    left out). Errors: ``not-found``, ``ambiguous``."""
+def find_vgpu(reference: str, vgpus: Sequence[VgpuReading], uid: int | None = None) -> VgpuReading:
+    """The vGPU that ``reference`` of user ``uid`` names (``vgpu-`` may be left out of an id): the first of
+
+    * an id,
+    * a name of a vGPU of that user,
+    * a prefix of an id of a vGPU of that user,
+    * a name, or a prefix of an id, of any vGPU.
+
+    So no user's name stands for a vGPU of another one. ``uid`` None: every vGPU is that user's. Errors: ``not-found``;
+    ``ambiguous`` where several fit.
+    """
     prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
-    fitting = [vgpu for vgpu in vgpus if reference == vgpu.vgpu_id]
-    # Several may have the name: a GPU that was not served when it was given comes back with what it knows.
-    fitting = fitting or [vgpu for vgpu in vgpus if reference and reference == vgpu.name]
-    fitting = fitting or [vgpu for vgpu in vgpus if reference and vgpu.vgpu_id.startswith(prefix)]
+    own = [vgpu for vgpu in vgpus if uid is None or vgpu.owner_uid == uid]
+    fitting = [vgpu for vgpu in vgpus if vgpu.vgpu_id == prefix]
+    if reference:
+        # Several may have the name: a GPU that was not served when it was given comes back with what it knows.
+        fitting = fitting or [vgpu for vgpu in own if vgpu.name == reference]
+        fitting = fitting or [vgpu for vgpu in own if vgpu.vgpu_id.startswith(prefix)]
+        fitting = fitting or [v for v in vgpus if v.name == reference or v.vgpu_id.startswith(prefix)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

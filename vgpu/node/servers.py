@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,10 @@ import structlog
 import trio
 from pydantic import ValidationError
 
+from client_hook import interpreter
+from vgpu.config import UnmanagedName
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node.logfiles import trim
 from vgpu.node.loglines import last_words
 from vgpu.protocol.hello import Hello
@@ -78,14 +80,21 @@ class Servers:
         simulated: bool,
         environment: Mapping[str, str],
         host_memory_bytes: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
+        take: bool = False,
+        unmanaged: UnmanagedName = "report",
     ) -> None:
-        """``others``: GPUs that are shared in another way, by index. ``host_memory_bytes``: of each GPU, for what is
-        swapped out."""
+        """``take``: another user's server of a GPU is ended. ``others``: GPUs that are shared in another way, by index.
+        ``host_memory_bytes``: of each GPU, for what is swapped out. ``unmanaged``: what happens to programs that use a
+        GPU past the hook."""
         self._sharing = sharing
         self._others = dict(others or {})
         self._host_memory_bytes = host_memory_bytes
+        self._unmanaged = unmanaged
         self._simulated = simulated
+        self._take = take
         self._environment = dict(environment)
+        self._limits = limits
         self._stopping = False
 
     async def keep(
@@ -119,11 +128,14 @@ class Servers:
             link, pid = await self._greet(server.socket)
             log.info("GPU Server found running", gpu=server.index, pid=pid)
         except VgpuError:
-            link, pid = None, await trio.to_thread.run_sync(self._spawn, server)
+            try:
+                link, pid = None, await trio.to_thread.run_sync(self._spawn, server)
+            except OSError as error:  # no descriptors, no processes: of this machine, and for a while
+                server.reason = f"its server cannot be started: {error.strerror}"
+                return
         server.pid = pid
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        pidfd = await _watched(pid)
+        if pidfd is None:
             return
         try:
             async with trio.open_nursery() as nursery:
@@ -164,12 +176,16 @@ class Servers:
 
     def _spawn(self, server: ServerProcess) -> int:
         sharing = self._others.get(server.index, self._sharing)
-        argv = [sys.executable, "-P", "-m", "gpuserver", "--index", str(server.index), "--mode", sharing.mode]
-        argv += ["--host-memory", str(self._host_memory_bytes)]
+        argv = interpreter.command("gpuserver", "--index", str(server.index), "--mode", sharing.mode)
+        argv += ["--host-memory", str(self._host_memory_bytes), "--unmanaged", self._unmanaged]
         for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]
+        if self._limits != DEFAULT_LIMITS:
+            argv += ["--limits", self._limits.as_option()]
         if self._simulated:
             argv.append("--simulated")
+        if self._take:
+            argv.append("--take")
         server.log_path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
             trim(server.log_path)
@@ -200,6 +216,18 @@ class Servers:
                     if server.pid:
                         await server.stopped.wait()
                 return
+
+
+async def _watched(pid: int) -> int | None:
+    """A pidfd, as soon as this process can have one; None: the process has ended."""
+    while True:
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        except OSError as error:
+            log.error("a GPU Server cannot be watched", pid=pid, reason=str(error))
+        await trio.sleep(LONGEST_PAUSE_S)
 
 
 def _last_words(log_path: Path) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from functools import partial
@@ -20,15 +20,22 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.node.events import EventFile, EventLog, server_restarted
+from vgpu.groups import Groups
+from vgpu.identity import Peer
+from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.node.events import EventFile, EventLog, History, server_restarted
 from vgpu.node.logfiles import keep_small
 from vgpu.node.readings import only
 from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
+from vgpu.node.sources import Places, Source, read_owners
 from vgpu.node.survey import SILENT, Survey
+from vgpu.openfiles import is_kept
+from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
 from vgpu.precedence import keep_all
+from vgpu.protocol.codec import MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     REQUESTS,
@@ -67,7 +74,9 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
-from vgpu.protocol.stream import MessageStream, listen, serve_links
+from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, listen, serve_links, until_replaced
+from vgpu.spec import explain
+from vgpu.trust import replaceable_part
 
 log = structlog.get_logger(__name__)
 
@@ -79,23 +88,36 @@ LOOK_AGAIN_S: Final = 0.05
 RESTART_S: Final = 8.0
 """A request waits that long for a server that is being restarted, which takes half a second, and seconds on a machine
 with much else to do."""
-MOST_LINKS: Final = 1024
-MOST_LINKS_OF_ONE: Final = 64
-"""One user's, other than root's and the node's own: who opens links without end must not take the others' room."""
+COMPLAINT_S: Final = 1.0
+OWNERS_S: Final = 60.0
+"""Between two readings of /etc/subuid."""
 
 
 class Node:
     """``run`` until SIGTERM or SIGINT; then the servers stop too."""
 
-    def __init__(self, paths: NodePaths, servers: Servers, gpus: Iterable[int], *, simulated: bool) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        servers: Servers,
+        gpus: Iterable[int],
+        *,
+        simulated: bool,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self._paths = paths
         self._servers = servers
         self._simulated = simulated
+        self._limits = limits
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
-        self._links: Counter[int] = Counter()
+        self._groups = Groups()
+        self._closed: Pace[Source] = Pace(COMPLAINT_S)
+        self._places = Places(limits, frozenset({0, os.geteuid()}))
+        self._stopping = False
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
-        self._events = EventLog(EventFile(paths.events))
+        history = History(limits.events_kept, limits.peer_events_kept, limits.events_kept_per_user)
+        self._events = EventLog(EventFile(paths.events), history, EventFile(paths.program_events))
         self._processes = {
             index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
@@ -111,6 +133,7 @@ class Node:
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._events.write)
+            nursery.start_soon(self._know_owners)
             nursery.start_soon(self._survey.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
@@ -121,53 +144,93 @@ class Node:
             # Everybody's socket on root's node: what may be asked depends on who asks.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
+            nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
             tell_service_manager("READY=1")
+            if os.geteuid() == 0 and (closed := closed_to_others(self._paths.runtime)):
+                log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
-            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=MOST_LINKS))
+            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
+                self._stopping = True
                 tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
 
+    async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
+        """A node that no client reaches would go on to restart servers beside those of the next node."""
+        await until_replaced(self._paths.control_socket)
+        if self._stopping:
+            return
+        self._stopping = True
+        log.error("the node's socket was removed or replaced: it ends", control=str(self._paths.control_socket))
+        tell_service_manager("STOPPING=1")
+        await self._servers.stop(self._processes.values())
+        scope.cancel()
+
     # --- links
 
-    async def _converse(self, sock: trio.socket.SocketType) -> None:
-        peer = peer_of(sock)
+    async def _know_owners(self) -> None:
+        """The owners of subordinate uids, as the machine's files have them."""
+        while True:
+            self._places.owners = await trio.to_thread.run_sync(read_owners)
+            await trio.sleep(OWNERS_S)
 
+    async def _converse(self, sock: trio.socket.SocketType) -> None:
+        async with MessageStream(
+            sock,
+            MAX_REQUEST_BYTES,
+            takes_descriptors=False,
+            first_bytes=self._limits.first_message_bytes,
+            most_items=MAX_REQUEST_ITEMS,
+        ) as link:
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                log.warning("link closed", reason=f"its peer cannot be found out: {error}")
+                return
+            try:
+                await self._converse_with(peer, link)
+            except ValidationError as error:
+                self._note_closed(peer, explain(error))
+            except (OSError, VgpuError, trio.ClosedResourceError) as error:
+                self._note_closed(peer, str(error))
+            except Exception:
+                log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
+
+    def _note_closed(self, peer: Peer, reason: str) -> None:
+        missed = self._closed.due(self._places.owners.source_of(peer.uid), time.monotonic())
+        if missed is not None:
+            log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=reason + and_more(missed))
+
+    async def _converse_with(self, peer: Peer, link: MessageStream) -> None:
         async def answer(request: AnyRequest) -> BaseModel:
             return await self._answer(request, peer.uid)
 
-        self._links[peer.uid] += 1
+        kept = LAST_DESCRIPTORS if peer.uid in self._places.exempt else self._limits.descriptors_kept
         try:
-            async with MessageStream(sock) as link:
-                if self._links[peer.uid] > MOST_LINKS_OF_ONE and peer.uid not in {0, os.geteuid()}:
-                    full = Failure(
-                        id=0,
-                        code=ErrorCode.UNAVAILABLE,
-                        error=f"uid {peer.uid} has {MOST_LINKS_OF_ONE} links to this node already",
-                        hint="end some of its programs that watch or ask",
-                    )
-                    await link.send(full.model_dump(mode="json"))
-                    return
-                if await welcome(link, os.getpid()) is not None:
-                    await serve(link, REQUESTS, answer, self._notices)
-        except (OSError, VgpuError, ValidationError, trio.ClosedResourceError) as error:
-            log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=str(error))
-        except Exception:
-            log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
+            if is_kept(link.socket.fileno(), kept):
+                raise VgpuError(ErrorCode.UNAVAILABLE, "this node has no descriptors left for links", "try again later")
+            place = self._places.enter(peer.uid)
+        except VgpuError as full:
+            failure = Failure(id=0, code=full.code, error=full.message, hint=full.hint)
+            await link.send(failure.model_dump(mode="json"))
+            return
+        try:
+            if await welcome(link, os.getpid()) is not None:
+                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid))
         finally:
-            self._links[peer.uid] -= 1
+            self._places.leave(place)
 
-    def _notices(self, request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
+    def _notices(self, request: AnyRequest, uid: int) -> AsyncGenerator[Notice, None] | None:
         match request:
             case Watch():
-                return self._watch(request)
+                return self._watch(request, uid)
             case Trace():
-                return self._trace(request)
+                return self._trace(request, uid)
             case _:
                 return None
 
@@ -178,18 +241,18 @@ class Node:
             case Create():
                 return await self._create(request, uid)
             case Set(vgpu=reference) | Remove(vgpu=reference) | Inspect(vgpu=reference):
-                vgpu = await self._find(reference)
+                vgpu = await self._find(reference, uid)
                 model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
                 if isinstance(request, Set) and request.changes.name is not None:
-                    await self._refuse_taken_name(request.changes.name, but=vgpu.vgpu_id)
+                    await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
                 exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, exact, uid, model, CHANGE_S)
             case Suspend(vgpu=reference) | Resume(vgpu=reference):
-                vgpu = await self._find(reference)
+                vgpu = await self._find(reference, uid)
                 move = request.model_copy(update={"vgpu": vgpu.vgpu_id})
                 return await self._forward(vgpu.gpu_index, move, uid, VgpuReading, SUSPEND_S)
             case Migrate(vgpu=reference, gpu=choice):
-                return await self._migrate(await self._find(reference), choice, uid)
+                return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
                 return VgpuList(vgpus=(await self._survey.look()).vgpus)
             case Processes(vgpu=reference):
@@ -206,15 +269,19 @@ class Node:
             case Meter():
                 return await self._survey.meter(uid)
             case Events():
-                return await self._what_happened(request)
+                return await self._what_happened(request, uid)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
     async def _create(self, request: Create, uid: int) -> VgpuReading:
         """On the first GPU that takes it; if none does, the refusal of the one with the most room."""
+        group = request.spec.share_group
+        # Before the lock: while the name service is slow, others make vGPUs.
+        share_gid = -1 if group is None else await self._groups.id_of(group)
+        request = request.model_copy(update={"share_gid": share_gid})
         async with self._creating:
             if request.spec.name is not None:
-                await self._refuse_taken_name(request.spec.name)
+                await self._refuse_taken_name(request.spec.name, uid)
             refusals = []
             gpus = candidates(request.gpu, (await self._survey.look()).gpus)
             for gpu in gpus:
@@ -256,20 +323,21 @@ class Node:
             text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs stand still: {error.message}"
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
-    async def _refuse_taken_name(self, name: str, but: str = "") -> None:
+    async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
+        """A name is one owner's; another one may give it, too."""
         for vgpu in (await self._survey.look()).vgpus:
-            if vgpu.name == name and vgpu.vgpu_id != but:
+            if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
 
-    async def _find(self, reference: str) -> VgpuReading:
-        """The vGPU meant. While a server restarts, what it said last may lack vGPUs: it is waited for."""
+    async def _find(self, reference: str, uid: int) -> VgpuReading:
+        """The vGPU that ``uid`` means. While a server restarts, what it said last may lack vGPUs: it is waited for."""
         deadline = trio.current_time() + RESTART_S
         while True:
             snapshot = await self._survey.look()
             away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
             try:
-                vgpu = find_vgpu(reference, snapshot.vgpus)
+                vgpu = find_vgpu(reference, snapshot.vgpus, uid)
                 if vgpu.gpu_index not in away:
                     return vgpu
             except VgpuError as error:
@@ -282,7 +350,7 @@ class Node:
 
     async def _list_processes(self, reference: str, uid: int) -> ProcessList:
         if reference:
-            vgpu = await self._find(reference)
+            vgpu = await self._find(reference, uid)
             return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, ANSWER_S)
         return await self._survey.processes(uid)
 
@@ -337,13 +405,13 @@ class Node:
             with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
                 channel.send_nowait(event)
 
-    async def _what_happened(self, asked: Events) -> EventList:
+    async def _what_happened(self, asked: Events, uid: int) -> EventList:
         history = self._events.history
-        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus) if asked.vgpu else ""
+        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus, uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
-    async def _watch(self, watch: Watch) -> AsyncGenerator[Notice, None]:
-        wanted = {(await self._find(reference)).vgpu_id for reference in watch.vgpus}
+    async def _watch(self, watch: Watch, uid: int) -> AsyncGenerator[Notice, None]:
+        wanted = {(await self._find(reference, uid)).vgpu_id for reference in watch.vgpus}
         sending, receiving = trio.open_memory_channel[EventReading](1024)
         if watch.events:
             self._watchers.add(sending)
@@ -362,7 +430,7 @@ class Node:
         finally:
             self._watchers.discard(sending)
 
-    async def _trace(self, trace: Trace) -> AsyncGenerator[Notice, None]:
+    async def _trace(self, trace: Trace, uid: int) -> AsyncGenerator[Notice, None]:
         """What one server records, passed on. Closed before its end, it ends the link, and the server forgets it."""
         gpu = find_gpu(trace.gpu, (await self._survey.look()).gpus)
         process = self._processes[gpu.index]
@@ -370,7 +438,7 @@ class Node:
             raise _not_served(gpu.index, process.reason or SILENT)
         link, _ = await open_link(process.socket, Hello())
         async with link:
-            await link.send(Forward(id=trace.id, uid=os.geteuid(), request=trace).model_dump(mode="json"))
+            await link.send(Forward(id=trace.id, uid=uid, request=trace).model_dump(mode="json"))
             while (received := await link.receive()) is not None:
                 if "ok" in received[0]:
                     checked(received)
@@ -392,11 +460,22 @@ def prepare(paths: NodePaths) -> None:
         (paths.state, 0o700, "VGPU_STATE_DIR"),
         (paths.logs, 0o700, "VGPU_STATE_DIR"),
     ):
+        if (part := replaceable_part(directory)) is not None:
+            raise VgpuError(
+                ErrorCode.NOT_YOURS,
+                f"another user can replace {directory}: {part} is theirs, or open to all",
+                "set VGPU_RUNTIME_DIR and VGPU_STATE_DIR to directories of your own",
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unusable(directory, error, variable) from error
         _own(directory, mode)
+
+
+def closed_to_others(directory: Path) -> list[Path]:
+    """Those of ``directory`` and the directories above it that only their owner can pass through."""
+    return [part for part in (directory, *directory.parents) if not part.stat().st_mode & stat.S_IXOTH]
 
 
 def _own(directory: Path, mode: int) -> None:
@@ -411,5 +490,10 @@ def _own(directory: Path, mode: int) -> None:
     directory.chmod(mode)
 
 
+_complaints: Final[Pace[str]] = Pace(COMPLAINT_S)
+
+
 def _complain(error: OSError) -> None:
-    log.warning("cannot accept a link", reason=str(error))
+    missed = _complaints.due("", time.monotonic())
+    if missed is not None:
+        log.warning("cannot accept a link", reason=str(error) + and_more(missed))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from vgpu.bounds import Bounded
+from vgpu.protocol.printed import CommandName, Line
 
 HOOK_VERSION: Final = 1
 OBSERVER_SLOT: Final = -1
 
 
-class Message(BaseModel):
+class Message(Bounded):
     """``since``: the protocol version (hello.py) that has it. Ends of an older one close the link that it comes by."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -32,7 +35,7 @@ class Attach(Message):
     op: Literal["attach"] = "attach"
     version: int
     role: Literal["process", "observer"] = "process"
-    command: str = Field(default="", max_length=4096)
+    command: CommandName = Field(default="", max_length=4096)
     now_ns: int = 0
     slot: int = Field(default=-1, ge=-1, lt=64)
     vgpus: str = Field(default="", max_length=256)
@@ -57,6 +60,8 @@ class Admitted(Message):
     mps_active_thread_percentage: str
     mps_pinned_memory_limit: str
     mps_client_priority: str
+    broker_epoch: int = 0
+    """Of the broker that answers, as the activity page has it: with another one in the page, a hook asks again."""
 
 
 class Refused(Message):
@@ -64,19 +69,10 @@ class Refused(Message):
 
     ok: Literal[False] = False
     code: Literal["not-yours", "full", "removed", "version", "mode", "protocol", "unavailable"]
-    error: str
+    error: Line
 
 
 # --- broker → server ----------------------------------------------------------------------------------------------
-
-
-class Register(Message):
-    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
-    and the store if it has one."""
-
-    op: Literal["register"] = "register"
-    vgpu_id: str
-    holds_page: bool
 
 
 class Listening(Message):
@@ -88,17 +84,31 @@ class Listening(Message):
 class Attached(Message):
     """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
     ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
-    knows any more. So with ``mps_client_priority``: "" is not known."""
+    knows any more. So with ``mps_client_priority``: "" is not known. ``uid``: by which the kernel knew it when it
+    attached, −1: not known. ``alive``: False in a list, for one that has died and has its slot still."""
 
     op: Literal["attached"] = "attached"
     slot: int
     pid: int
     start_time: int
-    command: str
+    command: CommandName
     vgpus: tuple[str, ...] = ()
     sm_planned: int = 0
     memory_planned_bytes: int = 0
     mps_client_priority: str = ""
+    uid: int = -1
+    alive: bool = True
+
+
+class Register(Message):
+    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
+    and the store if it has one. ``processes``: all that have a slot in that page; None: a broker of an older release,
+    which reports them one by one."""
+
+    op: Literal["register"] = "register"
+    vgpu_id: str
+    holds_page: bool
+    processes: tuple[Attached, ...] | None = None
 
 
 class Died(Message):
@@ -133,7 +143,7 @@ class Closed(Message):
     op: Literal["closed"] = "closed"
     pid: int
     uid: int
-    reason: str
+    reason: Line
 
 
 FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Look | Closed, Field(discriminator="op")]
@@ -151,6 +161,9 @@ class Adopt(Message):
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
     ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
     vGPUs of the GPU together, 0: as many as they like. ``suspended``: nobody new is let in.
+    ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of that
+    is a tenant's word. ``returning``: those that were in a page that is lost, by the journal: they may come back.
+    ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
     """
 
     op: Literal["adopt"] = "adopt"
@@ -173,6 +186,19 @@ class Adopt(Message):
     memory_planned_bytes: int = 0
     most_processes: int = 0
     suspended: bool = False
+    processes: tuple[Attached, ...] = ()
+    returning: tuple[Attached, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class Noted(Message):
+    """The server has the process in its list: from now on another broker of the vGPU would know it."""
+
+    since: ClassVar[int] = 3
+    op: Literal["noted"] = "noted"
+    slot: int
+    pid: int
+    start_time: int
 
 
 class Gone(Message):
@@ -191,5 +217,5 @@ class Stop(Message):
     removed: bool
 
 
-ToBroker = Annotated[Adopt | Gone | Stop, Field(discriminator="op")]
+ToBroker = Annotated[Adopt | Noted | Gone | Stop, Field(discriminator="op")]
 TO_BROKER: TypeAdapter[ToBroker] = TypeAdapter(ToBroker)

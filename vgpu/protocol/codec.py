@@ -12,13 +12,17 @@ from typing import Any, Final
 
 import msgpack
 
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, cleaned
 
 Message = dict[str, Any]
 
 MAX_HOOK_BYTES: Final = 64 << 10
 MAX_CONTROL_BYTES: Final = 1 << 20
 """What a server or a node takes from whoever connects."""
+MAX_REQUEST_BYTES: Final = 64 << 10
+"""What a node takes from a user: the longest request that it knows has a few thousand."""
+MAX_REQUEST_ITEMS: Final = 1024
+"""Of each list and map in such a request: unknown fields are checked one by one."""
 MAX_ANSWER_BYTES: Final = 32 << 20
 """What it answers. A node with 512 vGPUs tells 0.8 MB of them, and a thousand programs are told in another."""
 _LENGTH: Final = struct.Struct("<I")
@@ -43,11 +47,16 @@ class Decoder:
     """Cuts a byte stream into messages.
 
     ``feed`` what arrived, then iterate: complete messages come out, the rest waits for more bytes. Memory is bounded by
-    ``max_bytes`` plus one read: the length is checked before its body is collected.
+    ``max_bytes`` plus one read: the length is checked before its body is collected. ``first_bytes``: of the first
+    message, if that is to be shorter. ``max_items``: of each list and map; None: as many as fit.
     """
 
-    def __init__(self, max_bytes: int = MAX_CONTROL_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int = MAX_CONTROL_BYTES, *, first_bytes: int | None = None, max_items: int | None = None
+    ) -> None:
         self._max_bytes = max_bytes
+        self._next_bytes = max_bytes if first_bytes is None else min(first_bytes, max_bytes)
+        self._most = {} if max_items is None else {"max_map_len": max_items, "max_array_len": max_items}
         self._buffer = bytearray()
         self._broken: ProtocolError | None = None
 
@@ -70,19 +79,23 @@ class Decoder:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self._max_bytes:
-            raise self._break(f"the peer announced a message of {length} bytes; this link takes {self._max_bytes}")
+        if length > self._next_bytes:
+            first = "" if self._next_bytes == self._max_bytes else " at first"
+            raise self._break(
+                f"the peer announced a message of {length} bytes; this link takes {self._next_bytes}{first}"
+            )
         if len(self._buffer) < _LENGTH.size + length:
             return None
         body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
         del self._buffer[: _LENGTH.size + length]
+        self._next_bytes = self._max_bytes
         return self._decoded(body)
 
     def _decoded(self, body: bytes) -> Message:
         try:
-            message = msgpack.unpackb(body, strict_map_key=True)
+            message = msgpack.unpackb(body, strict_map_key=True, **self._most)
         except (ValueError, TypeError, RecursionError) as error:  # msgpack's own errors are ValueErrors
-            raise self._break(f"the peer sent {len(body)} bytes that are not msgpack: {error}") from error
+            raise self._break(f"the peer sent {len(body)} bytes that are not msgpack: {cleaned(str(error))}") from error
         if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
             raise self._break(f"the peer sent a msgpack {type(message).__name__} where a map with text keys belongs")
         return message

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+
+from vgpu.bounds import Bounded
 
 BEAT_S: Final = 0.1
 
 
-class MemberOutlook(BaseModel):
+class MemberOutlook(Bounded):
     """One gang's member on the sender's GPU; the fields of ``gpuserver.core.leases.Outlook``. CLOCK_MONOTONIC."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -23,7 +25,7 @@ class MemberOutlook(BaseModel):
     ready: bool
 
 
-class Outlooks(BaseModel):
+class Outlooks(Bounded):
     """All members on GPU ``gpu_index``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
-PROTOCOL_VERSION = 2
-"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``."""
+from vgpu.bounds import Bounded, BoundedRequest
+
+PROTOCOL_VERSION = 3
+"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``.
+3: ``Noted``."""
 OLDEST_VERSION = 1
 
 
-class Request(BaseModel):
+class Request(BoundedRequest):
     """Base of all that is asked for: unknown fields are an error of the sender."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -19,7 +22,7 @@ class Request(BaseModel):
     id: int = 0
 
 
-class Reading(BaseModel):
+class Reading(Bounded):
     """Base of all that is told: a newer node may tell more than this end knows."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

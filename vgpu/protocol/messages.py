@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
+from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
@@ -34,11 +35,19 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 class Create(Request):
-    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix)."""
+    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+    ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer says; −1: there is none, and an older
+    GPU Server does not see the field."""
 
     op: Literal["create"] = "create"
     spec: VgpuSpec
     gpu: str = "auto"
+    share_gid: int = Field(default=-1, ge=-1, lt=1 << 32)
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
 
 
 class Set(Request):
@@ -160,7 +169,7 @@ class Watch(Request):
     op: Literal["watch"] = "watch"
     snapshots: bool = True
     events: bool = False
-    interval_ns: int = Field(default=500_000_000, ge=50_000_000)
+    interval_ns: int = Field(default=500_000_000, ge=50_000_000, le=3_600_000_000_000)
     vgpus: tuple[str, ...] = ()
 
 
@@ -227,7 +236,7 @@ class Forward(Request):
     another GPU Server: its own."""
 
     op: Literal["forward"] = "forward"
-    uid: int
+    uid: int = Field(ge=0, lt=1 << 32)
     request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
 
 
@@ -241,7 +250,7 @@ class VgpuReading(Reading):
     """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
 
     vgpu_id: str  # vgpu- and 8 hex digits: the value of VGPU_ID
-    name: str | None
+    name: Line | None
     gpu_index: int
     gpu_uuid: str
     simulated: bool
@@ -262,7 +271,7 @@ class VgpuReading(Reading):
         "restarting",
         "failed",
     ]
-    reason: str = ""  # of "failed", and of anything worth a remark
+    reason: Line = ""  # of "failed", and of anything worth a remark
     owner_uid: int
     spec: VgpuSpec
     created_unix_s: float
@@ -313,7 +322,7 @@ class ProcessReading(Reading):
     gpu_index: int
     slot: int
     pid: int
-    command: str
+    command: Line
     alive: bool  # False: died, its memory not yet released by the driver
     wants: bool
     has_work: bool  # submitted, and not yet seen to be drained
@@ -374,7 +383,7 @@ class OutsideProcess(Reading):
     gpu_index: int
     pid: int
     uid: int
-    command: str
+    command: Line
     memory_bytes: int
 
 
@@ -383,12 +392,12 @@ class GpuReading(Reading):
 
     index: int
     uuid: str
-    name: str
+    name: Line
     simulated: bool
     state: Literal["serving", "restarting", "failed"]
-    reason: str = ""
+    reason: Line = ""
     mode: ModeName
-    mode_reason: str  # why this mode: the default, asked for, or why auto chose it
+    mode_reason: Line  # why this mode: the default, asked for, or why auto chose it
     period_ns: int  # temporal: one round of turns; spatial: length of a round
     sm_count: int
     total_memory_bytes: int
@@ -407,7 +416,7 @@ class GpuReading(Reading):
     window_ns: int = 0  # the most predicted GPU time that a process may have in flight while others want
     mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
     mps_restarts: int = 0  # daemons that were started because one had died
-    mps_reason: str = ""  # why there is none
+    mps_reason: Line = ""  # why there is none
     outside: tuple[OutsideProcess, ...] = ()
     host_memory_limit_bytes: int = 0  # the most that what is swapped out may have of the host's
     host_memory_bytes: int = 0  # what has been set aside of that, and touched
@@ -459,11 +468,11 @@ class EventReading(Reading):
     """Something that happened. ``kind``: a ``Happening``, or what another version of the node knew."""
 
     at_unix_s: float
-    kind: str
+    kind: Line
     gpu_index: int
-    vgpu_id: str = ""
-    text: str
-    fields: dict[str, int | float | str] = Field(default_factory=dict)
+    vgpu_id: Line = ""
+    text: Line
+    fields: Fields = Field(default_factory=dict)
 
 
 class EventList(Reading):
@@ -487,8 +496,8 @@ class Failure(Reading):
     id: int
     ok: Literal[False] = False
     code: ErrorCode
-    error: str
-    hint: str = ""
+    error: Line
+    hint: Line = ""
 
 
 class Notice(Reading):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vgpu.protocol.hello import Reading
+from vgpu.protocol.printed import Line
 
 
 class Histogram(Reading):
@@ -43,4 +44,4 @@ class Advice(Reading):
     memory_peak_bytes: int
     sm_percent: float | None
     memory_bytes: int | None
-    text: str
+    text: Line

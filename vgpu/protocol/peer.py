@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,35 @@ def peer_of(sock: trio.socket.SocketType | socket.socket) -> Peer:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return Peer(Process(pid, _checked_start_time(sock, pid)), uid, _groups_of(sock, pid) | {gid})
+
+
+def peer_now(process: Process) -> Peer | None:
+    """As ``peer_of``, of a process as it is now, by its effective user; None if it is no more."""
+    found = users_of(process)
+    return None if found is None else Peer(process, found.effective, found.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """As whom a process runs. ``groups``: all of its groups, the effective one included."""
+
+    real: int
+    effective: int
+    saved: int
+    groups: frozenset[int]
+
+
+def users_of(process: Process) -> Users | None:
+    """As whom this very process runs now; None if it is no more."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if not is_alive(process):  # asked last: then all that was read is this process's
+        return None
+    fields = {name: values.split() for name, _, values in (line.partition(":") for line in lines)}
+    real, effective, saved, _ = map(int, fields["Uid"])
+    return Users(real, effective, saved, frozenset({int(fields["Gid"][1]), *map(int, fields["Groups"])}))
 
 
 def _groups_of(sock: trio.socket.SocketType | socket.socket, pid: int) -> frozenset[int]:
@@ -67,15 +97,16 @@ def _checked_start_time(sock: trio.socket.SocketType | socket.socket, pid: int) 
 
 
 def listener_at(path: Path) -> Process | None:
-    """The process that listens at a Unix socket; None if nobody does. It sees a visitor who says nothing."""
+    """The process of our own user that listens at a Unix socket; None if there is none. It sees a visitor who says
+    nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)  # who has no room for a visitor cannot be asked
         try:
             sock.connect(str(path))
         except OSError:
             return None
-        process = peer_of(sock).process
-    return process if process.start_time else None
+        peer = peer_of(sock)
+    return peer.process if peer.process.start_time and peer.uid == os.geteuid() else None
 
 
 def start_time(pid: int) -> int:

@@ -12,8 +12,9 @@ import structlog
 import trio
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.codec import ProtocolError
+from vgpu.bounds import LEAST, MOST_CARRIED
+from vgpu.errors import ErrorCode, VgpuError, cleaned
+from vgpu.protocol.codec import Message, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Request, Welcome
 from vgpu.protocol.messages import Failure, Notice, Reply
 from vgpu.protocol.stream import MessageStream, connect
@@ -36,8 +37,9 @@ def software_version() -> str:
         return "unknown"
 
 
-async def welcome(link: MessageStream, pid: int) -> Hello | None:
+async def welcome(link: MessageStream, pid: int, greeted: Callable[[Hello], None] = lambda _: None) -> Hello | None:
     """Shake hands with whoever connected. None: there is nobody to talk to, or no common version (and it was told so).
+    ``greeted`` is called before the peer is answered: what it does holds for the peer's next message.
 
     Errors: ``ProtocolError`` for a peer that says something else first, or nothing.
     """
@@ -52,7 +54,7 @@ async def welcome(link: MessageStream, pid: int) -> Hello | None:
     except ValidationError as error:
         failure = Failure(id=0, code=ErrorCode.PROTOCOL, error=f"a link begins with hello: {explain(error)}")
         await link.send(failure.model_dump(mode="json"))
-        raise ProtocolError(failure.error) from error
+        raise ProtocolError(failure.error) from None
     common = min(hello.version, PROTOCOL_VERSION)
     if common < max(hello.oldest_version, OLDEST_VERSION):
         text = (
@@ -62,6 +64,7 @@ async def welcome(link: MessageStream, pid: int) -> Hello | None:
         failure = Failure(id=hello.id, code=ErrorCode.VERSION, error=text, hint="install the same release on both ends")
         await link.send(failure.model_dump(mode="json"))
         return None
+    greeted(hello)
     result = Welcome(version=common, software=software_version(), pid=pid).model_dump(mode="json")
     await link.send(Reply(id=hello.id, result=result).model_dump(mode="json"))
     return hello
@@ -80,8 +83,7 @@ async def serve(
     """
     while (received := await link.receive()) is not None:
         message = received[0]
-        number = message.get("id")
-        request_id = number if isinstance(number, int) else 0
+        request_id = _id_of(message)
         reply: Reply | Failure
         try:
             request = requests.validate_python(message)
@@ -97,8 +99,16 @@ async def serve(
         except Exception as error:
             # Our own fault, but one request's: the vGPUs of everybody else must not end with it.
             log.exception("request failed", request=message.get("op"))
-            reply = Failure(id=request_id, code=ErrorCode.INTERNAL, error=f"an error of st-vgpu: {error!r}")
+            reply = Failure(
+                id=request_id, code=ErrorCode.INTERNAL, error=f"an error of st-vgpu: {cleaned(repr(error))}"
+            )
         await link.send(reply.model_dump(mode="json"))
+
+
+def _id_of(message: Message) -> int:
+    """0 of one that has none, or none that an answer can carry."""
+    number = message.get("id")
+    return number if type(number) is int and LEAST <= number <= MOST_CARRIED else 0
 
 
 async def _stream(link: MessageStream, stream: AsyncGenerator[Notice, None]) -> None:

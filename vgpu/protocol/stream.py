@@ -7,6 +7,7 @@ its link is closed. Silence between messages is normal.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from collections import deque
@@ -18,18 +19,32 @@ from typing import Final, NoReturn, Self
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.openfiles import is_kept
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, Decoder, Message, ProtocolError, encode
+from vgpu.protocol.descriptors import (
+    KERNEL_MOST,
+    close_aside,
+    refuse_descriptors,
+    refuses_descriptors,
+    take_descriptors,
+)
 
 STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
+LOOK_S: Final = 1.0
+"""How often a process looks whether its socket is still its own."""
 _LONGEST_PATH: Final = 107  # sun_path without its NUL
 _BREATH_S: Final = 0.1
+LAST_DESCRIPTORS: Final = 32
+"""Of a process, for what it opens for a moment and closes again."""
 
 
 class MessageStream:
     """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
-    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent.
+    interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``first_bytes``,
+    ``most_items``: as of ``Decoder``. ``takes_descriptors``
+    False: a peer that passes any has broken the rules, until ``admit_descriptors`` is called.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
     """
@@ -39,10 +54,16 @@ class MessageStream:
         sock: trio.socket.SocketType,
         takes_bytes: int = MAX_CONTROL_BYTES,
         gives_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        takes_descriptors: bool = True,
+        first_bytes: int | None = None,
+        most_items: int | None = None,
     ) -> None:
         self.socket = sock
+        self._takes_descriptors = takes_descriptors
+        self._kernel_refuses = refuses_descriptors(sock)
         self._gives_bytes = gives_bytes
-        self._decoder = Decoder(takes_bytes)
+        self._decoder = Decoder(takes_bytes, first_bytes=first_bytes, max_items=most_items)
         self._inbox: deque[tuple[Message, list[int]]] = deque()
         self._arrived: list[int] = []  # with the latest read
         self._pending: list[int] = []  # of the message that is not complete yet
@@ -54,12 +75,23 @@ class MessageStream:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def admit_descriptors(self) -> None:
+        """The peer is known by now, and may pass some."""
+        take_descriptors(self.socket)
+        self._takes_descriptors, self._kernel_refuses = True, False
+
     def close(self) -> None:
         """Idempotent. Descriptors received but never collected are closed too."""
-        self.socket.close()
+        if self._takes_descriptors or self._kernel_refuses:
+            self.socket.close()
+        elif self.socket.fileno() >= 0:
+            # What the peer passed and this end never received is closed with the socket, which may block.
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+            trio.lowlevel.notify_closing(self.socket)
+            close_aside([self.socket.detach()])
         for descriptors in (self._arrived, self._pending, *(found for _, found in self._inbox)):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_aside(descriptors)
             descriptors.clear()
 
     async def receive(self) -> tuple[Message, list[int]] | None:
@@ -101,15 +133,18 @@ class MessageStream:
         self._arrived = []
 
     async def _receive_bytes(self) -> bytes:
-        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, flags, _ = await self.socket.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        if self._kernel_refuses:
+            return await self.socket.recv(_READ_BYTES)
+        room = socket.CMSG_SPACE(KERNEL_MOST * array.array("i").itemsize)
+        data, ancillary, _, _ = await self.socket.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._arrived += received
-        if flags & socket.MSG_CTRUNC or len(self._arrived) + len(self._pending) > MAX_DESCRIPTORS:
-            raise ProtocolError(f"the peer sent more than {MAX_DESCRIPTORS} descriptors")
+        most = MAX_DESCRIPTORS if self._takes_descriptors else 0
+        if len(self._arrived) + len(self._pending) > most:
+            raise ProtocolError(f"the peer sent more than {most} descriptors" if most else "the peer sent descriptors")
         return data
 
     async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
@@ -125,19 +160,22 @@ class MessageStream:
             raise VgpuError(ErrorCode.TIMEOUT, f"the peer did not read its messages for {STALL_S:g} s")
 
 
-async def connect(path: Path) -> MessageStream:
-    """A link to the socket at ``path``; ``OSError`` if nobody listens."""
+async def connect(path: Path, *, takes_descriptors: bool = False) -> MessageStream:
+    """A link to the socket at ``path``; ``OSError`` if nobody listens. ``takes_descriptors``: from the listener."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if not takes_descriptors:
+            refuse_descriptors(sock)
         await sock.connect(str(path))
     except BaseException:
         sock.close()
         raise
-    return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES)
+    return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, takes_descriptors=takes_descriptors)
 
 
 def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
     """A listening socket at ``path`` with these permissions from its first instant, replacing one left by the dead.
+    Its connections take no descriptors.
 
     Errors: ``VgpuError`` (invalid) where the path does not fit a socket address; ``OSError``.
     """
@@ -153,12 +191,29 @@ def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socke
         fresh.chmod(mode)
         if uid >= 0 or gid >= 0:
             os.chown(fresh, uid, gid)
+        refuse_descriptors(sock)
         sock.listen(128)
         fresh.rename(path)
     except BaseException:
         sock.close()
         raise
     return trio.socket.from_stdlib_socket(sock)
+
+
+def file_at(path: Path) -> tuple[int, int]:
+    """Device and inode of what is at ``path``; (0, 0) if nothing is there."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+async def until_replaced(path: Path) -> None:
+    """Until the socket at ``path`` has been removed or replaced: no client reaches its listener any more."""
+    own = file_at(path)
+    while file_at(path) == own:  # noqa: ASYNC110 - another process does it, and no event tells of it
+        await trio.sleep(LOOK_S)
 
 
 async def serve_links(
@@ -171,7 +226,7 @@ async def serve_links(
     """Serve each link in a task of its own, at most ``most`` at once: the next one waits at the door.
 
     ``serve`` owns its socket. ``complain`` hears why a link could not be accepted, and the listener goes on: out of
-    descriptors, the links that end will give some back.
+    descriptors, the links that end will give some back. The last ``LAST_DESCRIPTORS`` are no link's.
     """
     room = trio.CapacityLimiter(most)
 
@@ -186,6 +241,9 @@ async def serve_links(
             while True:
                 try:
                     sock, _ = await listener.accept()
+                    if is_kept(sock.fileno(), LAST_DESCRIPTORS):
+                        MessageStream(sock, takes_descriptors=False).close()
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 except OSError as error:
                     complain(error)
                     await trio.sleep(_BREATH_S)

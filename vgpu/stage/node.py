@@ -14,6 +14,8 @@ from typing import IO, Final
 
 import trio
 
+from client_hook import interpreter
+from client_hook.namespaces import ALLOW
 from vgpu.ctl.node import START_UP_S, did_not_start, node_command
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
@@ -59,7 +61,9 @@ async def private_node(
         run = partial(
             trio.run_process,
             node_command(1 if simulated else 0, mode, gpus),
-            env=os.environ | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)},
+            env=interpreter.environment(os.environ)
+            | {"VGPU_RUNTIME_DIR": str(place.runtime), "VGPU_STATE_DIR": str(place.state)}
+            | {ALLOW: "1"},  # its programs are children of this command, and so in the same namespace
             stdin=subprocess.DEVNULL,
             stdout=place.output,
             stderr=place.output,

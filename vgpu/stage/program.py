@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 import trio
 
+from client_hook import interpreter
 from client_hook.environment import joined_preload
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
@@ -70,7 +70,7 @@ class Workload:
 
     def command(self) -> list[str]:
         return [
-            *(sys.executable, "-P", "-m", "vgpu.workload", "-o", "json"),
+            *interpreter.command("vgpu.workload", "-o", "json"),
             *("--mode", "timestamps" if self.stamped else "compute", "--seconds", str(self.seconds)),
             *("--start-at-ns", str(self.start_at_ns), "--bytes", str(self.hold_bytes)),
             *("--report-every", str(self.report_every_s), *(("--wait",) if self.waits else ())),
@@ -79,7 +79,7 @@ class Workload:
 
 def environment_of(vgpu: VgpuReading, *, limited: bool = True) -> dict[str, str]:
     """For a program of ``vgpu``; ``limited`` False: the same program on the same GPU, outside of any vGPU."""
-    environment = attachment([vgpu]).environment(os.environ)
+    environment = attachment([vgpu]).environment(interpreter.environment(os.environ))
     if not limited:
         del environment["VGPU_ID"]
         environment["LD_PRELOAD"] = joined_preload(environment.get("LD_PRELOAD", ""), None)

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.paths import NodePaths
+from vgpu.printable import harmless, printable_json
 from vgpu.support.redaction import (
     short_command,
     told_environment,
@@ -107,7 +108,7 @@ def parts(node: Node, paths: NodePaths, *, trace: bool) -> Iterator[Part]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
+    return printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n"
 
 
 def _dump(model: Any) -> dict[str, Any]:
@@ -257,7 +258,9 @@ def _events(node: Node) -> str:
     except VgpuError:
         from vgpu.node.events import EventFile
 
-        events = EventFile(node.state / "events.jsonl").read(EVENTS)
+        files = (node.state / "events.jsonl", node.state / "events-programs.jsonl")
+        written = [event for file in files for event in EventFile(file).read(EVENTS)]
+        events = sorted(written, key=lambda event: event.at_unix_s)[-EVENTS:]
     return "".join(without_commands(event.model_dump_json()) + "\n" for event in events)
 
 
@@ -282,7 +285,7 @@ def _tail(files: list[Path]) -> str:
         except FileNotFoundError:
             if path == files[-1]:
                 raise
-    return without_commands(data[-LOG_BYTES:].decode(errors="replace"))
+    return harmless(without_commands(data[-LOG_BYTES:].decode(errors="replace")))
 
 
 def _journal(node: Node, state: Path) -> list[str]:
@@ -307,4 +310,4 @@ def _trace(node: Node, paths: NodePaths) -> str:
     recordings, errors = collect(gpus, TRACE_NS, lambda passed_s: None, paths.control_socket)
     for gpu, error in errors.items():
         raise VgpuError(error.code, f"GPU {gpu}: {error.message}")
-    return json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False)
+    return printable_json(json.dumps(chrome_trace(recordings), separators=(",", ":"), ensure_ascii=False))

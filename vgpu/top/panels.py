@@ -176,6 +176,7 @@ _REMARK_STYLES: Final = {
     "failed": "bad",
     "refused": "warn",
     "outside": "warn",
+    "unmanaged": "bad",
     "drift": "warn",
     "broker-restarted": "warn",
     "server-restarted": "warn",

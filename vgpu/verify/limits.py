@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
+from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.stage.program import Told, environment_of, run_program
@@ -26,7 +26,7 @@ _SMS_KNOWN_S: Final = 5.0
 
 
 def _probe(name: str, *options: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "vgpu.workload.probes", name, *options]
+    return interpreter.command("vgpu.workload.probes", name, *options)
 
 
 async def _result(ground: Ground, command: list[str], environment: Mapping[str, str]) -> Told:

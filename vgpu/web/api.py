@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
+from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from vgpu.bounds import LARGEST_REAL, Bounded, BoundedRequest
+from vgpu.config import MOST_GPUS
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Request
@@ -72,7 +75,7 @@ STATUS_OF: Final[dict[ErrorCode, int]] = {
 }
 
 
-class Refused(BaseModel):
+class Refused(Bounded):
     """Every answer that is not 2xx. ``hint``: what to type next, or ""."""
 
     code: ErrorCode
@@ -80,7 +83,7 @@ class Refused(BaseModel):
     hint: str = ""
 
 
-class GpuChanges(BaseModel):
+class GpuChanges(BoundedRequest):
     """As ``vgpuctl gpu set``: what is given replaces what is so."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -126,7 +129,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
     @router.get("/events", tags=["node"])
     async def events(
         vgpu: VgpuQuery = "",
-        since_unix_s: float = 0.0,
+        since_unix_s: Annotated[float, Query(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)] = 0.0,
         most: Annotated[int, Query(ge=1, le=2000)] = 1000,
     ) -> tuple[EventReading, ...]:
         """What has happened, oldest first."""
@@ -139,7 +142,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         return _stream(everything(feed))
 
     @router.get("/gpus/{index}/timeline", tags=["streams"], response_class=StreamingResponse)
-    async def timeline(index: int) -> StreamingResponse:
+    async def timeline(index: Annotated[int, PathParameter(ge=0, lt=MOST_GPUS)]) -> StreamingResponse:
         """Server-sent events: `chunk` (TraceChunk of leases and waits, ten a second), `failure` (Failure)."""
         feed.admit()
         if all(gpu.index != index for gpu in (await node(Gpus(), GpuList)).gpus):

@@ -10,11 +10,12 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, cleaned
 from vgpu.protocol.service import software_version
-from vgpu.spec import in_one_line
+from vgpu.spec import explain, in_one_line
 from vgpu.web.api import STATUS_OF, Refused, api
 from vgpu.web.feed import Feed
 from vgpu.web.files import STATIC
@@ -43,6 +44,8 @@ def application(
     app.exception_handler(VgpuError)(_refused)
     app.exception_handler(RequestValidationError)(_malformed)
     app.exception_handler(HTTPException)(_no_such)
+    app.exception_handler(ValidationError)(_unfit)
+    app.exception_handler(Exception)(_failed)
     return Guard(app, rules)
 
 
@@ -94,6 +97,17 @@ async def _malformed(_: Request, error: Exception) -> JSONResponse:
         for problem in error.errors()
     ]
     return _answer(STATUS_OF[ErrorCode.INVALID], ErrorCode.INVALID, in_one_line(problems), "see /api/docs")
+
+
+async def _unfit(_: Request, error: Exception) -> JSONResponse:
+    """What fits a route's parameters, and no request to the node."""
+    assert isinstance(error, ValidationError)
+    return _answer(STATUS_OF[ErrorCode.INVALID], ErrorCode.INVALID, explain(error), "see /api/docs")
+
+
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    text = f"an error of st-vgpu: {cleaned(repr(error))}"
+    return _answer(STATUS_OF[ErrorCode.INTERNAL], ErrorCode.INTERNAL, text, "see the log of vgpuctl dashboard")
 
 
 async def _no_such(request: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ import trio
 from fastapi import APIRouter
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.serving import serve_http
 from vgpu.web.app import application
 from vgpu.web.feed import Feed
@@ -57,11 +58,12 @@ async def serve(
     rules: Rules,
     ready: Callable[[], None],
     routers: Sequence[APIRouter] = (),
+    limits: Limits = DEFAULT_LIMITS,
 ) -> None:
     """Until SIGINT or SIGTERM. Takes ``listening`` over; ``ready`` is called once connections are answered."""
     feed = Feed(control_socket)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed.run)
         app = application(control_socket, feed, Timelines(control_socket, nursery), rules, routers)
-        await serve_http(app, listening, ready, STOP_S)
+        await serve_http(app, listening, ready, STOP_S, limits)
         nursery.cancel_scope.cancel()

@@ -1,18 +1,21 @@
 """``python -m vgpu.workload``: load the GPU for some seconds, report meanwhile and at the end.
 
-With ``-o json`` every line is one JSON object with an ``event``: started, progress, result or error.
+With ``-o json`` every line is one JSON object with an ``event``: started, progress, result or error. Without it, lines
+for a person, and Ctrl-C is a way to end it: the result so far, and exit code 130.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from vgpu.workload.driver import CudaError, Gpu
 from vgpu.workload.jobs import Appetite, Job, Stamps, compute, memory, take_memory, tiny
@@ -21,7 +24,8 @@ from vgpu.workload.kernels import PTX
 BATCH_NS = 4_000_000  # GPU time between two looks at what is finished
 BATCH_KERNELS = 256  # at most: the queue of a stream holds about a thousand
 DEPTH = 4  # batches in flight: enough never to let the GPU run dry, few enough to stop soon
-STEP_BYTES = 256 << 20
+MIB = 1 << 20
+STEP_BYTES = 256 * MIB
 SECOND_NS = 1_000_000_000
 
 
@@ -30,14 +34,13 @@ class Tally:
     """What is finished, by the program's own count."""
 
     kernels: int = 0
-    gpu_time_ns: int = 0
     finished_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The last line. `seconds` runs from the start to the last completion counted; `gpu_time_ns` is the sum of the
-    batches' times between device events, others' work in between included."""
+    """The last line. `seconds` runs from the start to the last completion counted; `gpu_time_ns` is what
+    the kernels took on the GPU: each `kernel_ns`, as measured at the start. Waiting is not in it."""
 
     mode: str
     seconds: float
@@ -57,15 +60,22 @@ class Result:
 
 
 def saturate(
-    gpu: Gpu, job: Job, start_ns: int, end_ns: int, report: Callable[[Tally, int], None], every_ns: int = SECOND_NS
+    gpu: Gpu,
+    job: Job,
+    start_ns: int,
+    end_ns: int,
+    report: Callable[[Tally, int], None],
+    every_ns: int = SECOND_NS,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Tally:
-    """Keep DEPTH batches queued until `end_ns` (CLOCK_MONOTONIC), and count those that were finished by then."""
+    """Keep DEPTH batches queued until `end_ns` (CLOCK_MONOTONIC) or `stopped`, and count those that were finished by
+    then."""
     size = max(1, min(BATCH_KERNELS, BATCH_NS // job.kernel_ns))
     spare = [(gpu.event(), gpu.event()) for _ in range(DEPTH)]
     flying: deque[tuple[c_void_p, c_void_p]] = deque()
     tally = Tally(finished_ns=start_ns)
     due_ns = start_ns + every_ns
-    while (now_ns := time.monotonic_ns()) < end_ns:
+    while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
         if now_ns >= due_ns:
             report(tally, now_ns)
             due_ns += every_ns
@@ -82,14 +92,15 @@ def saturate(
         now_ns = time.monotonic_ns()
         if now_ns <= end_ns:
             tally.kernels += size
-            tally.gpu_time_ns += gpu.elapsed_ns(first, last)
             tally.finished_ns = now_ns
         spare.append((first, last))
     gpu.synchronize()
     return tally
 
 
-def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], None]) -> Result:
+def run(
+    options: argparse.Namespace, say: Callable[[str, dict[str, object]], None], stopped: Callable[[], bool]
+) -> Result:
     gpu = Gpu(PTX)
     name = gpu.name
     about: dict[str, object] = {
@@ -121,10 +132,11 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
     def report(tally: Tally, now_ns: int) -> None:
         seconds = (now_ns - start_ns) / SECOND_NS
         work = tally.kernels * job.work
-        say("progress", {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels})
+        told: dict[str, object] = {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels}
+        say("progress", told | {"kernel_ns": job.kernel_ns})
 
     end_ns = start_ns + int(options.seconds * SECOND_NS)
-    tally = saturate(gpu, job, start_ns, end_ns, report, int(options.report_every * SECOND_NS))
+    tally = saturate(gpu, job, start_ns, end_ns, report, int(options.report_every * SECOND_NS), stopped)
     for block in held:
         gpu.free(block)
     seconds = (tally.finished_ns - start_ns) / SECOND_NS
@@ -137,7 +149,7 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
         unit=job.unit,
         kernels=tally.kernels,
         kernel_ns=job.kernel_ns,
-        gpu_time_ns=tally.gpu_time_ns,
+        gpu_time_ns=tally.kernels * job.kernel_ns,
         refusals=appetite.refusals,
         bytes_allocated=appetite.bytes_allocated,
         sm_count=gpu.sm_count,
@@ -146,6 +158,25 @@ def run(options: argparse.Namespace, say: Callable[[str, dict[str, object]], Non
         simulated=name.startswith("Simulated"),
         intervals_ns=stamps.intervals_ns() if stamps else [],
     )
+
+
+def in_words(event: str, values: Mapping[str, Any]) -> str:
+    """A line for a person."""
+    match event:
+        case "started":
+            kernels = SECOND_NS / values["kernel_ns"]
+            return f"{values['gpu']}, {values['sm_count']} SMs: alone this would be {kernels:.0f} kernels/s"
+        case "progress" | "result":
+            seconds, kernels, kernel_ns = (float(values[name]) for name in ("seconds", "kernels", "kernel_ns"))
+            rate = kernels / seconds if seconds else 0.0
+            busy = 100 * rate * kernel_ns / SECOND_NS
+            begin = f"{seconds:.0f} s" if event == "progress" else f"in all, {seconds:.1f} s"
+            return f"{begin}: {busy:.1f} % of the GPU's time, {rate:.0f} kernels/s"
+        case "memory":
+            taken = f"{values['bytes_allocated'] / MIB:.0f} MiB allocated"
+            return taken + (f", refused {values['refusals']} times" if values["refusals"] else "")
+        case _:
+            return f"{event}: " + ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -165,21 +196,26 @@ def main() -> int:
     options = parser().parse_args()
 
     def say(event: str, values: dict[str, object]) -> None:
-        if options.output == "json":
-            line = json.dumps({"event": event} | values)
-        else:
-            line = f"{event}: " + ", ".join(f"{k} {v}" for k, v in values.items() if k != "intervals_ns")
+        line = json.dumps({"event": event} | values) if options.output == "json" else in_words(event, values)
         print(line, flush=True)
 
+    interrupted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        """Not KeyboardInterrupt: what is queued is waited for, then there is a result. Once more ends it at once."""
+        interrupted.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        result = run(options, say)
+        result = run(options, say, lambda: bool(interrupted))
     except (CudaError, MemoryError) as error:
         if options.output == "json":
             say("error", {"error": str(error), "code": error.code if isinstance(error, CudaError) else None})
         print(f"vgpu.workload: {error}", file=sys.stderr)
         return 1
     say("result", asdict(result))
-    return 0
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ cdef void deliver(Stream* stream) noexcept nogil:
     cdef Effect* effect
     cdef SimOp* op
     cdef Event* event
+    if shared.head - shared.delivered > SIM_QUEUE:
+        shared.delivered = shared.head
     while shared.delivered < shared.head:
         effect = &stream.effects[shared.delivered % SIM_QUEUE]
         if effect.kind != EFFECT_NONE:
@@ -166,10 +168,10 @@ cdef public void drv_serve(SimGpu* gpu) noexcept nogil:
 cdef void find_due(Stream* stream, Agenda* agenda) noexcept nogil:
     """What the first operation of this stream that needs the agent waits for."""
     cdef SimStream* shared = &stream.gpu.streams[stream.slot]
-    cdef uint64_t i = shared.delivered
+    cdef uint64_t i = shared.delivered, end = min(shared.tail, shared.delivered + SIM_QUEUE)
     cdef uint32_t kind
     cdef int64_t at
-    while i < shared.tail:
+    while i < end:
         kind = stream.effects[i % SIM_QUEUE].kind
         if kind in (EFFECT_WRITE, EFFECT_WAIT, EFFECT_HOST, EFFECT_REMOTE):
             at = sim_earliest(stream.gpu, stream.slot, i, 4)

@@ -15,10 +15,10 @@ from cython_ext.sim.cuda.driver cimport (
     drv_enter, drv_leave, drv_ready, sim_sleep_until,
 )
 from cython_ext.sim.queues cimport sim_memory_used, sim_open_context, sim_take_memory
-from cython_ext.sim.share cimport sim_reap
+from cython_ext.sim.share cimport sim_context_pid, sim_find_participant, sim_reap
 from cython_ext.sim.state cimport (
     CONTEXT_FREE, FROZEN_CHECKPOINTED, FROZEN_LOCKED, FROZEN_NOT, SIM_CONTEXTS, SIM_NOWHERE, SIM_STREAMS, SimContext,
-    SimGpu,
+    SimGpu, sim_context, sim_owner,
 )
 
 cdef enum:
@@ -42,8 +42,9 @@ cdef public struct RestoreArguments:     # CUcheckpointRestoreArgs
     uint64_t reserved1
 
 
-cdef bint is_of(const SimContext* context, int pid) noexcept nogil:
-    return context.state != CONTEXT_FREE and context.pid == pid and not context.moved_to
+cdef bint is_of(SimGpu* gpu, uint32_t index, int pid) noexcept nogil:
+    cdef const SimContext* context = sim_context(gpu, index)
+    return context.state != CONTEXT_FREE and not context.moved_to and sim_context_pid(gpu, index) == pid
 
 
 cdef CUresult state_of(int pid, uint32_t* state) noexcept nogil:
@@ -59,7 +60,7 @@ cdef CUresult state_of(int pid, uint32_t* state) noexcept nogil:
         gpu = drv_device(d).gpu
         drv_enter(gpu)
         for i in range(SIM_CONTEXTS):
-            if is_of(&gpu.contexts[i], pid):
+            if is_of(gpu, i, pid):
                 found = True
                 state[0] = gpu.contexts[i].frozen
                 result = NOT_SUPPORTED if gpu.contexts[i].server else SUCCESS
@@ -79,7 +80,7 @@ cdef CUresult move(int pid, uint32_t before, uint32_t after) noexcept nogil:
         gpu = drv_device(d).gpu
         drv_enter(gpu)
         for i in range(SIM_CONTEXTS):
-            if is_of(&gpu.contexts[i], pid):
+            if is_of(gpu, i, pid):
                 gpu.contexts[i].frozen = after
         drv_leave(gpu)
     return result
@@ -93,7 +94,7 @@ cdef bint is_drained(int pid) noexcept nogil:
         gpu = drv_device(d).gpu
         drv_enter(gpu)
         for i in range(SIM_STREAMS):
-            if gpu.streams[i].context and is_of(&gpu.contexts[gpu.streams[i].context - 1], pid):
+            if gpu.streams[i].context and is_of(gpu, sim_owner(&gpu.streams[i]), pid):
                 drained = drained and gpu.streams[i].head == gpu.streams[i].tail
         drv_leave(gpu)
     return drained
@@ -130,7 +131,7 @@ cdef public CUresult cuCheckpointProcessCheckpoint(int pid, const void* argument
         drv_enter(gpu)
         for i in range(SIM_CONTEXTS):
             context = &gpu.contexts[i]
-            if is_of(context, pid):
+            if is_of(gpu, i, pid):
                 context.saved_bytes = context.memory_bytes
                 context.memory_bytes = context.resident_bytes = 0
         drv_leave(gpu)
@@ -174,7 +175,7 @@ cdef uint64_t saved_bytes(SimGpu* gpu, int pid) noexcept nogil:
     cdef int i
     drv_enter(gpu)
     for i in range(SIM_CONTEXTS):
-        if is_of(&gpu.contexts[i], pid):
+        if is_of(gpu, i, pid):
             saved += gpu.contexts[i].saved_bytes
     drv_leave(gpu)
     return saved
@@ -200,9 +201,15 @@ cdef bint is_begun(SimGpu* gpu, int index, int pid) noexcept nogil:
     cdef SimGpu* other
     for d in range(drv_devices() if origin else 0):
         other = drv_device(d).gpu
-        if origin_of(other, old) == origin and is_of(&other.contexts[old], pid):
+        if origin_of(other, old % SIM_CONTEXTS) == origin and is_of(other, old, pid):
             return 1
     return 0
+
+
+cdef bint is_same(const SimContext* context, const SimContext* other) noexcept nogil:
+    """Of one process."""
+    return (context.state != CONTEXT_FREE and not context.moved_to and context.pid == other.pid
+            and context.pid_start == other.pid_start and context.pid_namespace == other.pid_namespace)
 
 
 cdef CUresult restore_there(SimGpu* gpu, int index, SimGpu* there) noexcept nogil:
@@ -211,12 +218,16 @@ cdef CUresult restore_there(SimGpu* gpu, int index, SimGpu* there) noexcept nogi
     cdef SimContext old = gpu.contexts[index]
     cdef SimContext* new
     cdef uint64_t origin = origin_of(gpu, index)
-    cdef uint32_t slot = 0
+    cdef uint32_t slot = 0, participant
     drv_enter(there)
-    while slot < SIM_CONTEXTS and not (is_of(&there.contexts[slot], old.pid) and there.contexts[slot].origin == origin):
+    while slot < SIM_CONTEXTS and not (is_same(&there.contexts[slot], &old) and there.contexts[slot].origin == origin):
         slot += 1
     if slot == SIM_CONTEXTS:
-        slot = sim_open_context(there, old.pid, old.pid_start, 0, old.sm_cap, old.memory_limit)
+        participant = sim_find_participant(there, &old)
+        slot = SIM_NOWHERE
+        if participant != SIM_NOWHERE:
+            slot = sim_open_context(there, participant, &there.participants[participant], 0, old.sm_cap,
+                                    old.memory_limit)
     if slot != SIM_NOWHERE:
         new = &there.contexts[slot]
         new.frozen = FROZEN_CHECKPOINTED
@@ -253,7 +264,7 @@ cdef public CUresult cuCheckpointProcessRestore(int pid, const RestoreArguments*
             return OUT_OF_MEMORY
         for i in range(SIM_CONTEXTS):
             gpu = drv_device(d).gpu
-            moves[d][i] = is_of(&gpu.contexts[i], pid) and not is_begun(gpu, i, pid)
+            moves[d][i] = is_of(gpu, i, pid) and not is_begun(gpu, i, pid)
     for d in range(drv_devices() if result == SUCCESS else 0):
         gpu = drv_device(d).gpu
         for i in range(SIM_CONTEXTS):

@@ -6,12 +6,15 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.driver cimport (
     CONTEXT_IS_DESTROYED, Context, CUresult, Device, drv_begin, drv_device, drv_end, drv_follow, drv_forget_context,
-    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, INVALID_CONTEXT,
-    INVALID_DEVICE, INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
+    drv_lock, drv_next_id, drv_open_stream, drv_ready, drv_synchronize_context, drv_unlock, drv_wake_agent,
+    INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, MARK_CONTEXT, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, sim_thread,
 )
 from cython_ext.sim.queues cimport sim_free_context, sim_open_context, sim_take_memory
-from cython_ext.sim.mps cimport MPS_SERVER_NOT_READY, sim_granted_sms, sim_mps_limit, sim_mps_refusal, sim_mps_server
-from cython_ext.sim.share cimport getpid, sim_enter, sim_process_start, sim_reap, sim_unlock
+from cython_ext.sim.lock cimport sim_seat
+from cython_ext.sim.mps cimport (
+    MPS_SERVER_NOT_READY, SimServer, sim_granted_sms, sim_mps_limit, sim_mps_look, sim_mps_refusal,
+)
+from cython_ext.sim.share cimport sim_enter, sim_reap, sim_unlock
 from cython_ext.sim.state cimport SIM_NOWHERE, STREAM_LEGACY, SimGpu
 
 cdef Context* contexts          # alive
@@ -49,24 +52,30 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     cdef Device* device = drv_device(index)
     cdef SimGpu* gpu
     cdef Context* context
-    cdef uint32_t slot
+    cdef uint32_t slot, participant, generation = 0
+    cdef SimServer named
     cdef uint64_t server
     cdef CUresult result
     if device == NULL:
         return INVALID_DEVICE
     drv_follow()
     gpu = device.gpu
-    server = sim_mps_server()
+    sim_mps_look(&named)
+    server = named.number if named.alive else 0
     sim_enter(gpu)
-    result = <CUresult>sim_mps_refusal(gpu, server, getpid()) if server else SUCCESS
+    participant = sim_seat(gpu).number - 1
+    result = <CUresult>sim_mps_refusal(gpu, server, participant) if server else SUCCESS
     if result == <CUresult>MPS_SERVER_NOT_READY:
         sim_reap(gpu)            # whom the fault has hit may be gone by now
-        result = <CUresult>sim_mps_refusal(gpu, server, getpid())
+        result = <CUresult>sim_mps_refusal(gpu, server, participant)
     if result != SUCCESS:
         sim_unlock(gpu)
         return result
-    slot = sim_open_context(gpu, getpid(), sim_process_start(getpid()), server,
+    slot = sim_open_context(gpu, participant, &gpu.participants[participant], server,
                             sim_granted_sms(gpu.sms) if server else 0, sim_mps_limit(gpu.index) if server else 0)
+    if slot != SIM_NOWHERE:
+        gpu.contexts[slot].server_namespace = named.namespace
+        generation = gpu.contexts[slot].generation
     if slot != SIM_NOWHERE and not sim_take_memory(gpu, slot, gpu.context_bytes):
         # The dead may still hold what we need.
         sim_reap(gpu)
@@ -87,6 +96,7 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     context.id = drv_next_id()
     context.device = index
     context.slot = slot
+    context.generation = generation
     context.flags = flags
     context.is_primary = primary
     context.gpu = gpu
@@ -98,6 +108,9 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     context.limits[5] = 64
     context.next = contexts
     contexts = context
+    # The agent belongs to the process that makes the context, as the real driver's threads do. Begun by a call of a
+    # child that shares our memory, it would be that child's thread, and keep it from ending.
+    drv_wake_agent()
     drv_unlock()
     result = drv_open_stream(context, STREAM_LEGACY, 0, &context.legacy)
     if result != SUCCESS:
@@ -112,7 +125,8 @@ cdef public void drv_close_context(Context* context) noexcept nogil:
     cdef Context** link
     drv_forget_context(context)
     drv_begin(context)
-    sim_free_context(context.gpu, context.slot)
+    if context.gpu.contexts[context.slot].generation == context.generation:
+        sim_free_context(context.gpu, context.slot)
     context.mark = 0
     drv_end(context)
     drv_lock()

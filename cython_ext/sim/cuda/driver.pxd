@@ -206,6 +206,7 @@ cdef public struct Context:
     uint32_t id
     int device
     uint32_t slot
+    uint32_t generation     # of the slot: another one means that this process lost it
     uint32_t flags
     bint is_primary
     bint is_green           # has streams of its own; its memory is the primary one's

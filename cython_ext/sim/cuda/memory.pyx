@@ -308,20 +308,24 @@ cdef public CUresult cuMemFree_v2(uint64_t address) noexcept nogil:
 
 
 cdef public CUresult cuMemGetInfo_v2(size_t* left, size_t* total) noexcept nogil:
+    """Either may be null, as with NVIDIA's driver."""
     cdef Context* context
-    cdef uint64_t limit, used
+    cdef uint64_t limit, used, unused
     cdef CUresult result = drv_current_context(&context)
     if result != SUCCESS:
         return result
     result = drv_begin(context)
     sim_reap(context.gpu)
     used = sim_memory_used(context.gpu)
-    total[0] = context.gpu.memory_bytes
-    left[0] = total[0] - min(used, <uint64_t>total[0])
+    unused = context.gpu.memory_bytes - min(used, context.gpu.memory_bytes)
     limit = context.gpu.contexts[context.slot].memory_limit
     used = context.gpu.contexts[context.slot].memory_bytes
     if limit:
-        left[0] = min(<uint64_t>left[0], limit - min(used, limit))
+        unused = min(unused, limit - min(used, limit))
+    if left != NULL:
+        left[0] = unused
+    if total != NULL:
+        total[0] = context.gpu.memory_bytes
     drv_end(context)
     return result
 

@@ -2,31 +2,37 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, getenv, strtoul
-from libc.string cimport memset, strlen, strncasecmp
+from libc.string cimport memset, strcmp, strcpy, strlen, strncasecmp
 
 from cython_ext.native cimport add32, load32, now_ns
 from cython_ext.sim.cuda.driver cimport (
-    Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Stream,
-    drv_contexts, drv_serve, sim_sleep_until,
+    CONTEXT_IS_DESTROYED, Context, CUresult, Device, Effect, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY,
+    SUCCESS, Stream, drv_contexts, drv_serve, sim_sleep_until,
 )
 from cython_ext.sim.engine cimport sim_earliest
-from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, sim_mps_named, sim_mps_server
+from cython_ext.sim.mps cimport MPS_CONNECTION_FAILED, SimServer, sim_mps_look
 from cython_ext.sim.queues cimport sim_free_context, sim_has_room, sim_open_stream, sim_reached
-from cython_ext.sim.share cimport pthread_mutex_lock, pthread_mutex_unlock, sim_enter, sim_map_all, sim_unlock
-from cython_ext.sim.state cimport SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu, pthread_mutex_t
+from cython_ext.sim.share cimport SIM_MAX_GPUS, pthread_atfork, sim_enter, sim_map_all, sim_unlock
+from cython_ext.sim.state cimport LIBRARY_CUDA, SIM_CONTEXTS, SIM_NOWHERE, SIM_QUEUE, SimContext, SimGpu
 
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_lock(pthread_mutex_t* m) noexcept
+    int pthread_mutex_unlock(pthread_mutex_t* m) noexcept
 
 cdef extern from *:
     """
     #include "sim/cuda/sim_native.h"
+    static const char *const setting_names[3] = {
+        "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    };
     __thread SimThread sim_thread;
     static pthread_mutex_t sim_process_mutex = PTHREAD_MUTEX_INITIALIZER;
     """
     pthread_mutex_t sim_process_mutex
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil) noexcept
+    const char** setting_names
 
 cdef extern from "<stdio.h>" nogil:
     int snprintf(char* text, size_t size, const char* form, ...) noexcept
@@ -47,6 +53,8 @@ cdef uint32_t forked
 cdef Stream* streams
 cdef Stream* unused
 cdef uint32_t ids
+cdef char[3][4096] settings
+cdef bint[3] setting_there
 
 
 # -- start
@@ -101,17 +109,40 @@ cdef int choose_devices(int count) noexcept nogil:
     return chosen
 
 
+cdef void note_settings() noexcept nogil:
+    """Of MPS: read while the driver starts, and never again."""
+    cdef const char* value
+    cdef int i
+    for i in range(3):
+        value = getenv(setting_names[i])
+        setting_there[i] = value != NULL and strlen(value) < sizeof(settings[0])
+        if setting_there[i]:
+            strcpy(settings[i], value)
+
+
+cdef public const char* drv_setting(const char* name) noexcept nogil:
+    """What the environment said when the driver started; NULL: nothing."""
+    cdef int i
+    for i in range(3):
+        if setting_there[i] and strcmp(name, setting_names[i]) == 0:
+            return settings[i]
+    return NULL
+
+
 cdef public CUresult cuInit(unsigned int flags) noexcept nogil:
     global initialised, init_result, device_count
+    cdef SimServer server
     if forked:
         return NOT_INITIALIZED
     if flags:
         return INVALID_VALUE
     pthread_mutex_lock(&sim_process_mutex)
     if not initialised:
-        device_count = choose_devices(sim_map_all(gpus))
+        note_settings()
+        device_count = choose_devices(sim_map_all(gpus, LIBRARY_CUDA))
         init_result = SUCCESS if device_count > 0 else NO_DEVICE
-        if sim_mps_named() != 0 and sim_mps_server() == 0:
+        sim_mps_look(&server)
+        if server.number != 0 and not server.alive:
             init_result = <CUresult>MPS_CONNECTION_FAILED
         pthread_atfork(NULL, NULL, in_child)
         initialised = 1
@@ -167,6 +198,8 @@ cdef public CUresult drv_begin(Context* context) noexcept nogil:
         drv_follow()
         gpu = context.gpu
         drv_enter(gpu)
+        if context.gpu == gpu and gpu.contexts[context.slot].generation != context.generation:
+            return CONTEXT_IS_DESTROYED     # this program closed the descriptor by which its context lives
         if context.gpu == gpu and not gpu.contexts[context.slot].frozen:
             return <CUresult>gpu.contexts[context.slot].error
         drv_leave(gpu)
@@ -182,8 +215,8 @@ cdef public void drv_end(Context* context) noexcept nogil:
 cdef void follow(Context* context, SimContext* left) noexcept nogil:
     """Nothing of it was queued when it was checkpointed: its streams begin anew, and what had happened is told."""
     cdef SimGpu* old = context.gpu
-    cdef SimGpu* new = gpus[left.moved_to - 1]
-    cdef uint32_t slot = left.moved_slot, before = context.slot, number
+    cdef SimGpu* new = gpus[(left.moved_to - 1) % SIM_MAX_GPUS]
+    cdef uint32_t slot = left.moved_slot % SIM_CONTEXTS, before = context.slot, number
     cdef Stream* stream = streams
     cdef int d
     sim_enter(old)
@@ -203,6 +236,7 @@ cdef void follow(Context* context, SimContext* left) noexcept nogil:
     sim_unlock(new)
     context.gpu = new
     context.slot = slot
+    context.generation = new.contexts[slot].generation
     sim_enter(old)
     sim_free_context(old, before)
     sim_unlock(old)

@@ -186,7 +186,7 @@ cdef public CUresult drv_synchronize_before(Context* context, bint blocking_only
 cdef uint64_t submitted_before(Stream* stream, uint64_t seq) noexcept nogil:
     """How many operations of a stream were submitted before `seq`."""
     cdef uint64_t count = stream.gpu.streams[stream.slot].tail
-    while (count > stream.gpu.streams[stream.slot].head
+    while (0 < count - stream.gpu.streams[stream.slot].head <= SIM_QUEUE
            and stream.gpu.ops[stream.slot][(count - 1) % SIM_QUEUE].seq >= seq):
         count -= 1
     return count

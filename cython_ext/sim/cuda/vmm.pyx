@@ -358,12 +358,13 @@ cdef public CUresult cuMemGetAccess(unsigned long long* flags, const Access* loc
 cdef void condemn(Context* context, uint64_t address, uint64_t size) noexcept nogil:
     """Queued operations that touch a range fail when the GPU comes to them. Under the locks."""
     cdef Stream* stream = drv_streams()
-    cdef uint64_t i
+    cdef uint64_t i, end
     cdef uint32_t k
     while stream != NULL:
         if stream.gpu == context.gpu:
             i = stream.gpu.streams[stream.slot].head
-            while i < stream.gpu.streams[stream.slot].tail:
+            end = min(stream.gpu.streams[stream.slot].tail, i + SIM_QUEUE)
+            while i < end:
                 for k in range(stream.effects[i % SIM_QUEUE].touches):
                     if address <= stream.effects[i % SIM_QUEUE].touched[k] < address + size:
                         sim_op(stream.gpu, stream.slot, i).failed = ILLEGAL_ADDRESS

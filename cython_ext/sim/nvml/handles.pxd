@@ -13,6 +13,8 @@ cdef enum NvmlResultValue:
     INSUFFICIENT_SIZE = 7
     LIBRARY_NOT_FOUND = 12
     VERSION_MISMATCH = 25
+    UNKNOWN = 999
 
 
 cdef extern NvmlResult sim_check(SimGpu* gpu) noexcept nogil
+cdef extern NvmlResult sim_look(SimGpu* gpu) noexcept nogil

@@ -1,30 +1,18 @@
-"""The simulated NVML: what a device reads at present, and who uses it."""
-
-from libc.stdint cimport int64_t, uint32_t
+"""The simulated NVML: what a device reads at present."""
 
 from cython_ext.sim.engine cimport sim_load_ratio
 from cython_ext.sim.queues cimport sim_memory_used
 from cython_ext.sim.nvml.handles cimport (
-    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS, VERSION_MISMATCH, sim_check,
+    INVALID_ARGUMENT, NOT_SUPPORTED, NvmlResult, SUCCESS, VERSION_MISMATCH, sim_check,
 )
 from cython_ext.sim.share cimport sim_enter, sim_reap, sim_unlock
-from cython_ext.sim.state cimport (
-    CONTEXT_FREE, FROZEN_CHECKPOINTED, SIM_CONTEXTS, SIM_WINDOW_NS, SimContext, SimGpu,
-)
+from cython_ext.sim.state cimport SimGpu
 
 
 cdef extern from *:
     """
-    #include <time.h>
-    #include <stdint.h>
     #pragma GCC visibility push(default)
-    static inline int64_t sim_wall_ns(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_REALTIME, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
     """
-    int64_t sim_wall_ns() noexcept nogil
 
 cdef enum:
     CLOCK_GRAPHICS = 0
@@ -35,7 +23,7 @@ cdef enum:
     FULL_MILLIWATTS = 700000
 
 
-cdef NvmlResult look(SimGpu* gpu) noexcept nogil:
+cdef public NvmlResult sim_look(SimGpu* gpu) noexcept nogil:
     """Lock a device that is at the present and free of the dead. Unlock it after SUCCESS."""
     cdef NvmlResult result = sim_check(gpu)
     if result == SUCCESS:
@@ -60,7 +48,7 @@ cdef public struct MemoryInfo2:
 
 
 cdef public NvmlResult nvmlDeviceGetMemoryInfo(SimGpu* gpu, MemoryInfo* info) noexcept nogil:
-    cdef NvmlResult result = look(gpu)
+    cdef NvmlResult result = sim_look(gpu) if info != NULL else <NvmlResult>INVALID_ARGUMENT
     if result == SUCCESS:
         info.total = gpu.memory_bytes
         info.used = sim_memory_used(gpu)
@@ -72,6 +60,8 @@ cdef public NvmlResult nvmlDeviceGetMemoryInfo(SimGpu* gpu, MemoryInfo* info) no
 cdef public NvmlResult nvmlDeviceGetMemoryInfo_v2(SimGpu* gpu, MemoryInfo2* info) noexcept nogil:
     cdef MemoryInfo plain
     cdef NvmlResult result
+    if info == NULL:
+        return INVALID_ARGUMENT
     if info.version != (sizeof(MemoryInfo2) | 2 << 24):
         return VERSION_MISMATCH
     result = nvmlDeviceGetMemoryInfo(gpu, &plain)
@@ -83,6 +73,20 @@ cdef public NvmlResult nvmlDeviceGetMemoryInfo_v2(SimGpu* gpu, MemoryInfo2* info
     return result
 
 
+cdef public NvmlResult nvmlDeviceGetBAR1MemoryInfo(SimGpu* gpu, MemoryInfo* info) noexcept nogil:
+    """The window through which the host sees the card: nothing maps it here."""
+    if info == NULL:
+        return INVALID_ARGUMENT
+    info.total = info.free = gpu.memory_bytes if sim_check(gpu) == SUCCESS else 0
+    info.used = 0
+    return sim_check(gpu)
+
+
+cdef public NvmlResult nvmlDeviceGetConfComputeProtectedMemoryUsage(SimGpu* gpu, MemoryInfo* info) noexcept nogil:
+    """As of a card in confidential mode, where all memory is protected."""
+    return nvmlDeviceGetMemoryInfo(gpu, info)
+
+
 # -- load
 
 cdef public struct Utilization:
@@ -92,118 +96,12 @@ cdef public struct Utilization:
 
 cdef public NvmlResult nvmlDeviceGetUtilizationRates(SimGpu* gpu, Utilization* rates) noexcept nogil:
     """Percent of the last quarter of a second in which a kernel ran."""
-    cdef NvmlResult result = look(gpu)
+    cdef NvmlResult result = sim_look(gpu)
     if result == SUCCESS:
         rates.gpu = <unsigned int>(100 * sim_load_ratio(&gpu.load, gpu.time_ns) + 0.5)
         rates.memory = 0
         sim_unlock(gpu)
     return result
-
-
-cdef public struct ProcessSample:
-    unsigned int pid
-    unsigned long long time_us
-    unsigned int sm
-    unsigned int memory
-    unsigned int encoder
-    unsigned int decoder
-
-
-cdef public NvmlResult nvmlDeviceGetProcessUtilization(SimGpu* gpu, ProcessSample* samples, unsigned int* count,
-                                                       unsigned long long since_us) noexcept nogil:
-    """One sample for each process with work in the last window that ended after `since_us` (wall clock)."""
-    cdef uint32_t i, k, found = 0
-    cdef unsigned int percent, room = count[0]
-    cdef int64_t ended_us
-    cdef NvmlResult result = look(gpu)
-    if result != SUCCESS:
-        return result
-    ended_us = (sim_wall_ns() - gpu.time_ns % SIM_WINDOW_NS) / 1000
-    for i in range(SIM_CONTEXTS):
-        if gpu.contexts[i].state == CONTEXT_FREE or ended_us <= <int64_t>since_us:
-            continue
-        percent = <unsigned int>(100 * sim_load_ratio(&gpu.contexts[i].load, gpu.time_ns) + 0.5)
-        if percent == 0:
-            continue
-        k = 0
-        while samples != NULL and k < min(found, room) and samples[k].pid != <unsigned int>gpu.contexts[i].pid:
-            k += 1
-        if samples != NULL and k < min(found, room):
-            samples[k].sm = min(<unsigned int>100, samples[k].sm + percent)
-            continue
-        if samples != NULL and found < room:
-            samples[found].pid = gpu.contexts[i].pid
-            samples[found].time_us = ended_us
-            samples[found].sm = percent
-            samples[found].memory = samples[found].encoder = samples[found].decoder = 0
-        found += 1
-    sim_unlock(gpu)
-    count[0] = found
-    if found == 0:
-        return NOT_FOUND
-    return INSUFFICIENT_SIZE if samples == NULL or found > room else SUCCESS
-
-
-# -- processes
-
-cdef public struct ProcessInfo:
-    unsigned int pid
-    unsigned long long used_bytes
-    unsigned int gpu_instance
-    unsigned int compute_instance
-
-
-cdef NvmlResult processes(SimGpu* gpu, unsigned int* count, ProcessInfo* infos, bint mps_only) noexcept nogil:
-    cdef uint32_t i, k, found = 0
-    cdef unsigned int room = count[0]
-    cdef ProcessInfo all[128]
-    cdef SimContext* context
-    cdef NvmlResult result = look(gpu)
-    if result != SUCCESS:
-        return result
-    for i in range(SIM_CONTEXTS):
-        context = &gpu.contexts[i]
-        if context.state == CONTEXT_FREE or context.frozen == FROZEN_CHECKPOINTED:
-            continue
-        if mps_only and context.server == 0:
-            continue
-        k = 0
-        while k < found and all[k].pid != <unsigned int>context.pid:
-            k += 1
-        if k == found:
-            all[k].pid = context.pid
-            all[k].used_bytes = 0
-            all[k].gpu_instance = all[k].compute_instance = <unsigned int>-1
-            found += 1
-        all[k].used_bytes += context.memory_bytes
-    sim_unlock(gpu)
-    count[0] = found
-    if found > room:
-        return INSUFFICIENT_SIZE
-    for k in range(found):
-        infos[k] = all[k]
-    return SUCCESS
-
-
-cdef public NvmlResult nvmlDeviceGetComputeRunningProcesses_v3(SimGpu* gpu, unsigned int* count,
-                                                               ProcessInfo* infos) noexcept nogil:
-    return processes(gpu, count, infos, False)
-
-
-cdef public NvmlResult nvmlDeviceGetComputeRunningProcesses_v2(SimGpu* gpu, unsigned int* count,
-                                                               ProcessInfo* infos) noexcept nogil:
-    return processes(gpu, count, infos, False)
-
-
-cdef public NvmlResult nvmlDeviceGetMPSComputeRunningProcesses_v3(SimGpu* gpu, unsigned int* count,
-                                                                  ProcessInfo* infos) noexcept nogil:
-    return processes(gpu, count, infos, True)
-
-
-cdef public NvmlResult nvmlDeviceGetGraphicsRunningProcesses_v3(SimGpu* gpu, unsigned int* count,
-                                                                ProcessInfo* infos) noexcept nogil:
-    count[0] = 0
-    return sim_check(gpu)
 
 
 # -- the card

@@ -5,14 +5,15 @@ Like the real one it knows every GPU of the node and cares for no CUDA_VISIBLE_D
 
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtoul
-from libc.string cimport memset, strcasecmp, strchr, strlen
+from libc.string cimport memcpy, memset, strcasecmp, strchr, strlen
 
 from cython_ext.sim.nvml.handles cimport (
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, LIBRARY_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlResult, SUCCESS,
-    UNINITIALIZED,
+    UNINITIALIZED, UNKNOWN,
 )
-from cython_ext.sim.share cimport O_CLOEXEC, O_RDONLY, close, open, read, sim_map_all
-from cython_ext.sim.state cimport SimGpu
+from cython_ext.sim.lock cimport O_CLOEXEC, O_RDONLY, close, open, read
+from cython_ext.sim.share cimport sim_is_participant, sim_map_all
+from cython_ext.sim.state cimport LIBRARY_NVML, SimGpu
 
 
 cdef extern from *:
@@ -28,7 +29,7 @@ cdef int users
 cdef public NvmlResult nvmlInitWithFlags(unsigned int flags) noexcept nogil:
     global count, users
     if users == 0 and count == 0:
-        count = sim_map_all(gpus)
+        count = sim_map_all(gpus, LIBRARY_NVML)
     if count == 0:
         return LIBRARY_NOT_FOUND
     users += 1
@@ -58,7 +59,7 @@ cdef public NvmlResult sim_check(SimGpu* gpu) noexcept nogil:
         return UNINITIALIZED
     for i in range(count):
         if gpus[i] == gpu:
-            return SUCCESS
+            return SUCCESS if sim_is_participant(gpu) else UNKNOWN
     return INVALID_ARGUMENT
 
 
@@ -197,7 +198,12 @@ cdef public NvmlResult nvmlDeviceGetMinorNumber(SimGpu* gpu, unsigned int* minor
 
 cdef public NvmlResult nvmlDeviceGetName(SimGpu* gpu, char* name, unsigned int size) noexcept nogil:
     cdef NvmlResult result = sim_check(gpu)
-    return put(name, size, gpu.name) if result == SUCCESS else result
+    cdef char[96] text
+    if result == SUCCESS:
+        memcpy(text, gpu.name, 96)
+        text[95] = 0         # the file may hold anything
+        result = put(name, size, text)
+    return result
 
 
 cdef public NvmlResult nvmlDeviceGetUUID(SimGpu* gpu, char* uuid, unsigned int size) noexcept nogil:

@@ -1,0 +1,43 @@
+"""How an interpreter of ours starts: the only place in the product that names ``sys.executable``.
+
+Python would import from the current directory, from PYTHONPATH and from the user's site before its own library. A
+``json.py`` there would run in the name of the node. So every start is isolated (``-I``), and its environment has no
+PYTHON* variable. ``client_hook/bootstrap.py`` then finds this very copy of st-vgpu, which may lie in a user's site.
+
+This module imports nothing but ``os`` and ``sys``: ``vgpuctl`` uses it before it is isolated itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is a module that PYTHONPATH may replace
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")  # noqa: PTH100, PTH118, PTH120
+"""No pathlib: see above."""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The argv that runs ``module`` of this copy of st-vgpu as a program."""
+    return [sys.executable, "-I", BOOTSTRAP, module, *arguments]
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """``inherited`` without Python's own variables, for processes of ours and for their children."""
+    return {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
+
+
+def is_isolated() -> bool:
+    """Whether this process ignores PYTHON* variables, the current directory and the user's site."""
+    return bool(sys.flags.isolated)
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """This process becomes an isolated one that runs ``module``. It keeps its environment, for programs that it starts
+    for a user."""
+    argv = command(module, *arguments)
+    os.execv(argv[0], argv)

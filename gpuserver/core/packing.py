@@ -1,0 +1,273 @@
+"""Fractional packings of a GPU's SMs: φ, the least total time in which each vGPU gets its guarantee.
+
+    φ = min Σ x_S   over sets S with Σ widths ≤ the card   such that each vGPU i is in sets of total time ≥ r_i
+
+Three ways lead to a packing. Column generation finds the least one, and its work grows faster than the cube of the
+number of vGPUs. Wrapping vGPUs around lanes, and adding one vGPU to a packing that is there, take no noticeable work
+and give a packing that may be a little longer. ``find`` bounds the work, so a change never holds up the server's loop:
+it returns the best packing that it has by then, and says whether that is known to be the least.
+
+Sources: column generation for packing (Gilmore, Gomory 1961), its pricing step being the scheduler's knapsack;
+wrap-around (McNaughton 1959).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from gpuserver.core.knapsack import Work, best_set
+
+CARD_MPERCENT: Final = 100_000
+PACKING_LIMIT: Final = 0.95
+STEPS: Final = 300_000
+"""The work of one change. A step is one inner operation of simplex or knapsack; this many take about 50 ms."""
+EXACT_MOST: Final = 24
+"""Of more vGPUs than these, a packing within the limit is taken as it is found, and its time is not made the least."""
+TOLERANCE: Final = 1e-7
+_PRICE_UNITS: Final = 10**12
+_BISECTIONS: Final = 24
+_COMPLETION: Final = 100
+"""Steps for each vGPU that wrapping and completing take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A fractional packing.
+
+    ``time``: Σ of the sets' times; φ if ``least``. ``sets``: (members, time); each member's total time is at least its
+    guarantee. ``prices``: one per vGPU where the packing came from column generation and is the least, with
+    Σ price·r = φ and Σ prices ≤ 1 over every set that fits (the dual solution); else none.
+    """
+
+    time: float
+    sets: tuple[tuple[frozenset[int], float], ...]
+    prices: tuple[float, ...] = ()
+    least: bool = False
+
+    def without(self, member: int) -> Packing:
+        """The same packing for the others. Nothing is computed anew."""
+        sets = tuple((members - {member}, time) for members, time in self.sets)
+        kept = tuple((members, time) for members, time in sets if members)
+        return Packing(sum(time for _, time in kept), kept)
+
+    def renamed(self, names: Mapping[int, int]) -> Packing:
+        """The same packing, each member by its new name; members without one are left out."""
+        sets = tuple((frozenset(names[i] for i in members if i in names), time) for members, time in self.sets)
+        kept = tuple((members, time) for members, time in sets if members)
+        return replace(self, sets=kept, time=sum(time for _, time in kept), prices=(), least=False)
+
+    def serves(self, widths: Sequence[int], guarantees: Sequence[float]) -> bool:
+        """Whether each vGPU gets its guarantee in it, and all sets fit."""
+        if any(sum(widths[i] for i in members) > CARD_MPERCENT for members, _ in self.sets):
+            return False
+        given = _given(self.sets, len(widths))
+        return all(time >= guarantee - TOLERANCE for time, guarantee in zip(given, guarantees, strict=True))
+
+
+NO_PACKING: Final = Packing(0.0, ())
+
+
+def find(
+    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Packing | None = None
+) -> Packing:
+    """The least packing, or the shortest that ``work`` allows to find. ``kept``: of the same vGPUs before the change; a
+    vGPU that is new or has grown may be missing from its sets. Without ``work`` the result is always the least."""
+    asked = [i for i, (width, guarantee) in enumerate(zip(widths, guarantees, strict=True)) if width and guarantee > 0]
+    if not asked:
+        return replace(NO_PACKING, least=True)
+    if sum(widths[i] for i in asked) <= CARD_MPERCENT:
+        longest = max(guarantees[i] for i in asked)
+        return Packing(longest, ((frozenset(asked), longest),), least=True)
+    if work is None:
+        return _least(widths, guarantees, asked, None)
+    found = [wrapped(widths, guarantees)]
+    if kept is not None:
+        found.append(completed(kept, widths, guarantees))
+    area = sum(widths[i] * guarantees[i] for i in asked) / CARD_MPERCENT
+    if len(asked) <= EXACT_MOST or area <= PACKING_LIMIT < min(one.time for one in found):
+        found.append(_least(widths, guarantees, asked, work))
+    return min(found, key=lambda one: (not one.least, one.time))
+
+
+def is_packable(
+    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Packing | None = None
+) -> bool:
+    """Whether ``find`` gives a packing within the limit; asked before the ways that cost more work are tried."""
+    if work is not None and any(guarantees):
+        if max(guarantees) <= PACKING_LIMIT and _lanes_width(widths, guarantees, PACKING_LIMIT) <= CARD_MPERCENT:
+            return True
+        area = sum(width * guarantee for width, guarantee in zip(widths, guarantees, strict=True)) / CARD_MPERCENT
+        if area > PACKING_LIMIT + TOLERANCE or not work.spend(_COMPLETION * len(widths)):
+            return sum(width for width, r in zip(widths, guarantees, strict=True) if r > 0) <= CARD_MPERCENT
+    return find(widths, guarantees, work, kept).time <= PACKING_LIMIT + TOLERANCE
+
+
+def _least(widths: Sequence[int], guarantees: Sequence[float], asked: Sequence[int], work: Work | None) -> Packing:
+    packing = pack([widths[i] for i in asked], [guarantees[i] for i in asked], work)
+    sets = tuple((frozenset(asked[j] for j in members), time) for members, time in packing.sets)
+    if not packing.least:
+        return replace(packing, sets=sets)
+    prices = dict(zip(asked, packing.prices, strict=True))
+    return replace(packing, sets=sets, prices=tuple(prices.get(i, 0.0) for i in range(len(widths))))
+
+
+def pack(widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None) -> Packing:
+    """The least total time in which vGPUs of ``widths`` (millipercent, each ≤ the card) get ``guarantees`` (ratio), by
+    column generation. ``work`` used up: the packing of that moment, which is not known to be the least.
+
+    Revised simplex; the first basis is everybody alone. The guarantees are perturbed by less than a millionth, which
+    breaks ties, so that degenerate steps cannot cycle.
+    """
+    n = len(widths)
+    columns = [frozenset([i]) for i in range(n)]
+    inverse = [[float(i == j) for j in range(n)] for i in range(n)]
+    times = [max(r, 0.0) + TOLERANCE * (i + 1) / (n * n) for i, r in enumerate(guarantees)]
+    least = False
+    prices: list[float] = []
+    while work is None or work.spend(2 * n * n):
+        prices = [sum(row[j] for row in inverse) for j in range(n)]
+        entering = frozenset(best_set(widths, [int(p * _PRICE_UNITS) for p in prices], CARD_MPERCENT, work))
+        if sum(prices[i] for i in entering) <= 1 + TOLERANCE:
+            least = work is None or work.left > 0  # else the knapsack may have overlooked a better set
+            break
+        direction = [sum(row[j] for j in entering) for row in inverse]
+        leaving = min(
+            (i for i in range(n) if direction[i] > TOLERANCE), key=lambda i: (times[i] / direction[i], -direction[i])
+        )
+        step = times[leaving] / direction[leaving]
+        pivot = [value / direction[leaving] for value in inverse[leaving]]
+        for i in range(n):
+            if i == leaving:
+                continue
+            times[i] = max(0.0, times[i] - step * direction[i])
+            inverse[i] = [a - direction[i] * b for a, b in zip(inverse[i], pivot, strict=True)]
+        times[leaving], inverse[leaving], columns[leaving] = step, pivot, entering
+    sets = tuple(zip(columns, times, strict=True))
+    return Packing(sum(times), sets, tuple(prices) if least else (), least)
+
+
+def wrapped(widths: Sequence[int], guarantees: Sequence[float]) -> Packing:
+    """A packing by wrap-around: vGPUs by falling width fill lanes of one length, one after the other; what is beyond a
+    lane's end goes on at the beginning of the next lane. A lane is as wide as its widest vGPU. No vGPU is in two lanes
+    at once, since no guarantee is longer than a lane. The lanes' length is the least at which they fit the card."""
+    order = _falling(widths, guarantees)
+    low, high = max(guarantees), max(sum(guarantees), TOLERANCE)
+    if _lanes_width(widths, guarantees, low, order) <= CARD_MPERCENT:
+        high = low
+    for _ in range(_BISECTIONS):
+        if high - low <= TOLERANCE:
+            break
+        middle = (low + high) / 2
+        fits = _lanes_width(widths, guarantees, middle, order) <= CARD_MPERCENT
+        low, high = (low, middle) if fits else (middle, high)
+    return _cut(guarantees, order, high)
+
+
+def _falling(widths: Sequence[int], guarantees: Sequence[float]) -> list[int]:
+    return sorted(range(len(widths)), key=lambda i: (-widths[i], -guarantees[i]))
+
+
+def _lanes_width(
+    widths: Sequence[int], guarantees: Sequence[float], length: float, order: Sequence[int] | None = None
+) -> int:
+    """How wide all lanes of this length are together."""
+    total, room = 0, 0.0
+    for i in _falling(widths, guarantees) if order is None else order:
+        left = guarantees[i]
+        while left > TOLERANCE:
+            if room <= TOLERANCE:
+                total, room = total + widths[i], length
+            left, room = left - min(left, room), room - min(left, room)
+    return total
+
+
+def _cut(guarantees: Sequence[float], order: Sequence[int], length: float) -> Packing:
+    """The lanes of this length as sets, from one beginning or end of a vGPU to the next."""
+    pieces: list[tuple[float, float, int]] = []
+    at = length
+    for i in order:
+        left = guarantees[i]
+        while left > TOLERANCE:
+            if length - at <= TOLERANCE:
+                at = 0.0
+            part = min(left, length - at)
+            pieces.append((at, at + part, i))
+            at, left = at + part, left - part
+    edges = sorted({0.0, length, *(begin for begin, _, _ in pieces), *(end for _, end, _ in pieces)})
+    sets = []
+    for begin, end in pairwise(edges):
+        middle = (begin + end) / 2
+        members = frozenset(i for first, last, i in pieces if first < middle < last)
+        if members:
+            sets.append((members, end - begin))
+    return Packing(sum(time for _, time in sets), tuple(sets))
+
+
+def completed(kept: Packing, widths: Sequence[int], guarantees: Sequence[float]) -> Packing:
+    """``kept`` with all that is missing: each vGPU that lacks time joins sets where it fits, and gets the rest of its
+    time alone. A set that no longer fits, because a member has grown, loses its widest members first."""
+    sets: list[tuple[frozenset[int], float]] = []
+    for members, time in kept.sets:
+        narrow = sorted((i for i in members if widths[i] and guarantees[i] > 0), key=lambda i: widths[i])
+        while sum(widths[i] for i in narrow) > CARD_MPERCENT:
+            narrow.pop()
+        sets.append((frozenset(narrow), time))
+    given = _given(sets, len(widths))
+    for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
+        if widths[i] and guarantees[i] - given[i] > TOLERANCE:
+            sets = _with(sets, i, guarantees[i] - given[i], widths)
+    sets = _trimmed(sets, guarantees)
+    return Packing(sum(time for _, time in sets), tuple(sets))
+
+
+def _given(sets: Sequence[tuple[frozenset[int], float]], count: int) -> list[float]:
+    """The time that each has in ``sets``."""
+    given = [0.0] * count
+    for members, time in sets:
+        for i in members:
+            given[i] += time
+    return given
+
+
+def _trimmed(
+    sets: Sequence[tuple[frozenset[int], float]], guarantees: Sequence[float]
+) -> list[tuple[frozenset[int], float]]:
+    """``sets`` without the time that none of their members needs."""
+    given = _given(sets, len(guarantees))
+    trimmed = []
+    for members, time in sets:
+        spare = min((given[i] - guarantees[i] for i in members), default=time)
+        cut = min(time, max(0.0, spare))
+        for i in members:
+            given[i] -= cut
+        if time > cut:
+            trimmed.append((members, time - cut))
+    return trimmed
+
+
+def _with(
+    sets: Sequence[tuple[frozenset[int], float]], new: int, missing: float, widths: Sequence[int]
+) -> list[tuple[frozenset[int], float]]:
+    joined: list[tuple[frozenset[int], float]] = []
+    for members, time in sets:
+        if missing <= 0 or new in members or sum(widths[i] for i in members) + widths[new] > CARD_MPERCENT:
+            joined.append((members, time))
+            continue
+        part = min(time, missing)
+        joined.append((members | {new}, part))
+        missing -= part
+        if time > part:
+            joined.append((members, time - part))
+    if missing > 0:
+        joined.append((frozenset([new]), missing))
+    return joined
+
+
+def room_for(width: int, kept: Packing, widths: Sequence[int]) -> float:
+    """The longest time that one more vGPU of ``width`` can have beside ``kept`` within the limit, without any new
+    packing."""
+    beside = sum(time for members, time in kept.sets if sum(widths[i] for i in members) + width <= CARD_MPERCENT)
+    return max(0.0, min(1.0, beside + max(0.0, PACKING_LIMIT - kept.time)))

@@ -1,0 +1,95 @@
+"""Which vGPU a process belongs to that no vGPU has admitted, by /proc; and stopping or ending it.
+
+What /proc says of an environment is the program's own word. It names nobody else: whoever lies there ties only itself
+to a vGPU. A signal goes through a pidfd whose owner was read again after it was opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gpuserver.core.unmanaged import Respond, Response, Sighting
+from gpuserver.runtime.outside import Outsider, parent_of
+from vgpu.identity import Process
+from vgpu.protocol.peer import start_time
+from vgpu.units import format_bytes
+
+ID: Final = re.compile("vgpu-[0-9a-f]{8}")
+MOST_PARENTS: Final = 32
+MOST_ENVIRONMENT_BYTES: Final = 1 << 20
+_SIGNALS: Final = {Response.SUSPEND: signal.SIGSTOP, Response.KILL: signal.SIGKILL}
+_DONE: Final = {Response.REPORT: "nothing here limits it", Response.SUSPEND: "stopped", Response.KILL: "killed"}
+
+
+def sightings(
+    outside: Iterable[Outsider], inside: Mapping[int, str], vgpus: Path, proc: Path = Path("/proc")
+) -> list[Sighting]:
+    """``inside``: pid → vGPU of each process that a vGPU has admitted; ``vgpus``: the node's directories of vGPUs.
+    Reads other processes' memory, so it may wait: not for an event loop."""
+    return [
+        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, vgpus, proc))
+        for one in outside
+    ]
+
+
+def vgpu_of(pid: int, inside: Mapping[int, str], vgpus: Path, proc: Path = Path("/proc")) -> str:
+    """By its own environment, else by the nearest of its parents that is in a vGPU or says so; "": none."""
+    for _ in range(MOST_PARENTS):
+        if pid <= 1:
+            return ""
+        if found := inside.get(pid) or named_in(pid, vgpus, proc):
+            return found
+        pid = parent_of(pid)
+    return ""
+
+
+def named_in(pid: int, vgpus: Path, proc: Path = Path("/proc")) -> str:
+    """The first vGPU of this node that VGPU_ID names there."""
+    with suppress(OSError):
+        with (proc / str(pid) / "environ").open("rb") as file:
+            entries = file.read(MOST_ENVIRONMENT_BYTES).split(b"\0")
+        for entry in entries:
+            name, _, value = entry.partition(b"=")
+            if name != b"VGPU_ID":
+                continue
+            for vgpu_id in value.decode(errors="replace").split(","):
+                if ID.fullmatch(vgpu_id) and (vgpus / vgpu_id).is_dir():
+                    return vgpu_id
+    return ""
+
+
+def respond(command: Respond) -> str:
+    """Do it; what to say of it."""
+    seen = command.sighting
+    what = _DONE[command.response]
+    if command.response is not Response.REPORT:
+        reason = send_signal(seen.process, seen.uid, _SIGNALS[command.response])
+        what = f"not {what}: {reason}" if reason else what
+    used = format_bytes(seen.memory_bytes)
+    return (
+        f"process {seen.process.pid} ({seen.command}, uid {seen.uid}) of {seen.vgpu_id} uses {used} of this GPU past "
+        f"the hook: {what}"
+    )
+
+
+def send_signal(process: Process, uid: int, number: signal.Signals) -> str:
+    """To this very process, if it is still that user's; "" or why not."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    try:
+        if start_time(process.pid) != process.start_time or Path(f"/proc/{process.pid}").stat().st_uid != uid:
+            return "another process has its pid"
+        signal.pidfd_send_signal(pidfd, number)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    finally:
+        os.close(pidfd)
+    return ""
