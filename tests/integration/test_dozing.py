@@ -200,6 +200,7 @@ def test_a_dozing_program_ends_as_ever(node: SimulatedNode, programs: list[Spoke
     eventually(lambda: state(node, vgpu) == "idle", "nobody is left to doze")
 
 
+@pytest.mark.slow
 def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken]) -> None:
     """The next ones know that it dozes, and not for good."""
     vgpu = sleeper(node)
@@ -329,6 +330,7 @@ def away_bytes(node: SimulatedNode, vgpu: VgpuReading) -> int:
     return reading.memory_away_bytes
 
 
+@pytest.mark.slow
 def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
     """They doze by being swapped."""
     vgpu = sleeper(node, memory_bytes="2G", oversubscribe="swap")

@@ -279,6 +279,7 @@ def test_one_without_programs_simply_moves(node: SimulatedNode, workers: list[Wo
     assert on_gpu(node, 1)
 
 
+@pytest.mark.slow
 def test_what_is_refused_changes_nothing(node: SimulatedNode, workers: list[Worker]) -> None:
     vgpu = node.create("0", sm_percent=60, memory_bytes="80G", group="team")
     workers.append(Worker(node, vgpu, 8 * GIB))

@@ -331,6 +331,7 @@ def test_only_one_node_serves_a_directory(node: SimulatedNode) -> None:
     assert "\n  → stop it: vgpuctl stop" in second.stderr
 
 
+@pytest.mark.slow
 def test_gpus_that_are_not_chosen_are_left_alone() -> None:
     with SimulatedNode(3, "temporal", "--gpu", "2", "--gpu", "0", "--gpu", "2") as node:
         with node.link() as link:

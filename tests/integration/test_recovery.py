@@ -199,6 +199,7 @@ def test_a_killed_supervisor_leaves_everything_running(
     assert node.reading(vgpu.vgpu_id) is not None
 
 
+@pytest.mark.slow
 def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     """Nobody is left who has the activity page: the processes get a new one, at their old broker's address."""
     vgpu, children = pair
@@ -217,6 +218,7 @@ def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[V
     assert fresh.replies[0]["generation"] == children[0].replies[0]["generation"] + 1
 
 
+@pytest.mark.slow
 def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
     node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
 ) -> None:

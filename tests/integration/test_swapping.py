@@ -207,6 +207,7 @@ def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
     assert [state(swapped.node, vgpu) for vgpu in small] == ["swapped", "swapped", "idle"]
 
 
+@pytest.mark.slow
 def test_who_cannot_leave_goes_on_and_leaves_once_it_can(swapped: Swapped) -> None:
     stuck, other = swapped.vgpus("stuck", "other")
     worker = swapped.program(stuck, 1)
@@ -306,6 +307,7 @@ def test_nobody_leaves_for_a_program_that_was_stopped(swapped: Swapped) -> None:
     other.works()
 
 
+@pytest.mark.slow
 def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swapped) -> None:
     """There is room for it, which it does not take, and others wait."""
     first, second = swapped.vgpus("a", "b")
@@ -354,6 +356,7 @@ def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     assert alone.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
 
 
+@pytest.mark.slow
 def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
     away, here = swapped.vgpus("away", "here")
     sleeper = swapped.program(away, 1, busy=False)
