@@ -262,6 +262,7 @@ def test_directories_that_cannot_be_used(node: Node, variable: str, place: str, 
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_node_that_serves_no_gpu_says_why(node: Node) -> None:
     other = Node(node.directory / "unserved")
     script = """

@@ -110,7 +110,7 @@ for i in range(4000):
     seen = record.read_text().split()
     launches = [at for at, call in enumerate(seen) if call[0] == "l"]
     asked = sum(call.startswith("S") for call in seen[launches[2000] : launches[3999]])
-    assert (asked < 1000) == spared, asked
+    assert (asked < 1500) == spared, asked  # of 2000; a thread that sleeps meanwhile finds the GPU in another state
 
 
 def test_a_stream_is_marked_before_another_is_turned_to(stage: Stage, recorder: Path, tmp_path: Path) -> None:

@@ -61,14 +61,18 @@ class SimulatedNode:
         self._children: list[process.Child] = []
 
     def __enter__(self) -> SimulatedNode:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def start(self) -> None:
         """Also after ``kill_node``: another supervisor, over what the first has left."""
         with (self.directory / "node.log").open("ab") as log:
             self.supervisor = subprocess.Popen(self.argv, env=self.environment, stdout=log, stderr=log)
-        eventually(self._answers, "the node's first answer")
+        eventually(self._answers, "the node's first answer", 2 * PATIENCE_S)
 
     def _answers(self) -> bool:
         assert self.supervisor.poll() is None, self.logs()

@@ -173,6 +173,7 @@ def test_several_programs_and_one_that_comes(node: SimulatedNode, programs: list
     programs[0].does("launch()")
 
 
+@pytest.mark.slow
 def test_nobody_who_works_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
     """Nor who only copies. A launch takes a millisecond, a pause less than it takes to doze off."""
     vgpus = [sleeper(node), sleeper(node)]
@@ -199,6 +200,7 @@ def test_a_dozing_program_ends_as_ever(node: SimulatedNode, programs: list[Spoke
     eventually(lambda: state(node, vgpu) == "idle", "nobody is left to doze")
 
 
+@pytest.mark.slow
 def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken]) -> None:
     """The next ones know that it dozes, and not for good."""
     vgpu = sleeper(node)
@@ -328,6 +330,7 @@ def away_bytes(node: SimulatedNode, vgpu: VgpuReading) -> int:
     return reading.memory_away_bytes
 
 
+@pytest.mark.slow
 def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
     """They doze by being swapped."""
     vgpu = sleeper(node, memory_bytes="2G", oversubscribe="swap")

@@ -136,6 +136,7 @@ def test_crossing_jobs_of_gangs_come_to_their_end(start: Start, together: bool) 
         assert job.steps == 60
 
 
+@pytest.mark.slow
 def test_gangs_with_different_leaders_cross_on_one_gpu(start: Start) -> None:
     for job in start((0, 1), (1, 2)):
         job.goes_on(30)
@@ -158,6 +159,7 @@ def test_the_leaders_server_is_killed(node: SimulatedNode, start: Start) -> None
         job.goes_on(30)
 
 
+@pytest.mark.slow
 def test_the_leaders_server_is_stopped(node: SimulatedNode, start: Start) -> None:
     """Whoever needs its GPU waits for it; a job on the others goes on, also where it meets one that waits."""
     first, second = start((0, 1), (1, 2))

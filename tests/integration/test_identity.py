@@ -20,6 +20,7 @@ from cython_ext.readings import SlotState
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.strangers import STRANGER, as_user, become, crowd
+from tests.processes import ended
 from vgpu.errors import VgpuError
 from vgpu.protocol.messages import VgpuReading
 from vgpu.protocol.peer import start_time
@@ -53,7 +54,7 @@ def theirs(node: SimulatedNode) -> VgpuReading:
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has nothing to do with any vGPU."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as stranger:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as stranger, ended(stranger):
         yield stranger
         stranger.kill()
 

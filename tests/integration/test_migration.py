@@ -141,6 +141,7 @@ for _ in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_whatever_a_program_is_doing(node: SimulatedNode) -> None:
     """Four threads with streams that wait for each other, graphs, pools and clocks on the GPU, beside another."""
     vgpus = [node.create(str(gpu), sm_percent=50, memory_bytes="20G") for gpu in (0, 1)]
@@ -278,6 +279,7 @@ def test_one_without_programs_simply_moves(node: SimulatedNode, workers: list[Wo
     assert on_gpu(node, 1)
 
 
+@pytest.mark.slow
 def test_what_is_refused_changes_nothing(node: SimulatedNode, workers: list[Worker]) -> None:
     vgpu = node.create("0", sm_percent=60, memory_bytes="80G", group="team")
     workers.append(Worker(node, vgpu, 8 * GIB))

@@ -133,6 +133,7 @@ def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedN
         os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuReading) -> None:
     with crowd() as processes:
         for _ in range(MOST_PROCESSES):
@@ -165,6 +166,7 @@ def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, wo
     assert Gpu(node).watch(0.5)[workers[0].pid] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True])
 def test_an_orderly_stop_takes_the_daemon_along_unless_somebody_needs_it(
     node: SimulatedNode, vgpu: VgpuReading, used: bool

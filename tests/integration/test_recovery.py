@@ -157,6 +157,7 @@ def test_a_lease_is_a_new_one_though_the_journal_is_not_written(node: SimulatedN
     assert child.epochs == sorted(set(child.epochs))
 
 
+@pytest.mark.slow
 def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     vgpu, children = pair
     eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.tokens > 40, "some tokens in the books")
@@ -198,6 +199,7 @@ def test_a_killed_supervisor_leaves_everything_running(
     assert node.reading(vgpu.vgpu_id) is not None
 
 
+@pytest.mark.slow
 def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     """Nobody is left who has the activity page: the processes get a new one, at their old broker's address."""
     vgpu, children = pair
@@ -216,6 +218,7 @@ def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[V
     assert fresh.replies[0]["generation"] == children[0].replies[0]["generation"] + 1
 
 
+@pytest.mark.slow
 def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
     node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
 ) -> None:
@@ -248,6 +251,7 @@ def test_after_an_orderly_stop_the_last_process_takes_the_broker_along(node: Sim
     eventually(lambda: not brokers_of(vgpu.vgpu_id), "the end of the broker")
 
 
+@pytest.mark.slow
 def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     """Killed at any point of its turn, again and again: the other one always goes on."""
     vgpu, children = pair

@@ -7,6 +7,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from tests.integration.node import SimulatedNode
 from tests.integration.worker import Worker
 
@@ -14,6 +16,7 @@ GIB = 1 << 30
 STOPS = 8
 
 
+@pytest.mark.slow
 def test_a_sibling_that_is_stopped_anywhere_in_its_turn_starves_nobody() -> None:
     """Work of which its thread never says that it has run keeps a lease from draining, but not for long."""
     dice = random.Random(1)

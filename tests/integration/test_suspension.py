@@ -83,6 +83,7 @@ def test_others_have_its_memory_and_share_until_it_is_resumed(node: SimulatedNod
     assert sum(on_gpu(node).values()) > 70 * GIB
 
 
+@pytest.mark.slow
 def test_its_counters_go_on_meanwhile_over_a_restart_and_to_its_end(
     node: SimulatedNode, programs: list[Worker]
 ) -> None:

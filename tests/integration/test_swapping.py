@@ -195,6 +195,7 @@ def test_who_is_idle_leaves_for_who_wants_and_comes_back_when_it_is_touched(swap
     worker.works()
 
 
+@pytest.mark.slow
 def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
     *small, large = swapped.vgpus("a", "b", "c", "large")
     for byte, vgpu in enumerate(small, 1):
@@ -206,6 +207,7 @@ def test_no_more_leave_than_it_takes(swapped: Swapped) -> None:
     assert [state(swapped.node, vgpu) for vgpu in small] == ["swapped", "swapped", "idle"]
 
 
+@pytest.mark.slow
 def test_who_cannot_leave_goes_on_and_leaves_once_it_can(swapped: Swapped) -> None:
     stuck, other = swapped.vgpus("stuck", "other")
     worker = swapped.program(stuck, 1)
@@ -264,6 +266,7 @@ def test_suspended_it_leaves_at_once_and_resumed_it_comes_when_it_is_needed(swap
     program.works()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_it_is_being_suspended_does_not_leave_it_on_the_card(alone: Swapped) -> None:
     """Its programs leave for whoever serves then, and it is away until it is resumed."""
     vgpu, other = alone.vgpus("a", "b")
@@ -304,6 +307,7 @@ def test_nobody_leaves_for_a_program_that_was_stopped(swapped: Swapped) -> None:
     other.works()
 
 
+@pytest.mark.slow
 def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swapped) -> None:
     """There is room for it, which it does not take, and others wait."""
     first, second = swapped.vgpus("a", "b")
@@ -352,6 +356,7 @@ def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     assert alone.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
 
 
+@pytest.mark.slow
 def test_who_ends_while_it_is_away_leaves_nothing(swapped: Swapped) -> None:
     away, here = swapped.vgpus("away", "here")
     sleeper = swapped.program(away, 1, busy=False)
@@ -401,6 +406,7 @@ def test_those_that_come_and_those_that_leave_pass_each_other() -> None:
         programs[1].works()
 
 
+@pytest.mark.slow
 def test_without_host_memory_nobody_leaves_and_it_is_said_why() -> None:
     with swapping("--host-memory", "1") as swapped:
         here, other = swapped.vgpus("here", "other")

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from tests.integration.node import SimulatedNode
-from tests.tiers import slow
 
 
-@pytest.mark.parametrize("ahead", ["1", *slow("0")])
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", ["1", "0"])
 def test_programs_that_do_everything_at_once_beside_each_other(ahead: str) -> None:
     """``ahead``: whether their hooks queue work ahead of its lease."""
     run = [sys.executable, "-m", "vgpu.ctl", "run"]

@@ -180,6 +180,7 @@ def _serves(node: SimulatedNode) -> bool:
         return link.gpus()[0].state == "serving"
 
 
+@pytest.mark.slow
 def test_the_command_by_its_own(node: SimulatedNode, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vgpu.ctl", "trace", "--seconds", "0.3", "-o", str(tmp_path / "t.json")]
     done = subprocess.run(

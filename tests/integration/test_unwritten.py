@@ -52,6 +52,7 @@ while "vgpu.broker.template" in sys.orig_argv and not os.path.exists({!r}):
 """
 
 
+@pytest.mark.slow
 def test_a_vgpu_that_waits_for_its_broker_is_not_written_down_yet(tmp_path: Path) -> None:
     """The journal is written once a second. If it cannot be once the broker is there, nobody is to find the vGPU."""
     python = virtual_environment(tmp_path / "venv", "import late_brokers")
@@ -83,6 +84,7 @@ def test_a_vgpu_that_waits_for_its_broker_is_not_written_down_yet(tmp_path: Path
             assert journal.execute("SELECT vgpu_id FROM vgpu").fetchall() == [(made.vgpu_id,)]
 
 
+@pytest.mark.slow
 def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: SimulatedNode) -> None:
     changed, removed = (node.create(sm_percent=30, memory_bytes="1G") for _ in range(2))
     with full(node), node.link() as link:
@@ -105,6 +107,7 @@ def test_what_is_in_effect_though_it_is_not_written_is_said_to_be(node: Simulate
     eventually(written, "both in the journal once it takes them")
 
 
+@pytest.mark.slow
 def test_a_damaged_journal_is_the_reason_and_moved_away_its_gpu_is_served(node: SimulatedNode) -> None:
     node.create(sm_percent=30, memory_bytes="1G")
     with node.link() as link:

@@ -11,7 +11,6 @@ import pytest
 from tests.kills.deaths import DEEDS, Deed, dies, dies_at_random, done, recorded
 from tests.kills.fatal import Moment
 from tests.kills.scene import Scene
-from tests.tiers import slow
 
 MOMENTS: Final = 4
 """Of each deed; of those that make others move, which take a second and more, half as many. In every run: one."""
@@ -51,6 +50,7 @@ def test_whoever_dies_at_a_moment_leaves_nothing_and_harms_nobody(scene: Scene, 
         dies(scene, deed, moment)
 
 
-@pytest.mark.parametrize("seed", [0, *slow(*range(1, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_whoever_dies_whenever_leaves_nothing_and_harms_nobody(scene: Scene, seed: int) -> None:
     dies_at_random(scene, Random(seed))

@@ -20,7 +20,10 @@ from tests.integration.node import SimulatedNode, eventually
 from vgpu.ctl.programs import attachment
 from vgpu.protocol.messages import VgpuReading
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux to show it in")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux to show it in"),
+]
 WORK = [sys.executable, "-P", "-m", "vgpu.workload", "--mode", "compute", "--seconds", "600"]
 
 

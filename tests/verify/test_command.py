@@ -66,6 +66,7 @@ def test_the_report_is_written_and_nothing_is_said_on_a_pipe(
     assert [*report.parent.iterdir()] == [report]
 
 
+@pytest.mark.slow
 def test_where_nothing_keeps_the_promises_the_checks_fail() -> None:
     plan = Plan("A simulated GPU, as asked for", quick=True, checks=(MEMORY, SMS), limited=False)
     evidence = trio.run(examine, plan, lambda what, part: None).evidence
