@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -84,23 +85,20 @@ def another_users_node(folder: Path, owner: int) -> Iterator[Path]:
     os.chown(folder, owner, owner)
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        os.setgid(owner)
-        os.setuid(owner)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "control.sock"))
-            listener.listen()
+            os.setgid(owner)
+            os.setuid(owner)
+            listener.listen()  # from here on the kernel names ``owner``
             os.write(writing, b"x")
-            signal_free = os.dup(reading)
-            os.close(writing)
-            os.read(signal_free, 2)
-            os._exit(0)
-    os.read(reading, 1)
+            signal.pause()
+    os.close(writing)
     try:
+        assert os.read(reading, 1) == b"x", "the other user's process ended"
         yield folder
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-        os.close(writing)
         os.close(reading)
 
 
