@@ -10,8 +10,9 @@ from pathlib import Path
 
 import trio
 
-from gpuserver.runtime.template import BrokerTemplate, _has_ended
+from gpuserver.runtime.template import BrokerTemplate, Order, _has_ended
 from vgpu.identity import Process
+from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.protocol.peer import is_alive, is_running
 
 PATIENCE_S = 60
@@ -43,6 +44,11 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.01)
 
 
+def order(vgpu_id: str, directory: Path, limits: Limits = DEFAULT_LIMITS) -> Order:
+    server, door, alive = (str(directory / name) for name in ("server", "door", "alive"))
+    return Order(vgpu_id, server, door, alive, limits.as_option())
+
+
 def open_files(process: Process) -> list[str]:
     found = []
     for one in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -53,7 +59,7 @@ def open_files(process: Process) -> list[str]:
 
 def test_a_broker_waits_until_its_name_is_known_and_ends_if_its_server_does(tmp_path: Path) -> None:
     async def scene(template: BrokerTemplate) -> None:
-        broker, goes = await template.fork("vgpu-00000001", str(tmp_path / "server"), str(tmp_path / "door"))
+        broker, goes = await template.fork(order("vgpu-00000001", tmp_path))
         assert is_running(broker)
         await until(lambda: b"vgpu-00000001" in Path(f"/proc/{broker.pid}/cmdline").read_bytes())
         assert os.getsid(broker.pid) == broker.pid
@@ -70,9 +76,8 @@ def test_a_broker_begins_with_no_descriptor_of_the_template(tmp_path: Path) -> N
         return [name for name in open_files(process) if name.startswith("pipe:") and name not in inherited]
 
     async def scene(template: BrokerTemplate) -> None:
-        door = str(tmp_path / "door")
-        first, goes = await template.fork("vgpu-00000001", str(tmp_path / "server"), door)
-        second, goes_too = await template.fork("vgpu-00000002", str(tmp_path / "server"), door)
+        first, goes = await template.fork(order("vgpu-00000001", tmp_path))
+        second, goes_too = await template.fork(order("vgpu-00000002", tmp_path))
         await until(lambda: len(pipes_of(second)) == 1)
         assert not [name for name in open_files(second) if name.startswith("socket:")]
         assert pipes_of(first) != pipes_of(second)
@@ -85,11 +90,10 @@ def test_a_broker_begins_with_no_descriptor_of_the_template(tmp_path: Path) -> N
 
 def test_a_template_that_died_is_started_again(tmp_path: Path) -> None:
     async def scene(template: BrokerTemplate) -> None:
-        names = ("vgpu-00000001", str(tmp_path / "server"), str(tmp_path / "door"))
-        first, goes = await template.fork(*names)
+        first, goes = await template.fork(order("vgpu-00000001", tmp_path))
         before = template.pid
         os.kill(before, signal.SIGKILL)
-        second, goes_too = await template.fork(*names)
+        second, goes_too = await template.fork(order("vgpu-00000001", tmp_path))
         assert template.pid != before
         assert is_running(first), "brokers outlive the template"
         assert is_running(second)
