@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 import trio
 
-from gpuserver.runtime.template import BrokerTemplate, Order, _has_ended
+from client_hook import interpreter
+from gpuserver.runtime import template as runtime_template
+from gpuserver.runtime.template import BrokerTemplate, NoTemplateError, Order, _has_ended, start_broker
 from vgpu.identity import Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.protocol.peer import is_alive, is_running
@@ -47,6 +52,15 @@ async def until(condition: Callable[[], bool]) -> None:
 def order(vgpu_id: str, directory: Path, limits: Limits = DEFAULT_LIMITS) -> Order:
     server, door, alive = (str(directory / name) for name in ("server", "door", "alive"))
     return Order(vgpu_id, server, door, alive, limits.as_option())
+
+
+def arguments_of(process: Process) -> list[str]:
+    return Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")[:-1]
+
+
+def end(child: Process) -> None:
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitpid(child.pid, 0)
 
 
 def open_files(process: Process) -> list[str]:
@@ -100,6 +114,76 @@ def test_a_template_that_died_is_started_again(tmp_path: Path) -> None:
         for descriptor in (goes, goes_too):
             os.close(descriptor)
         await until(lambda: not is_running(first) and not is_running(second))
+
+    played(scene)
+
+
+def test_without_a_template_a_broker_is_started_with_the_whole_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def none(self: BrokerTemplate, order: Order) -> NoReturn:
+        raise NoTemplateError
+
+    monkeypatch.setattr(BrokerTemplate, "fork", none)
+    wanted = order("vgpu-00000001", tmp_path, Limits(processes_per_vgpu=1))
+
+    async def scene() -> None:
+        with trio.fail_after(PATIENCE_S):
+            broker, goes = await start_broker(BrokerTemplate(), wanted)
+            try:
+                assert goes == -1
+                argv = arguments_of(broker)
+                assert argv == interpreter.command("vgpu.broker", *wanted.options())
+                assert argv[argv.index("--limits") + 1] == '{"processes_per_vgpu":1}'
+            finally:
+                end(broker)
+
+    trio.run(scene)
+
+
+def test_a_server_without_descriptors_for_a_broker_goes_on(tmp_path: Path) -> None:
+    """The broker that was forked ends; one that needs no descriptor of the server starts."""
+
+    async def scene() -> None:
+        with trio.fail_after(PATIENCE_S):
+            template = BrokerTemplate()
+            template.warm()
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            next_free = os.open("/", os.O_RDONLY)
+            os.close(next_free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, limits[1]))
+            try:
+                broker, goes = await start_broker(template, order("vgpu-00000001", tmp_path))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            end(broker)
+            assert goes == -1
+            forked, goes = await template.fork(order("vgpu-00000002", tmp_path))
+            assert is_running(forked)
+            os.close(goes)
+            await until(lambda: not is_alive(forked))
+            template.end()
+
+    trio.run(scene)
+
+
+def test_a_template_is_started_once_the_machine_has_the_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without descriptors or processes the server goes on."""
+    tries = []
+
+    def spawn(argv: list[str]) -> int:
+        tries.append(argv)
+        if len(tries) < 3:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(argv)
+
+    real = runtime_template.spawn
+    monkeypatch.setattr(runtime_template, "spawn", spawn)
+    monkeypatch.setattr(runtime_template, "PAUSE_S", 0.01)
+
+    async def scene(template: BrokerTemplate) -> None:
+        await until(lambda: template.pid > 0)
+        assert len(tries) == 3
 
     played(scene)
 
