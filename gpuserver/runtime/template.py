@@ -7,6 +7,7 @@ child of the server, it ends with the server, and a template that died is starte
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import signal
@@ -67,19 +68,25 @@ class BrokerTemplate:
     async def keep(self) -> NoReturn:
         """See to it that a template runs, so that the first broker need not wait for one."""
         while True:
-            async with self._turn:
-                self.warm()
-            with suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(self._pid)
-                try:
-                    await trio.lowlevel.wait_readable(pidfd)
-                finally:
-                    os.close(pidfd)
-            async with self._turn:
-                if self._pid and _has_ended(self._pid):
-                    log.warning("broker template ended, another starts", pid=self._pid)
-                    self.end()
+            try:
+                await self._keep_one()
+            except OSError as error:  # no descriptors, no processes: of this machine, and for a while
+                log.error("the broker template cannot be started or watched", reason=str(error))
             await trio.sleep(PAUSE_S)
+
+    async def _keep_one(self) -> None:
+        async with self._turn:
+            self.warm()
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(self._pid)
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+        async with self._turn:
+            if self._pid and _has_ended(self._pid):
+                log.warning("broker template ended, another starts", pid=self._pid)
+                self.end()
 
     def warm(self) -> None:
         """Start a template if none runs. It imports while the server goes on."""
@@ -89,7 +96,11 @@ class BrokerTemplate:
         with its:
             its.set_inheritable(True)
             argv = interpreter.command("vgpu.broker.template", "--link", str(its.fileno()), "--title", _TITLE)
-            self._pid = spawn(argv)
+            try:
+                self._pid = spawn(argv)
+            except OSError:
+                mine.close()
+                raise
         mine.setblocking(False)
         self._link = trio.socket.from_stdlib_socket(mine)
 
@@ -116,6 +127,8 @@ class BrokerTemplate:
         answer, ancillary, _, _ = await self._link.recvmsg(_ANSWER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         if not answer:
             raise ConnectionResetError("it closed its link")
+        if not ancillary:  # the broker's descriptor is closed, so the broker ends
+            raise OSError(errno.EMFILE, "no descriptor is left for the broker's start")
         goes = array.array("i", ancillary[0][2])[0]
         return Process(**json.loads(answer)), goes
 

@@ -85,7 +85,8 @@ def test_no_end_of_a_link_ends_the_broker(monkeypatch: pytest.MonkeyPatch, error
         tries = []
         near, far = (trio.socket.from_stdlib_socket(sock) for sock in socket.socketpair())
 
-        async def connect(path: Path) -> MessageStream:
+        async def connect(path: Path, *, takes_descriptors: bool) -> MessageStream:
+            assert takes_descriptors, "its GPU Server sends pages"
             tries.append(path)
             if len(tries) == 3:
                 broker._nursery.cancel_scope.cancel()

@@ -17,8 +17,8 @@ PRODUCT = ("gpuserver", "vgpu", "client_hook", "cython_ext")
 STARTS = {
     "client_hook/doctor.py": ["client_hook.doctor"],
     "gpuserver/device/mps.py": ["gpuserver.device.simulated_mps"],
-    "gpuserver/runtime/brokers.py": ["vgpu.broker"],
     "gpuserver/runtime/suspension.py": ["gpuserver.device.checkpoint"],
+    "gpuserver/runtime/template.py": ["vgpu.broker", "vgpu.broker.template"],
     "vgpu/ctl/entry.py": ["vgpu.ctl"],
     "vgpu/ctl/node.py": ["vgpu.node"],
     "vgpu/ctl/systemd.py": ["", "vgpu.ctl"],
@@ -74,7 +74,7 @@ def test_the_environment_loses_what_python_reads_and_nothing_else() -> None:
 def test_what_starts_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
     planted = plant(tmp_path / "here", "ctypes", "json", "pydantic", "typing", "trio", "vgpu", "sitecustomize")
     environment = interpreter.environment(os.environ) | {"PYTHONPATH": str(planted), "PYTHONSTARTUP": str(planted)}
-    for module in ("gpuserver.device.checkpoint", "vgpu.broker", "gpuserver"):
+    for module in ("gpuserver.device.checkpoint", "vgpu.broker", "vgpu.broker.template", "gpuserver"):
         command = interpreter.command(module, "--help")
         done = subprocess.run(command, cwd=planted, env=environment, capture_output=True, text=True, check=False)
         assert ran(planted) == [], (module, done.stderr)

@@ -22,10 +22,11 @@ from vgpu.protocol.peer import start_time
 
 
 class Played:
-    """A vGPU whose brokers say nothing; ``started``: their pids."""
+    """A vGPU whose brokers say nothing; ``started``: their pids. Each new broker runs ``program``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self.started: list[int] = []
+        self.program: tuple[str, ...] = ("/bin/sleep", "600")
         self.vgpu = cast(
             Vgpu,
             SimpleNamespace(
@@ -48,7 +49,7 @@ class Played:
         self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, *last)  # type: ignore[arg-type]
 
     async def _start_broker(self, *_: object) -> tuple[Process, int]:
-        self.started.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))  # noqa: ASYNC221 - it is short
+        self.started.append(os.posix_spawn(self.program[0], self.program, {}))  # noqa: ASYNC221 - it is short
         return Process(self.started[-1], start_time(self.started[-1])), -1
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -87,11 +88,7 @@ def test_one_whose_brokers_die_at_their_start_has_failed_and_says_what_to_do(
     async def scene() -> None:
         played = Played(monkeypatch, tmp_path)
 
-        def dies(argv: list[str]) -> int:
-            played.started.append(os.posix_spawn("/bin/true", ["true"], {}))
-            return played.started[-1]
-
-        monkeypatch.setattr(brokers, "_spawn", dies)
+        played.program = ("/bin/true",)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(played.brokers.keep, played.vgpu)
             await played.until(lambda: bool(played.vgpu.failure))

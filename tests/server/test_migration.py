@@ -49,6 +49,7 @@ class Server:
     programs: tuple[Process, ...] = (PROGRAM,)
     brokers_are_quick: bool = True
     disk: trio.Event | None = None
+    has_descriptors: bool = True
 
     def __post_init__(self) -> None:
         self.registry = Registry(Card(100 << 30, 132), self.mode)
@@ -90,6 +91,10 @@ class Server:
                 new.written = True
             self.journal = {vgpu_id: vgpu.passage for vgpu_id, vgpu in self.vgpus.items()}
         return self.writes
+
+    def require_descriptors(self) -> None:
+        if not self.has_descriptors:
+            raise VgpuError(ErrorCode.UNAVAILABLE, "no descriptors")
 
     def apply_shares(self) -> None: ...
     def count_occupied(self, *, besides: int) -> None:
@@ -371,6 +376,16 @@ def test_what_is_not_taken_leaves_nothing(asked: Asked, fields: dict[str, Any], 
         assert (server.vgpus, len(server.registry), server.done) == ({}, 0, [])
 
     run(test)
+
+
+def test_without_descriptors_for_it_nothing_is_taken(asked: Asked) -> None:
+    async def test(server: Server) -> None:
+        for trial in (True, False):
+            with pytest.raises(VgpuError, match="no descriptors"):
+                await server.migration.arrive(arriving(trial=trial))
+        assert (server.vgpus, len(server.registry), server.done) == ({}, 0, [])
+
+    run(test, has_descriptors=False)
 
 
 def test_without_programs_the_kind_of_gpu_is_no_matter(asked: Asked) -> None:

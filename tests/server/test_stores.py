@@ -91,8 +91,9 @@ def test_who_was_replaced_under_the_same_name_loses_nothing_of_what_it_has_now(
         vgpus=others,
         happened=lambda *_, **__: None,
     )
+    vgpu = SimpleNamespace(members={})
     message = Reaped(slot=0, pid=process.pid, released_bytes=0)
-    GpuServer.reaped(cast(GpuServer, server), cast(Vgpu, None), message)
+    GpuServer.reaped(cast(GpuServer, server), cast(Vgpu, vgpu), message)
     assert stores.used_bytes == (3 * STORE_BLOCK_BYTES if attached else 0)
     program.end()
     for readings in range(3):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.node import SimulatedNode, eventually
+from tests.integration.node import SimulatedNode
+from tests.integration.process import attach_request, knock
 from vgpu.config import Config, parse
 from vgpu.ctl.node import configured_command
 from vgpu.errors import VgpuError
@@ -59,8 +60,14 @@ def test_an_option_gives_the_limits_that_wrote_it() -> None:
 
 
 def test_a_node_passes_them_to_its_gpu_servers_and_those_to_their_brokers() -> None:
-    with SimulatedNode(1, "temporal", "--limits", '{"vgpus_per_user": 7}') as node:
+    """A broker is forked, and its command line does not show them; it keeps them."""
+    with SimulatedNode(1, "temporal", "--limits", '{"vgpus_per_user": 7, "processes_per_vgpu": 1}') as node:
+        server = Path(f"/proc/{node.server_pid()}/cmdline").read_text().split("\0")
+        assert '{"vgpus_per_user":7,"processes_per_vgpu":1}' in server
         vgpu = node.create(sm_percent=10)
-        broker = eventually(lambda: (node.reading(vgpu.vgpu_id) or vgpu).broker_pid, "the broker's start")
-        for pid in (node.server_pid(), broker):
-            assert '{"vgpus_per_user":7}' in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        node.attach(vgpu.vgpu_id, use=False)
+        reply, _ = knock(node.paths.broker_socket(vgpu.vgpu_id), attach_request())
+        assert (reply["ok"], reply["error"]) == (
+            False,
+            f"{vgpu.vgpu_id} has 1 processes already, its most; end one, or create another vGPU",
+        )
