@@ -75,6 +75,12 @@ class NodePaths:
         """A link whose target is the id of the owner's vGPU of that name."""
         return self.runtime / "names" / str(owner_uid) / name
 
+    @property
+    def longest_sockets(self) -> tuple[Path, ...]:
+        """The paths of sockets that are longest in a node."""
+        vgpu_id, slot = "vgpu-00000000", 63
+        return self.vgpu_dir(vgpu_id) / f"broker.{slot}.sock", self.broker_alive(vgpu_id)
+
     def broker_dir(self, vgpu_id: str) -> Path:
         """What the broker has to itself; nothing of it is ever mounted."""
         return self.runtime / "brokers" / vgpu_id

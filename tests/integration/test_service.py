@@ -44,7 +44,7 @@ class Service(SimulatedNode):
             "NOTIFY_SOCKET": str(self.directory / "notify"),
         }
         # The command line goes before the file.
-        self._argv = [sys.executable, "-P", "-m", "vgpu.ctl", "serve", "--window", "5ms"]
+        self.argv = [sys.executable, "-P", "-m", "vgpu.ctl", "serve", "--window", "5ms"]
 
 
 @pytest.fixture(scope="module")

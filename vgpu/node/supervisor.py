@@ -78,7 +78,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import AnyModel, ask, checked, open_link, serve, software_version, welcome
-from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, listen, serve_links, until_replaced
+from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, check_length, listen, serve_links, until_replaced
 from vgpu.spec import explain
 from vgpu.trust import replaceable_part
 
@@ -517,6 +517,8 @@ def _not_served(index: int, reason: str) -> VgpuError:
 def prepare(paths: NodePaths) -> None:
     """The node's directories, with the permissions that let owners of vGPUs reach their own and nothing else.
     ``VgpuError``: one of them cannot be had."""
+    for path in paths.longest_sockets:
+        check_length(path)
     shared = 0o711 if os.geteuid() == 0 else 0o700
     for directory, mode, variable in (
         (paths.runtime, 0o755 if os.geteuid() == 0 else 0o700, "VGPU_RUNTIME_DIR"),

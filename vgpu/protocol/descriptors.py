@@ -17,9 +17,10 @@ import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import trio
+if TYPE_CHECKING:
+    import trio
 
 _SO_PASSRIGHTS: Final = 83
 """Not named by the socket module. asm-generic/socket.h of Linux 6.16."""

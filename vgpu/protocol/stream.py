@@ -35,7 +35,7 @@ MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
 """How often a process looks whether its socket is still its own."""
-_LONGEST_PATH: Final = 107  # sun_path without its NUL
+LONGEST_PATH: Final = 107  # sun_path without its NUL
 _BREATH_S: Final = 0.1
 LAST_DESCRIPTORS: Final = 32
 """Of a process, for what it opens for a moment and closes again."""
@@ -184,6 +184,14 @@ async def connect(path: Path, *, takes_descriptors: bool = False) -> MessageStre
     return MessageStream(sock, MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, takes_descriptors=takes_descriptors)
 
 
+def check_length(path: Path) -> None:
+    """``VgpuError`` (invalid) where the path does not fit a socket address."""
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise VgpuError(
+            ErrorCode.INVALID, f"the path {path} is too long for a Unix socket", "set VGPU_RUNTIME_DIR to a shorter one"
+        )
+
+
 def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
     """A listening socket at ``path`` with these permissions from its first instant, replacing one left by the dead.
     Its connections take no descriptors.
@@ -191,10 +199,7 @@ def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socke
     Errors: ``VgpuError`` (invalid) where the path does not fit a socket address; ``OSError``.
     """
     fresh = path.with_suffix(".new")
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise VgpuError(
-            ErrorCode.INVALID, f"the path {path} is too long for a Unix socket", "set VGPU_RUNTIME_DIR to a shorter one"
-        )
+    check_length(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         fresh.unlink(missing_ok=True)
