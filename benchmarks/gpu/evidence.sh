@@ -8,8 +8,8 @@
 # GPU=1 before it: the suite's parts and all nodes on that one; with a folder each, several GPUs can be at it side by side, once
 # prepare.sh was sourced.
 #
-# Parts that measure run alone; tests that only look at what happens run side by side. FOLDER/all.tgz has everything,
-# and is made anew after each part.
+# The parts run one after the other, since a GPU has one GPU Server on a machine. FOLDER/all.tgz has everything, and is
+# made anew after each part.
 cd "$(dirname "$0")/../.." || exit
 out=${1:-evidence}
 wanted=" ${*:2} "
@@ -55,10 +55,10 @@ suite gate 400 --part gate --seconds 120
 LINES_SHOWN=12
 part stopped 60 python3 -m pytest -q tests/gpu -k "gives_way and SIGSTOP"
 LINES_SHOWN=4
-for tests in native expandable cudaMallocAsync smi second_thread hook_thread spatial; do
-    part "test-$tests" 100 python3 -m pytest -q tests/gpu -k "$tests" &
-done
-wait
+part test-end-to-end 400 python3 -m pytest -q tests/gpu/test_end_to_end.py
+part test-neighbours 100 python3 -m pytest -q tests/gpu/test_neighbours.py
+part test-refill 150 python3 -m pytest -q -s tests/gpu/test_refill.py
+part test-odd 400 python3 -m pytest -q tests/gpu/test_odd_arguments.py
 part frameworks 400 python3 -m pytest -q tests/gpu/test_frameworks.py
 part mps 120 python3 -m pytest -q tests/gpu/test_mps.py
 part memory 240 python3 -m pytest -q -s tests/gpu/test_memory.py

@@ -168,6 +168,7 @@ class Ground:
         self.pace = REHEARSED if simulated else REAL
         self._owned = ExitStack()
         self._nodes: dict[str, Node] = {}
+        self._one_node = self._owned.enter_context(ExitStack())
         self._mps: dict[str, str] | None = None
         self._bypass: Path | None = None
         self._numbers = count(1)
@@ -186,7 +187,11 @@ class Ground:
 
     def node(self, mode: str) -> Node:
         if mode not in self._nodes:
-            self._nodes[mode] = self._owned.enter_context(Node(mode, (self.gpu + 1) * self.simulated, [self.gpu]))
+            if not self.simulated:
+                self._one_node.close()  # a GPU has one GPU Server on a machine
+                self._nodes.clear()
+            node = Node(mode, (self.gpu + 1) * self.simulated, [self.gpu])
+            self._nodes[mode] = (self._owned if self.simulated else self._one_node).enter_context(node)
         return self._nodes[mode]
 
     def plain(self) -> dict[str, str]:

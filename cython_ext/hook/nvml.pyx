@@ -7,7 +7,7 @@ NVML needs no cuInit. Until there was one, the process is an observer: it gets t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtoull
-from libc.string cimport memchr, memcpy, strcmp, strlen, strrchr
+from libc.string cimport memchr, memcpy, memset, strcmp, strlen, strrchr
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from cython_ext.hook.generated.driver cimport (
@@ -141,6 +141,7 @@ cdef enum:
     SAMPLE_BYTES = 32        # nvmlProcessUtilizationSample_t
     DETAIL_BYTES = 32        # nvmlProcessDetail_v1_t
     UTILIZATION_BYTES = 40   # nvmlProcessUtilizationInfo_v1_t
+    ACCOUNT_BYTES = 512      # more than nvmlAccountingStats_t has, in any version
     ENCODER_BYTES = 32       # nvmlEncoderSessionInfo_t
     CAPTURE_BYTES = 48       # nvmlFBCSessionInfo_t
     PID_SECOND = 4           # where the pid is, in the last two
@@ -332,15 +333,25 @@ cdef bint is_hidden(void* device, unsigned int pid) noexcept nogil:
 
 
 cdef public int nvmlDeviceGetAccountingStats(void* device, unsigned int pid, void* stats) noexcept nogil:
-    if is_hidden(device, pid):
-        return NVML_ERROR_NOT_FOUND
-    return real_nvmlDeviceGetAccountingStats(device, pid, stats)
+    """Of a process outside of the vGPU there is no account. The driver still checks what it was given."""
+    cdef char[ACCOUNT_BYTES] unseen
+    cdef int result
+    if not is_hidden(device, pid):
+        return real_nvmlDeviceGetAccountingStats(device, pid, stats)
+    result = real_nvmlDeviceGetAccountingStats(device, pid, NULL if stats == NULL else unseen)
+    return NVML_ERROR_NOT_FOUND if result == NVML_SUCCESS else result
 
 
 cdef public int nvmlDeviceGetAccountingStats_v2(void* device, void* stats) noexcept nogil:
-    if stats != NULL and is_hidden(device, (<unsigned int*>stats)[0]):     # it begins with the pid
-        return NVML_ERROR_NOT_FOUND
-    return real_nvmlDeviceGetAccountingStats_v2(device, stats)
+    """As above; the structure begins with the pid."""
+    cdef char[ACCOUNT_BYTES] unseen
+    cdef int result
+    if stats == NULL or not is_hidden(device, (<unsigned int*>stats)[0]):
+        return real_nvmlDeviceGetAccountingStats_v2(device, stats)
+    memset(unseen, 0, ACCOUNT_BYTES)
+    (<unsigned int*>unseen)[0] = (<unsigned int*>stats)[0]
+    result = real_nvmlDeviceGetAccountingStats_v2(device, unseen)
+    return NVML_ERROR_NOT_FOUND if result == NVML_SUCCESS else result
 
 
 cdef public int nvmlDeviceGetEncoderSessions(void* device, unsigned int* count, void* infos) noexcept nogil:

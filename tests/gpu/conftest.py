@@ -39,13 +39,37 @@ def two_gpus() -> None:
         pytest.skip(message)
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(mode="temporal") as node:
-        yield node
+class Place:
+    """One node at a time: a GPU has one GPU Server on a machine."""
+
+    def __init__(self) -> None:
+        self._mode = ""
+        self._node: Node | None = None
+
+    def node(self, mode: str) -> Node:
+        if self._node is None or self._mode != mode:
+            self.close()
+            self._mode, self._node = mode, Node(mode=mode).__enter__()
+        return self._node
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.__exit__(None, None, None)
+            self._node = None
 
 
 @pytest.fixture(scope="module")
-def spatial_node() -> Iterator[Node]:
-    with Node(mode="spatial") as node:
-        yield node
+def place() -> Iterator[Place]:
+    found = Place()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def node(place: Place) -> Node:
+    return place.node("temporal")
+
+
+@pytest.fixture
+def spatial_node(place: Place) -> Node:
+    return place.node("spatial")
