@@ -25,8 +25,8 @@ from gpuserver.core.packing import (
     TOLERANCE,
     Packing,
     find,
-    is_packable,
     room_for,
+    within_limit,
     wrapped,
 )
 from gpuserver.core.policy import PPM
@@ -54,8 +54,8 @@ class Refusal:
     largest_memory_bytes: int | None = None
 
 
-def packing_of(shares: Sequence[Share], work: Work | None = None, kept: Packing | None = None) -> Packing:
-    """Of spatial mode; members are places in ``shares``. ``kept``: the packing before, by the same places."""
+def packing_of(shares: Sequence[Share], work: Work | None = None, kept: Sequence[Packing] = ()) -> Packing:
+    """Of spatial mode; members are places in ``shares``. ``kept``: packings found before, by the same places."""
     return find([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
 
 
@@ -66,13 +66,19 @@ def packing_ratio(mode: Mode, shares: Sequence[Share]) -> float:
     return packing_of(shares).time
 
 
-def fits(mode: Mode, shares: Sequence[Share], work: Work | None = None, kept: Packing | None = None) -> bool:
+def fits(mode: Mode, shares: Sequence[Share], work: Work | None = None) -> bool:
     """Whether all guarantees can be kept; with ``work``, whether that was found out."""
     if mode is Mode.TEMPORAL:
         return sum(s.guarantee_ppm for s in shares) <= PPM
+    return packed(shares, work) is not None
+
+
+def packed(shares: Sequence[Share], work: Work | None = None, kept: Sequence[Packing] = ()) -> Packing | None:
+    """Of spatial mode: a packing that keeps all guarantees, as proof that they fit; None where none was found. It has
+    to be kept: a second search may find no such packing with the work that is left."""
     if sum(s.sm_mpercent for s in shares) <= CARD_MPERCENT:
-        return True
-    return is_packable([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
+        return packing_of(shares, work, kept)
+    return within_limit([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
 
 
 def admit(
@@ -84,16 +90,18 @@ def admit(
     overcommit: bool = False,
     swap: bool = False,
     work: Work | None = None,
-    kept: Packing | None = None,
+    kept: Sequence[Packing] = (),
+    packing: Packing | None = None,
 ) -> Refusal | None:
     """None where ``new`` fits beside ``present``, else all that does not fit, and the largest that would.
 
     ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory takes turns on the card with that of
-    others, and has to fit the card alone. ``work``: bounds what spatial mode may cost; ``kept``: the packing that there
-    is, by places in ``present``, with ``new`` as the last.
+    others, and has to fit the card alone. ``work``: bounds what spatial mode may cost; ``kept``: packings that there
+    are, by places in ``present``, with ``new`` as the last. ``packing``: what ``packing_of`` found for all of them.
     """
     room = _memory_refusal(card_bytes, present, new, swap=swap)
-    time = None if overcommit else _compute_refusal(mode, [d.share for d in present], new.share, work, kept)
+    shares = [d.share for d in present]
+    time = None if overcommit else _compute_refusal(mode, shares, new.share, work, kept, packing)
     if room is None or time is None:
         return room or time
     return replace(time, reason=f"{room.reason}; {time.reason}", largest_memory_bytes=room.largest_memory_bytes)
@@ -109,7 +117,12 @@ def _memory_refusal(card_bytes: int, present: Sequence[Demand], new: Demand, *, 
 
 
 def _compute_refusal(
-    mode: Mode, present: Sequence[Share], new: Share, work: Work | None, kept: Packing | None
+    mode: Mode,
+    present: Sequence[Share],
+    new: Share,
+    work: Work | None,
+    kept: Sequence[Packing],
+    packing: Packing | None,
 ) -> Refusal | None:
     if mode is Mode.TEMPORAL:
         if fits(mode, [*present, new]):
@@ -120,7 +133,7 @@ def _compute_refusal(
             largest_guarantee_ppm=largest,
         )
     everybody = [*present, new]
-    packing = packing_of(everybody, work, kept)
+    packing = packing_of(everybody, work, kept) if packing is None else packing
     if sum(s.sm_mpercent for s in everybody) <= CARD_MPERCENT or packing.time <= PACKING_LIMIT + TOLERANCE:
         return None
     guarantee = largest_guarantee(present, new, work, kept)
@@ -154,7 +167,7 @@ def _why(shares: Sequence[Share], packing: Packing) -> str:
 
 
 def largest_guarantee(
-    present: Sequence[Share], new: Share, work: Work | None = None, kept: Packing | None = None
+    present: Sequence[Share], new: Share, work: Work | None = None, kept: Sequence[Packing] = ()
 ) -> int:
     """The greatest guarantee (ppm, whole tenths of a percent) at which ``new`` fits beside ``present`` in spatial mode;
     with ``work`` perhaps a smaller one, which fits all the same.
@@ -179,9 +192,9 @@ def largest_guarantee(
     return _tenths(asked)
 
 
-def _sure_guarantee(widths: Sequence[int], others: Sequence[float], kept: Packing | None) -> int:
+def _sure_guarantee(widths: Sequence[int], others: Sequence[float], kept: Sequence[Packing]) -> int:
     """A guarantee at which the last of ``widths`` is let in without much work."""
-    asked = 0.0 if kept is None else room_for(widths[-1], kept.without(len(others)), widths)
+    asked = max((room_for(widths[-1], one.without(len(others)), widths) for one in kept), default=0.0)
     low, high = 0, 1000
     while high - low > 1:
         middle = (low + high) // 2

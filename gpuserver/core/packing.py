@@ -71,10 +71,11 @@ NO_PACKING: Final = Packing(0.0, ())
 
 
 def find(
-    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Packing | None = None
+    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Sequence[Packing] = ()
 ) -> Packing:
-    """The least packing, or the shortest that ``work`` allows to find. ``kept``: of the same vGPUs before the change; a
-    vGPU that is new or has grown may be missing from its sets. Without ``work`` the result is always the least."""
+    """The least packing, or the shortest that ``work`` allows to find. ``kept``: packings of the same vGPUs that are
+    there already; a vGPU that is new or has grown may be missing from their sets. The result is not longer than one of
+    them that serves all. Without ``work`` the result is always the least."""
     asked = [i for i, (width, guarantee) in enumerate(zip(widths, guarantees, strict=True)) if width and guarantee > 0]
     if not asked:
         return replace(NO_PACKING, least=True)
@@ -83,26 +84,28 @@ def find(
         return Packing(longest, ((frozenset(asked), longest),), least=True)
     if work is None:
         return _least(widths, guarantees, asked, None)
-    found = [wrapped(widths, guarantees)]
-    if kept is not None:
-        found.append(completed(kept, widths, guarantees))
+    found = [wrapped(widths, guarantees), *(completed(one, widths, guarantees) for one in kept)]
     area = sum(widths[i] * guarantees[i] for i in asked) / CARD_MPERCENT
     if len(asked) <= EXACT_MOST or area <= PACKING_LIMIT < min(one.time for one in found):
         found.append(_least(widths, guarantees, asked, work))
     return min(found, key=lambda one: (not one.least, one.time))
 
 
-def is_packable(
-    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Packing | None = None
-) -> bool:
-    """Whether ``find`` gives a packing within the limit; asked before the ways that cost more work are tried."""
+def within_limit(
+    widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Sequence[Packing] = ()
+) -> Packing | None:
+    """A packing within the limit, not always the shortest that ``find`` gives; None where none was found. The ways that
+    cost little work are tried first."""
     if work is not None and any(guarantees):
-        if max(guarantees) <= PACKING_LIMIT and _lanes_width(widths, guarantees, PACKING_LIMIT) <= CARD_MPERCENT:
-            return True
+        order = _falling(widths, guarantees)
+        lanes_fit = max(guarantees) <= PACKING_LIMIT
+        if lanes_fit and _lanes_width(widths, guarantees, PACKING_LIMIT, order) <= CARD_MPERCENT:
+            return _cut(guarantees, order, PACKING_LIMIT)
         area = sum(width * guarantee for width, guarantee in zip(widths, guarantees, strict=True)) / CARD_MPERCENT
         if area > PACKING_LIMIT + TOLERANCE or not work.spend(_COMPLETION * len(widths)):
-            return sum(width for width, r in zip(widths, guarantees, strict=True) if r > 0) <= CARD_MPERCENT
-    return find(widths, guarantees, work, kept).time <= PACKING_LIMIT + TOLERANCE
+            return None
+    found = find(widths, guarantees, work, kept)
+    return found if found.time <= PACKING_LIMIT + TOLERANCE else None
 
 
 def _least(widths: Sequence[int], guarantees: Sequence[float], asked: Sequence[int], work: Work | None) -> Packing:

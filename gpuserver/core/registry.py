@@ -6,23 +6,24 @@ Every change is decided on a copy and committed whole: a request that is refused
 A record holds what a person asked for (``spec``) and what it means on this card and in this mode (``share``,
 ``memory_limit_bytes``, ``partition``). Changing the mode of the GPU re-derives the meaning of every record.
 
-In spatial mode the registry keeps the packing with the change that made it: no reading packs anew, and the work of a
-change is bounded. A removal is never refused: the packing that there is serves those that stay.
+In spatial mode the registry keeps the packing for which a change was admitted: no reading packs anew, and the work of
+a change is bounded. A removal is never refused: the packing that there is serves those that stay.
 
 Invariants (``check``): keys, and the names of each owner, are unique; keys lie within the relay page; Σ guaranteed
 memory ≤ the card; every record means what its specification says; and without overcommitment the guarantees can all be
-kept at once. The kept packing serves every vGPU that is there.
+kept at once. The kept packing serves every vGPU that is there. Without its overcommitted vGPUs, a change keeps it
+within the limit on which the change was admitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
-from gpuserver.core.admission import Demand, Refusal, admit, fits, packing_of, packing_ratio
+from gpuserver.core.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
 from gpuserver.core.knapsack import Work
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
@@ -315,7 +316,8 @@ class Registry:
         changed = {i: replace(record, suspended=self._records[i].suspended) for i, record in changed.items()}
         hard = [r.share for r in changed.values() if not r.spec.overcommit and not r.suspended]
         work = Work(STEPS)
-        if not fits(mode, hard, work):
+        proof = packed(hard, work) if mode is Mode.SPATIAL else NO_PACKING
+        if proof is None or (mode is Mode.TEMPORAL and not fits(mode, hard)):
             found = packing_of(hard, Work(STEPS)) if mode is Mode.SPATIAL else None
             if found is None or found.least:
                 ratio = packing_ratio(mode, hard) if found is None else found.time
@@ -327,7 +329,8 @@ class Registry:
                 f"in {mode.value} mode {needed}",
                 "make room first: vgpuctl set ID, or vgpuctl rm ID",
             )
-        return settled(mode, changed, work)
+        keys = [r.key for r in changed.values() if not r.spec.overcommit and not r.suspended]
+        return settled(mode, changed, work, [proof.renamed(dict(enumerate(keys)))])
 
     def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None, bool]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
@@ -337,8 +340,11 @@ class Registry:
             self._records[vgpu_id] = replace(record, suspended=suspended)
         self._settle(self._records, Work(STEPS))
 
-    def _settle(self, records: dict[str, VgpuRecord], work: Work) -> None:
-        self._records, self._packing = settled(self.mode, records, work, self._packing)
+    def _settle(self, records: dict[str, VgpuRecord], work: Work, proof: Packing = NO_PACKING) -> None:
+        """``proof``: the packing for which a change was admitted, by key."""
+        self._records, self._packing = settled(
+            self.mode, records, work, [one for one in (self._packing, proof) if one.sets]
+        )
 
     def expired(self, now_unix_ns: int) -> list[VgpuRecord]:
         """vGPUs whose time is up."""
@@ -436,24 +442,32 @@ class Registry:
         others = [record for record in records.values() if record.vgpu_id != changed.vgpu_id]
         work = Work(STEPS)
         places = {record.key: place for place, record in enumerate([*others, None, changed]) if record is not None}
+        present = [*(other.demand for other in others), Demand(NOTHING, self.occupied_bytes)]
+        new = Demand(
+            NOTHING if changed.suspended else changed.share,
+            changed.promised_memory_bytes if changed.swaps else changed.guaranteed_memory_bytes,
+        )
+        kept = self._packing.renamed(places)
+        # An overcommitted one is not asked to fit: those that were promised something have their packing already.
+        found = kept.without(places[changed.key])
+        if self.mode is Mode.SPATIAL and not changed.spec.overcommit:
+            found = packing_of([*(other.share for other in present), new.share], work, [kept])
         refusal = admit(
             self.mode,
             self.card.total_memory_bytes,
-            [*(other.demand for other in others), Demand(NOTHING, self.occupied_bytes)],
-            Demand(
-                NOTHING if changed.suspended else changed.share,
-                changed.promised_memory_bytes if changed.swaps else changed.guaranteed_memory_bytes,
-            ),
+            present,
+            new,
             overcommit=changed.spec.overcommit,
             swap=changed.swaps,
             work=work,
-            kept=self._packing.renamed(places),
+            kept=[kept],
+            packing=found,
         )
         if refusal is not None:
             if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes < owned_bytes:
                 refusal = replace(refusal, largest_memory_bytes=0)
             raise refusal_error(refusal, changed.spec, self.card.sm_count, typed)
-        self._settle(records, work)
+        self._settle(records, work, found.renamed({place: key for key, place in places.items()}))
 
     # --- proof
 
@@ -484,30 +498,41 @@ class Registry:
 
 
 def settled(
-    mode: Mode, records: dict[str, VgpuRecord], work: Work, kept: Packing = NO_PACKING
+    mode: Mode, records: dict[str, VgpuRecord], work: Work, kept: Sequence[Packing]
 ) -> tuple[dict[str, VgpuRecord], Packing]:
     """``records`` with the guarantees of the overcommitted ones scaled down until all can be kept, and the packing that
     keeps them, by key.
 
     Only theirs: whoever was promised a share keeps it, whatever comes later. All of them by the same factor, the
-    largest that fits; where ``work`` does not suffice to find that, a smaller one. ``kept``: the packing before.
+    largest that fits; where ``work`` does not suffice to find that, a smaller one. ``kept``: packings found before, by
+    key. The packing is not longer than any of them that serves all.
     """
     present = {i: r for i, r in records.items() if not r.suspended}
     soft = {i: share_of(r.spec, r.partition) for i, r in present.items() if r.spec.overcommit}
     keys = [r.key for r in present.values()]
     places = {key: place for place, key in enumerate(keys)}
-    before = kept.renamed(places)
+    before = [one.renamed(places) for one in kept]
 
     def with_factor(factor_ppm: int) -> list[Share]:
         scaled_down = scaled(soft, factor_ppm)
         return [scaled_down.get(i, r.share) for i, r in present.items()]
 
+    def can_be_kept(factor_ppm: int) -> bool:
+        scaled_down = with_factor(factor_ppm)
+        if mode is Mode.TEMPORAL:
+            return fits(mode, scaled_down)
+        proof = packed(scaled_down, work, before[:last])
+        if proof is not None:
+            before[last:] = [proof]
+        return proof is not None
+
+    last = len(before)
     low, high = 0, PPM
-    if not soft or fits(mode, with_factor(PPM), work, before):
+    if not soft or can_be_kept(PPM):
         low = PPM
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(mode, with_factor(middle), work, before) else (low, middle)
+        low, high = (middle, high) if can_be_kept(middle) else (low, middle)
     shares = scaled(soft, low)
     changed = {i: replace(r, share=shares[i]) if i in shares else r for i, r in records.items()}
     if mode is Mode.TEMPORAL:

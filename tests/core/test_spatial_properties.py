@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission import pack
 from gpuserver.core.leases import Priority, Share
+from gpuserver.core.packing import pack
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core import oracle
