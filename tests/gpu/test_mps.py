@@ -22,14 +22,16 @@ import pytest
 
 from benchmarks.gpu.node import Node
 from gpuserver.core.partition import partition
+from tests.gpu.conftest import Place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 ILLEGAL_ADDRESS = 700
 
 
 @pytest.fixture
-def fresh() -> Iterator[Node]:
+def fresh(place: Place) -> Iterator[Node]:
     """A node whose daemon may be killed."""
+    place.close()
     with Node(mode="spatial") as node:
         yield node
 
