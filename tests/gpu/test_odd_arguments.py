@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 def test_the_hook_ends_odd_calls_as_nvidias_driver_does(node: Node, tmp_path: Path) -> None:
     """What lies at an address of the card is the driver's and may be a fault of the GPU: those calls are left out. So
-    are calls of managed memory, which may hang a GPU where they ask for more than is free, and accounts of others' processes."""
+    are calls of managed memory, which may hang a GPU where they ask for more than is free, and accounts of
+    others' processes."""
     calls = [case for case in all_cases() if not case.name.startswith(LEFT_OUT)]
     program = Program(tmp_path, calls)
     vgpu_id = node.run("create", "--sm", "100", "--mem", "64G").split()[-1]
