@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
+import math
 import signal
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.sim.conftest import Node
 from vgpu.workload.__main__ import in_words
+from vgpu.workload.symboltable import address_of
 
 MIB = 1 << 20
 
@@ -93,3 +96,13 @@ def test_ctrl_c_ends_it_with_the_result(node: Node) -> None:
     assert process.returncode == 130
     assert output.splitlines()[-1].startswith("in all, ")
     assert not errors
+
+
+def test_a_symbol_table_says_where_its_library_defines_a_function() -> None:
+    ctypes.CDLL("libm.so.6")
+    nextafter = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)(address_of("libm.so", "nextafter"))
+    assert nextafter(1.0, 2.0) == math.nextafter(1.0, 2.0)
+    with pytest.raises(LookupError, match="defines no cosine"):
+        address_of("libm.so", "cosine")
+    with pytest.raises(LookupError, match="is not loaded"):
+        address_of("libnothing", "cos")

@@ -14,10 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from ctypes import c_char_p, c_void_p
+from ctypes import c_void_p
 
 from vgpu.workload.driver import CudaError, Gpu, Kernel
 from vgpu.workload.kernels import PTX
+from vgpu.workload.symboltable import address_of
 
 PIECE_BYTES = 2 << 20
 """What the driver takes from the card at a time."""
@@ -25,7 +26,6 @@ BATCH = 100
 """Launches in one turn: below the driver's queue of about a thousand, so that none waits for the GPU, and so few that
 most turns are not interrupted by whoever else wants the core."""
 WARM_UP_TURNS = 20
-PLAIN_DLSYM = ("GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17")
 """The versions of ``dlsym``: glibc 2.34's, x86-64's and aarch64's before that."""
 CONTEXT_KNOWN_S = 4.0
 SETTLED_S = 1.2
@@ -83,16 +83,11 @@ def _pieces(gpu: Gpu, most: int) -> dict[str, object]:
 
 
 def past_the_hook(gpu: Gpu, name: str) -> Callable[..., int]:
-    """The driver's own function. ``dlvsym`` is intercepted by nobody; a program that wants to leave the hook out needs
-    no such thing (preloading is cooperative)."""
-    library = ctypes.CDLL("libc.so.6")
-    library.dlvsym.argtypes = (c_void_p, c_char_p, c_char_p)
-    library.dlvsym.restype = c_void_p
-    found = next(filter(None, (library.dlvsym(library._handle, b"dlsym", v.encode()) for v in PLAIN_DLSYM)), None)
-    if found is None:
-        raise CudaError("dlvsym dlsym", -1, "not found in libc")
-    dlsym = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)(found)
-    address = dlsym(gpu.library._handle, name.encode())
+    """The driver's own function, from the driver's symbol table: each door of the loader leads to the hook."""
+    try:
+        address = address_of("libcuda.so", name)
+    except LookupError as error:
+        raise CudaError(name, -1, str(error)) from error
     hooked = getattr(gpu.library, name)
     return ctypes.CFUNCTYPE(ctypes.c_uint, *hooked.argtypes)(address)
 
