@@ -103,7 +103,9 @@ def test_labels_are_read_as_they_were_meant(name: str, command: str) -> None:
         update={"snapshot": snapshot(vgpus=[vgpu_reading(name=name)]), "processes": (process,)}
     )
     labels = [dict(own) for (called, own) in parsed(exposition(seen(metering))) if called == "vgpu_process_info"]
-    assert [(one["name"], one["command"]) for one in labels] == [(name, readable(process.command))]
+    assert [(one["name"], one["command"]) for one in labels] == [
+        (metering.snapshot.vgpus[0].name, readable(process.command))
+    ]
     assert len(readable(command)) <= LONGEST_COMMAND
     assert readable(command).isprintable()
 

@@ -23,7 +23,7 @@ from vgpu.files import exclusive
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
-from vgpu.node.supervisor import Node, prepare
+from vgpu.node.supervisor import Node, check_paths, prepare
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
@@ -107,6 +107,7 @@ def run(
         count = simulated_gpus(paths.runtime / "sim", simulate) if simulate else gpu_count()
         served = chosen(gpus, count)
         chosen(tuple(others), count)
+        check_paths(paths)
         if host_memory_bytes is None:
             host_memory_bytes = psutil.virtual_memory().total // 2
         servers = Servers(

@@ -514,11 +514,15 @@ def _not_served(index: int, reason: str) -> VgpuError:
     return VgpuError(ErrorCode.UNAVAILABLE, f"GPU {index} is not served: {reason}", "see: vgpuctl gpu ls")
 
 
+def check_paths(paths: NodePaths) -> None:
+    """``VgpuError`` (invalid): a socket of the node, or of a vGPU's broker, would have too long a path."""
+    for path in (paths.control_socket, *paths.longest_sockets):
+        check_length(path)
+
+
 def prepare(paths: NodePaths) -> None:
     """The node's directories, with the permissions that let owners of vGPUs reach their own and nothing else.
     ``VgpuError``: one of them cannot be had."""
-    for path in paths.longest_sockets:
-        check_length(path)
     shared = 0o711 if os.geteuid() == 0 else 0o700
     for directory, mode, variable in (
         (paths.runtime, 0o755 if os.geteuid() == 0 else 0o700, "VGPU_RUNTIME_DIR"),
