@@ -70,12 +70,17 @@ def test_without_a_gpu_it_says_so(node: Node) -> None:
 
 
 def test_what_it_says_of_its_share_is_not_what_it_waited(node: Node) -> None:
-    """Two programs at a time: each has about half, and says so. A sum of waits would be near 100 % for both."""
-    programs = [node.start("--seconds", "2", "-o", "json", module="vgpu.workload") for _ in range(2)]
-    results = [json.loads(program.communicate(timeout=90)[0].splitlines()[-1]) for program in programs]
-    busy = [result["gpu_time_ns"] / (result["seconds"] * 1e9) for result in results]
-    assert all(result["gpu_time_ns"] == result["kernels"] * result["kernel_ns"] for result in results)
-    assert sum(busy) < 1.9, busy
+    """Two programs at a time: each has about half, and says so. A sum of waits would be near 100 % for both, each time.
+    A busy host may measure a kernel while the other program has the GPU, so one good try of several is enough."""
+    sums = []
+    for _ in range(5):
+        programs = [node.start("--seconds", "2", "-o", "json", module="vgpu.workload") for _ in range(2)]
+        results = [json.loads(program.communicate(timeout=90)[0].splitlines()[-1]) for program in programs]
+        assert all(result["gpu_time_ns"] == result["kernels"] * result["kernel_ns"] for result in results)
+        sums.append(sum(result["gpu_time_ns"] / (result["seconds"] * 1e9) for result in results))
+        if sums[-1] < 1.5:
+            return
+    raise AssertionError(sums)
 
 
 def test_lines_for_a_person_say_share_and_rate() -> None:
