@@ -47,7 +47,7 @@ class NodePaths:
 
     @property
     def node_lock(self) -> Path:
-        """In a directory of the node alone: whoever can open a file can lock it."""
+        """In a directory of the node alone: a user that can open a file can lock it."""
         return self.runtime / "gpus" / "node.lock"
 
     def gpu_dir(self, index: int) -> Path:

@@ -1,6 +1,6 @@
 """Signals and the driver's checkpoints reach a process by its number, and a number may be another's by now. So a pidfd
 is opened first; then the kernel is asked whether it is the very process, and whether it runs as a user that may be in
-the vGPU. A signal goes through that pidfd. Who is meant never comes from a page.
+the vGPU. A signal goes through that pidfd. The name of the process never comes from a page.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Creations:
         return vgpu
 
     async def _make(self, vgpu: Vgpu, spec: VgpuSpec) -> None:
-        """All that comes after the admission. Nobody cancels it: the asker may leave, and another link may hold it."""
+        """All that comes after the admission. No asker that leaves cancels it: another link may hold it."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         try:
             await self._make_ready(vgpu)
@@ -209,7 +209,7 @@ class Creations:
             await trio.sleep(LOOK_AGAIN_S)
 
     def _fate(self, vgpu: Vgpu) -> Fate:
-        # Before the broker has brought the page, processes may be attached that nobody here knows of.
+        # Before the broker has brought the page, processes may be attached that this server does not know.
         attached = vgpu.activity is None or bool(vgpu.alive or vgpu.programs)
         return vgpu.origin.fate(held=bool(vgpu.holders), asker_lives=lives(vgpu.origin), attached=attached)
 

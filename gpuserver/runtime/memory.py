@@ -37,7 +37,7 @@ WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 BACK_S: Final = 15.0
 """Programs whose server and broker both died knock once a second, until they are let in again; on a machine that is
-busy they took ten. Nobody is called an outsider before."""
+busy they took ten. No process is called an outsider before."""
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 FALL_S: Final = 0.5  # a driver that gives much memory back passes through every lower figure on its way
 REFRESH_S: Final = 1.0

@@ -224,7 +224,7 @@ class GpuServer:
                 await self._end()
 
     async def _end_when_replaced(self) -> None:
-        """Nobody reaches it any more, and the next node starts another server of this GPU."""
+        """No client reaches this server any more, and the next node starts another server of this GPU."""
         await until_replaced(self.settings.paths.server_socket(self.settings.index))
         log.error("the server's socket was removed or replaced: it ends", gpu=self.facts.uuid)
         await self._end()

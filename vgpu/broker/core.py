@@ -110,7 +110,7 @@ class Admissions:
         return frozenset(self._aside)
 
     def give_up(self, slot: int) -> None:
-        """Nobody came back for a slot that was set aside."""
+        """No process came back for a slot that was set aside."""
         self._aside.discard(slot)
 
     def expect(self, returning: Mapping[Process, int]) -> None:

@@ -1,8 +1,8 @@
 """Places in a GPU's MPS server, which takes so many processes and no more. Pure.
 
 A part of them is kept for the vGPUs of the GPU, in proportion to their shares and one for each as far as there are so
-many. Whoever comes first has the others. So one vGPU never takes the places of all others, and no place is idle that a
-vGPU could use and that is kept for none.
+many. The vGPU that comes first has the others. So one vGPU never takes the places of all others, and no place is idle
+that a vGPU could use and that is kept for none.
 """
 
 from __future__ import annotations

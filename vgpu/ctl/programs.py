@@ -80,7 +80,7 @@ def exec_(
 
 
 def _check_preloadable(ctx: typer.Context) -> None:
-    """Before anything is made: a program that loads no hook has the whole GPU, and nobody would notice."""
+    """Before anything is made: a program that loads no hook has the whole GPU, without a sign of it."""
     from client_hook.environment import hook_to_preload
     from client_hook.preloadable import check_preloadable
 

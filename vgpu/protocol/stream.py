@@ -172,7 +172,7 @@ class MessageStream:
 
 
 async def connect(path: Path, *, takes_descriptors: bool = False) -> MessageStream:
-    """A link to the socket at ``path``; ``OSError`` if nobody listens. ``takes_descriptors``: from the listener."""
+    """A link to the socket at ``path``; ``OSError`` if no process listens. ``takes_descriptors``: from the listener."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if not takes_descriptors:
