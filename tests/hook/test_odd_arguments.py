@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from cython_ext.readings import SlotState
 from tests.hook.odd.cases import Program, all_cases, differences
 from tests.hook.stage import LIBRARIES, Stage, eventually
 
+HANGS = f"signal {signal.SIGALRM}"
 CUDA, NVML = str(LIBRARIES / "sim/libcuda.so.1"), str(LIBRARIES / "sim/libnvidia-ml.so.1")
 
 
@@ -18,6 +20,7 @@ def test_the_hook_ends_odd_calls_as_the_driver_does(stage: Stage, tmp_path: Path
     inside = stage.environment(vgpu)
     outside = {name: value for name, value in inside.items() if name not in ("VGPU_ID", "LD_PRELOAD")}
     expected = program.results(outside, CUDA, NVML)
+    assert [program.cases[number] for number, result in expected.items() if result == HANGS] == []
 
     def give_back() -> None:
         eventually(lambda: all(slot.state == SlotState.DEAD for slot in vgpu.slots()), "its slot is a dead one's")

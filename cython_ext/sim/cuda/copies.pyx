@@ -93,13 +93,23 @@ cdef bint crosses(Work* work) noexcept nogil:
     return work.data == DATA_COPY and on_device(work.target) != on_device(work.source)
 
 
+cdef uint64_t span(uint64_t pitch, uint64_t width, uint64_t height) noexcept nogil:
+    """Bytes from the first byte of the first row to the last byte of the last; 2^64 - 1 where 64 bits cannot say it."""
+    cdef uint64_t most = <uint64_t>-1
+    if height > 1 and pitch > (most - width) / (height - 1):
+        return most
+    return (height - 1) * pitch + width
+
+
 cdef public CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil:
     """Check the device sides of a copy or fill, and say what it costs."""
     cdef uint64_t size = work.width * work.height
     cdef bint into = on_device(work.target)
-    if (into or work.data == DATA_FILL) and mem_check_range(work.target, work.width) != SUCCESS:
+    cdef uint64_t written = span(work.target_pitch, work.width, work.height)
+    cdef uint64_t read = span(work.source_pitch, work.width, work.height)
+    if (into or work.data == DATA_FILL) and mem_check_range(work.target, written) != SUCCESS:
         return INVALID_VALUE
-    if work.data == DATA_COPY and on_device(work.source) and mem_check_range(work.source, work.width) != SUCCESS:
+    if work.data == DATA_COPY and on_device(work.source) and mem_check_range(work.source, read) != SUCCESS:
         return INVALID_VALUE
     touch_range(work, work.target, work.width)
     if work.data == DATA_COPY:

@@ -367,7 +367,7 @@ cdef public CUresult mem_check_range(uint64_t address, uint64_t size) noexcept n
     is there for its other nodes."""
     cdef Allocation* allocation
     cdef uint64_t end = address + size
-    cdef CUresult result = SUCCESS
+    cdef CUresult result = SUCCESS if end >= address else INVALID_VALUE
     drv_lock()
     while result == SUCCESS and address < end:
         allocation = mem_find(address)
