@@ -76,6 +76,13 @@ static inline int vgpu_connect(const char *path) {
     return fd;
 }
 
+/* Whether a process listens at `path`; also where only another user's may connect. */
+static inline int vgpu_listens(const char *path) {
+    int fd = vgpu_connect(path);
+    if (fd >= 0) close(fd);
+    return fd >= 0 || (fd != -ENOENT && fd != -ENOTDIR && fd != -ECONNREFUSED);
+}
+
 /* Sends one frame, receives one; the descriptors come with its first byte. `*fd_count`: room, then how many came. */
 static inline long vgpu_exchange(int fd, const uint8_t *request, size_t size, uint8_t *reply, size_t capacity, int *fds, int *fd_count) {
     union {

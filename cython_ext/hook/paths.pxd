@@ -8,6 +8,8 @@ from libc.string cimport memcpy, strlen
 cdef extern from "hook/connect.h" nogil:
     int vgpu_uid() noexcept
     long vgpu_link(const char* path, char* out, size_t capacity) noexcept
+    bint vgpu_exists(const char* path) noexcept
+    bint vgpu_listens(const char* path) noexcept
 
 
 cdef inline bint append(char* path, size_t capacity, const char* text) noexcept nogil:
@@ -33,23 +35,37 @@ cdef inline bint append_number(char* path, size_t capacity, unsigned int number)
     return append(path, capacity, digits + at)
 
 
-cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
-    """VGPU_RUNTIME_DIR, or where a node of this user lies by default."""
-    cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
-    cdef unsigned int uid = vgpu_uid()
-    path[0] = 0
-    if given != NULL and given[0]:
-        return append(path, capacity, given)
-    if uid == 0:
-        return append(path, capacity, b"/run/vgpu")
-    given = getenv(b"XDG_RUNTIME_DIR")
+cdef inline bint own_directory(char* path, size_t capacity) noexcept nogil:
+    """Where a node of this user lies by default; the user is not root."""
+    cdef const char* given = getenv(b"XDG_RUNTIME_DIR")
     if given != NULL and given[0]:
         return append(path, capacity, given) and append(path, capacity, b"/vgpu")
     return (
         append(path, capacity, b"/tmp/vgpu-")
-        and append_number(path, capacity, uid)
+        and append_number(path, capacity, vgpu_uid())
         and append(path, capacity, b"/vgpu")
     )
+
+
+cdef inline bint runtime_directory(char* path, size_t capacity) noexcept nogil:
+    """VGPU_RUNTIME_DIR; else that of this user's node if it listens, or if the system has no node; else the system's.
+    vgpu/node/link.py has the same rule for clients."""
+    cdef const char* given = getenv(b"VGPU_RUNTIME_DIR")
+    cdef char[108] control       # as long as a socket's path may be
+    path[0] = 0
+    if given != NULL and given[0]:
+        return append(path, capacity, given)
+    if vgpu_uid() == 0:
+        return append(path, capacity, b"/run/vgpu")
+    if not vgpu_exists(b"/run/vgpu/control.sock"):
+        return own_directory(path, capacity)
+    control[0] = 0
+    if (
+        own_directory(control, sizeof(control)) and append(control, sizeof(control), b"/control.sock")
+        and vgpu_listens(control)
+    ):
+        return own_directory(path, capacity)
+    return append(path, capacity, b"/run/vgpu")
 
 
 cdef inline bint well_formed(const char* vgpu_id) noexcept nogil:

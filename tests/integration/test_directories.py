@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.node import ROOT, SimulatedNode, eventually
+from tests.integration.node import ROOT, SimulatedNode, attachment, eventually
+from tests.integration.users import ALICE, as_user
 from vgpu.ctl.doctor import look
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.health import Health, diagnose
@@ -204,6 +206,63 @@ def test_vgpu_id_may_be_a_name(node: SimulatedNode) -> None:
     assert init(node, vgpu, VGPU_ID="tuner")[0] == "100"
     for odd in ("../../etc", "a/b", ".", "x" * 63, "tuner,", "-x"):
         assert init(node, vgpu, VGPU_ID=odd)[0] == "100"
+
+
+# --- the system's node ----------------------------------------------------------------------------------------------
+
+ATTACHES = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = driver ? (int (*)(unsigned))dlsym(driver, "cuInit") : 0;
+    return init ? init(0) : 255;
+}
+"""
+
+
+@as_root
+@pytest.mark.parametrize("dead", [False, True], ids=["no node of the user's", "a dead node of the user's"])
+def test_a_user_without_a_node_needs_no_more_than_the_id(node: SimulatedNode, tmp_path: Path, dead: bool) -> None:
+    """The client and the hook both find the system's node: /run/vgpu is the node's directory in this mount namespace."""
+    own = node.directory / f"own-{dead}"
+    (own / "vgpu").mkdir(parents=True)
+    if dead:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.bind(str(own / "vgpu" / "control.sock"))
+    for place in (own, *own.rglob("*")):
+        os.chown(place, ALICE, ALICE)
+    program = node.directory / "attaches"
+    (tmp_path / "attaches.c").write_text(ATTACHES)
+    subprocess.run(["gcc", "-o", program, tmp_path / "attaches.c"], check=True)
+
+    def act() -> list[object]:
+        for name in ("VGPU_RUNTIME_DIR", "VGPU_STATE_DIR", "VGPU_ID"):
+            os.environ.pop(name, None)
+        os.environ["XDG_RUNTIME_DIR"] = str(own)
+        with ControlLink() as link:
+            vgpu = link.create(VgpuSpec.parse(sm_percent=10, memory_bytes="1G"))
+            environment = attachment([vgpu]).environment(node.environment)
+            del environment["VGPU_RUNTIME_DIR"]
+            environment["XDG_RUNTIME_DIR"] = str(own)
+            ran = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
+            link.remove(vgpu.vgpu_id)
+        return [vgpu.owner_uid, ran.returncode, ran.stderr]
+
+    assert as_user(ALICE, act, before=lambda: place_system_node(node.paths.runtime)) == [ALICE, 0, ""]
+
+
+def place_system_node(runtime: Path) -> None:
+    """Puts ``runtime`` at /run/vgpu, in a mount namespace of this process's own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for result in (
+        libc.unshare(0x20000),  # CLONE_NEWNS
+        libc.mount(b"none", b"/", None, 0x44000, None),  # MS_REC | MS_PRIVATE
+        libc.mount(b"none", b"/run", b"tmpfs", 0, b"mode=755"),
+        os.mkdir("/run/vgpu") or 0,
+        libc.mount(str(runtime).encode(), b"/run/vgpu", None, 0x1000, None),  # MS_BIND
+    ):
+        assert result == 0, os.strerror(ctypes.get_errno())
 
 
 # --- a GPU has one node ---------------------------------------------------------------------------------------------

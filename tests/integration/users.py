@@ -25,13 +25,15 @@ def opened(node: SimulatedNode) -> SimulatedNode:
     return node
 
 
-def as_user(uid: int, act: Callable[[], Any]) -> Any:
-    """What ``act`` returns, as JSON carries it. What it raises fails the test here."""
+def as_user(uid: int, act: Callable[[], Any], before: Callable[[], None] = lambda: None) -> Any:
+    """What ``act`` returns, as JSON carries it. What it raises fails the test here. ``before``: what root does first, in
+    the same process."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
+            before()
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
