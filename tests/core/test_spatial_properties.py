@@ -16,6 +16,7 @@ from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
+from tests.tiers import heavy
 
 ROUND = oracle.POLICY.round_ns
 
@@ -50,6 +51,7 @@ def simulate(shares: list[Share], works: list[Work], seconds: int = 3, seed: int
     return run
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 @example(305, False)  # a narrow one with long kernels that comes late again and again, beside a wide one
 @example(359, False)
@@ -64,6 +66,7 @@ def test_every_packable_set_of_guarantees_is_served(seed: int, together: bool) -
     assert not oracle.round_waits(run)
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 def test_no_class_takes_the_guarantee_of_a_lower_one(seed: int, together: bool) -> None:
     rng = random.Random(seed)
@@ -86,6 +89,7 @@ def test_names_and_repetition_change_nothing(seed: int) -> None:
     assert logs[0] == logs[1] == logs[2]
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 @example(173, False)  # these two were behind by more when the one with long kernels was owed what it could not use
 @example(572, False)
@@ -118,6 +122,7 @@ def test_kernels_of_less_than_a_round_do_not_keep_out_a_wide_one(kernel_ms: int)
     assert not oracle.guarantees(run, 8 * ROUND, begin=1 * S)
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 @example(26, True)  # two with long kernels that took turns at being late kept a wide one out
 @example(204, False)
@@ -129,6 +134,7 @@ def test_long_kernels_of_several_cost_the_others_little(seed: int, together: boo
     assert not oracle.packed(run, 1 * S)
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 def test_arrivals_pauses_and_limits_break_nothing(seed: int, together: bool) -> None:
     rng = random.Random(seed)
@@ -147,6 +153,7 @@ def test_arrivals_pauses_and_limits_break_nothing(seed: int, together: bool) -> 
     ]
 
 
+@heavy
 @given(st.integers(0, 2**16), st.booleans())
 def test_bursting_vgpus_take_nothing_from_a_hard_one(seed: int, together: bool) -> None:
     """They run together where no hard one wants, and make room for it where one does."""

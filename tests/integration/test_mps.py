@@ -63,6 +63,7 @@ def works(node: SimulatedNode, vgpu_id: str) -> None:
         worker.end()
 
 
+@pytest.mark.slow
 def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
     with node.link() as link:
         shown = link.processes(vgpu.vgpu_id).processes
@@ -70,6 +71,7 @@ def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: Vgpu
     assert '"kind": "granted"' not in node.logs()
 
 
+@pytest.mark.slow
 def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode, vgpu: VgpuReading) -> None:
     def joins(vgpu_id: str, sm_count: int) -> Process:
         reply, descriptors = knock(node.paths.broker_socket(vgpu_id), attach_request())

@@ -132,6 +132,7 @@ def test_a_vgpu_is_there_while_its_server_restarts(node: SimulatedNode) -> None:
         assert link.remove(new.vgpu_id).vgpu_id == new.vgpu_id
 
 
+@pytest.mark.slow
 def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     _, children = pair
     os.kill(node.server_pid(), signal.SIGKILL)
@@ -263,6 +264,7 @@ def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[Vgp
     eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.processes == 1, "the dead being forgotten")
 
 
+@pytest.mark.slow
 def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
     _, children = pair
     os.kill(children[0].pid, signal.SIGSTOP)

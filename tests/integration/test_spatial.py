@@ -181,6 +181,7 @@ def test_programs_of_low_priority_are_clients_of_the_lower_one(node: SimulatedNo
         child.kill()
 
 
+@pytest.mark.slow
 def test_the_window_of_a_gpu_is_changed_live_and_remembered() -> None:
     with SimulatedNode(mode="spatial") as node:
         assert spatial_gpu(node).window_ns == 12_000_000

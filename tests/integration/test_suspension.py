@@ -225,6 +225,7 @@ def test_removed_while_suspended_its_programs_find_out(node: SimulatedNode, prog
     assert sum(on_gpu(node).values()) > GIB, "and it is no more frozen"
 
 
+@pytest.mark.slow
 def test_under_mps_nothing_is_suspended() -> None:
     with SimulatedNode(1, mode="spatial") as node:
         vgpu = node.create(sm_percent=30, memory_bytes="4G")

@@ -14,13 +14,14 @@ import pytest
 from gpuserver.core.unmanaged import Respond, Response, Sighting
 from gpuserver.runtime.unmanaged import respond, vgpu_of
 from tests.integration.node import SimulatedNode, attachment, eventually
+from tests.tiers import slow
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_stopped, start_time
 
 WORK = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
 
 
-@pytest.fixture(params=list(Response))
+@pytest.fixture(params=[Response.REPORT, Response.KILL, *slow(Response.SUSPEND)])
 def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
     with SimulatedNode(1, "temporal", "--unmanaged", request.param) as node:
         yield node

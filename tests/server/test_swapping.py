@@ -231,7 +231,9 @@ def test_nobody_leaves_for_a_program_that_was_stopped_half_way(stage: Callable[.
     play(scene)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (1, 2)], ids=["one size", "another size each time"])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((1,), id="one size"), pytest.param((1, 2), id="another size each time", marks=pytest.mark.slow)]
+)
 def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     stage: Callable[..., Stage], sizes: tuple[int, ...]
 ) -> None:
@@ -249,6 +251,7 @@ def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_traced_is_moved_as_any_other(stage: Callable[..., Stage]) -> None:
     """At any moment it may be seen stopped, for microseconds."""
 

@@ -104,7 +104,8 @@ class Checks:
             ("vGPUs", listed, wanted),
             ("GPUs", [gpu.state for gpu in gpus], ["serving"] * world.gpus),
             ("ledgers", {p.pid: p.memory_bytes for p in processes if p.vgpu_id in running}, owned),
-            ("reserved", {v.vgpu_id: v.memory_reserved_bytes for v in vgpus if v.memory_reserved_bytes}, {}),
+            # Suspension holds up an allocation half-way: its reservation stays until the vGPU is resumed.
+            ("reserved", {v.vgpu_id: n for v in vgpus if (n := v.memory_reserved_bytes) and v.vgpu_id in running}, {}),
             ("journals", [self._journal(gpu.uuid) for gpu in gpus], per_gpu),
             ("directories", sorted(path.name for path in (node.paths.runtime / "vgpus").iterdir()), sorted(wanted)),
             ("processes of ours", self._ours(), self._wanted_processes()),
