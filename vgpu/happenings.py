@@ -51,6 +51,7 @@ OF_PROGRAMS = frozenset(
         Happening.REFUSED,
         Happening.DRIFT,
         Happening.OUTSIDE,
+        Happening.UNMANAGED,
         Happening.GRANTED,
         Happening.BROKER_RESTARTED,
         Happening.LINK_CLOSED,

@@ -42,7 +42,7 @@ SHORTEST_IDLE_NS: Final = 1_000_000_000  # below, a program would wait for its m
 LONGEST_GROUP: Final = 255
 _LONGEST_MESSAGE: Final = 1000
 _LIKE_ID: Final = re.compile(r"vgpu-.*|[0-9a-f]{8}", re.IGNORECASE)
-_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 def _percent(value: Any) -> Any:
@@ -110,7 +110,7 @@ def checked_window(value: int) -> int:
 
 
 def _checked_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
+    if not NAME.fullmatch(value):
         raise ValueError(
             f"{cleaned(value, 80)!r} is not a name: at most 63 letters, digits, '.', '_', '-', a letter or digit first"
         )

@@ -18,7 +18,15 @@ import trio
 
 from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
-from gpuserver.runtime.outside import Outsider, committed_by_pid, drift_by_pid, outsiders, sentence
+from gpuserver.runtime.outside import (
+    Outsider,
+    committed_by_pid,
+    drift_by_pid,
+    outsiders,
+    sentence,
+    unhooked_by_pid,
+    unhooked_sentence,
+)
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
@@ -104,6 +112,8 @@ class MemoryWatch:
         self.least_context_bytes = 0
         """The least that a program took beside what it allocated, twice in a row: its context. 0: none was seen."""
         self.drift: dict[tuple[str, int], int] = {}
+        self._unhooked: dict[tuple[str, int], bool] = {}
+        """Of hooked processes with memory past the hook in the last reading: whether that was told."""
         self.outside: tuple[Outsider, ...] = ()
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
@@ -207,6 +217,7 @@ class MemoryWatch:
                 doubted |= {(vgpu_id, pid): amount for pid, amount in found.items()}
         self._past_ledgers = after
         self._tell_drift(doubted)
+        self._tell_unhooked()
         self._find_outsiders([*before.values(), *after.values()])
 
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
@@ -225,6 +236,18 @@ class MemoryWatch:
                 if vgpu_id == vgpu.record.vgpu_id and (vgpu_id, pid) not in known:
                     text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
                     self._notice(Happening.DRIFT, vgpu, text, pid)
+
+    def _tell_unhooked(self) -> None:
+        """Once of each, in the second reading that shows it. It is reported alone: such a process is in its vGPU."""
+        before, self._unhooked = self._unhooked, {}
+        for vgpu in self._vgpus():
+            vgpu_id, used, limit = vgpu.record.vgpu_id, vgpu.used_bytes, vgpu.record.memory_limit_bytes
+            mine = {slot.pid for slot in vgpu.slots}
+            implicit = {pid: n for (owner, pid), n in self.implicit.items() if owner == vgpu_id and pid in mine}
+            for pid, amount in unhooked_by_pid(implicit, used, limit).items():
+                self._unhooked[vgpu_id, pid] = (vgpu_id, pid) in before
+                if before.get((vgpu_id, pid)) is False:
+                    self._notice(Happening.UNMANAGED, vgpu, unhooked_sentence(pid, amount, used, limit), pid)
 
     def _find_outsiders(self, ledgers: Sequence[Ledger]) -> None:
         """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""

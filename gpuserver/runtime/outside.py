@@ -23,6 +23,11 @@ DRIFT_BYTES: Final = 64 << 20
 """The driver's figure lags behind an allocation, and rounds; beyond that the books are wrong, or lie."""
 
 
+UNHOOKED_BYTES: Final = 2 << 30
+"""Four contexts take as much. A hooked program with more implicit memory uses the driver past the hook, or has set a
+large stack."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outsider:
     """``uid`` −1, ``command`` "": of another PID namespace, or gone. ``command``: the name that the kernel has for it;
@@ -65,6 +70,23 @@ def sentence(outsider: Outsider) -> str:
     if outsider.command:
         who += f" ({outsider.command}, uid {outsider.uid})"
     return f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
+
+
+def unhooked_by_pid(implicit: Mapping[int, int], used_bytes: int, limit_bytes: int) -> dict[int, int]:
+    """Of the processes in a vGPU (pid → implicit memory) those that hold far more than contexts take, pid → bytes.
+    None where the vGPU uses no more than its limit."""
+    if used_bytes <= limit_bytes:
+        return {}
+    return {pid: amount for pid, amount in implicit.items() if amount > UNHOOKED_BYTES}
+
+
+def unhooked_sentence(pid: int, amount: int, used_bytes: int, limit_bytes: int) -> str:
+    """For people."""
+    return (
+        f"process {pid} holds {format_bytes(amount)} that its hook did not allocate, and the vGPU uses "
+        f"{format_bytes(used_bytes)} of {format_bytes(limit_bytes)}: a library in it uses the driver past the hook, or "
+        "its stack is large (cudaLimitStackSize)"
+    )
 
 
 def drift_by_pid(

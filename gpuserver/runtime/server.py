@@ -516,7 +516,7 @@ class GpuServer:
         if trio.current_time() - self._judged_at < JUDGE_S:
             return
         self._judged_at = trio.current_time()
-        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths.runtime / "vgpus")
+        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths)
         for command in self._unmanaged.see(seen, time.monotonic_ns()):
             text = await trio.to_thread.run_sync(respond, command)
             vgpu = self.vgpus.get(command.sighting.vgpu_id)

@@ -7,7 +7,6 @@ to a vGPU. A signal goes through a pidfd whose owner was read again after it was
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,10 +16,11 @@ from typing import Final
 from gpuserver.core.unmanaged import Respond, Response, Sighting
 from gpuserver.runtime.outside import Outsider, parent_of
 from vgpu.identity import Process
+from vgpu.paths import VGPU_ID, NodePaths
 from vgpu.protocol.peer import start_time
+from vgpu.spec import NAME
 from vgpu.units import format_bytes
 
-ID: Final = re.compile("vgpu-[0-9a-f]{8}")
 MOST_PARENTS: Final = 32
 MOST_ENVIRONMENT_BYTES: Final = 1 << 20
 _SIGNALS: Final = {Response.SUSPEND: signal.SIGSTOP, Response.KILL: signal.SIGKILL}
@@ -28,39 +28,51 @@ _DONE: Final = {Response.REPORT: "nothing here limits it", Response.SUSPEND: "st
 
 
 def sightings(
-    outside: Iterable[Outsider], inside: Mapping[int, str], vgpus: Path, proc: Path = Path("/proc")
+    outside: Iterable[Outsider], inside: Mapping[int, str], paths: NodePaths, proc: Path = Path("/proc")
 ) -> list[Sighting]:
-    """``inside``: pid → vGPU of each process that a vGPU has admitted; ``vgpus``: the node's directories of vGPUs.
-    Reads other processes' memory, so it may wait: not for an event loop."""
+    """``inside``: pid → vGPU of each process that a vGPU has admitted. Reads other processes' memory, so it may wait:
+    not for an event loop."""
     return [
-        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, vgpus, proc))
+        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, paths, proc))
         for one in outside
     ]
 
 
-def vgpu_of(pid: int, inside: Mapping[int, str], vgpus: Path, proc: Path = Path("/proc")) -> str:
+def vgpu_of(pid: int, inside: Mapping[int, str], paths: NodePaths, proc: Path = Path("/proc")) -> str:
     """By its own environment, else by the nearest of its parents that is in a vGPU or says so; "": none."""
     for _ in range(MOST_PARENTS):
         if pid <= 1:
             return ""
-        if found := inside.get(pid) or named_in(pid, vgpus, proc):
+        if found := inside.get(pid) or named_in(pid, paths, proc):
             return found
         pid = parent_of(pid)
     return ""
 
 
-def named_in(pid: int, vgpus: Path, proc: Path = Path("/proc")) -> str:
-    """The first vGPU of this node that VGPU_ID names there."""
+def named_in(pid: int, paths: NodePaths, proc: Path = Path("/proc")) -> str:
+    """The first vGPU of this node that VGPU_ID names there, by its id or by its owner's name for it."""
     with suppress(OSError):
+        uid = (proc / str(pid)).stat().st_uid
         with (proc / str(pid) / "environ").open("rb") as file:
             entries = file.read(MOST_ENVIRONMENT_BYTES).split(b"\0")
         for entry in entries:
             name, _, value = entry.partition(b"=")
             if name != b"VGPU_ID":
                 continue
-            for vgpu_id in value.decode(errors="replace").split(","):
-                if ID.fullmatch(vgpu_id) and (vgpus / vgpu_id).is_dir():
+            for given in value.decode(errors="replace").split(","):
+                vgpu_id = given if VGPU_ID.fullmatch(given) else id_of(given, uid, paths)
+                if vgpu_id and paths.vgpu_dir(vgpu_id).is_dir():
                     return vgpu_id
+    return ""
+
+
+def id_of(name: str, uid: int, paths: NodePaths) -> str:
+    """Of the vGPU to which that user gave that name; "": there is none."""
+    if not NAME.fullmatch(name):
+        return ""
+    with suppress(OSError):
+        target = str(paths.name_link(uid, name).readlink())
+        return target if VGPU_ID.fullmatch(target) else ""
     return ""
 
 

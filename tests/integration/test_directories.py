@@ -224,7 +224,7 @@ int main(void) {
 @as_root
 @pytest.mark.parametrize("dead", [False, True], ids=["no node of the user's", "a dead node of the user's"])
 def test_a_user_without_a_node_needs_no_more_than_the_id(node: SimulatedNode, tmp_path: Path, dead: bool) -> None:
-    """The client and the hook both find the system's node: /run/vgpu is the node's directory in this mount namespace."""
+    """The client and the hook find the system's node: the mount namespace has the node's directory at /run/vgpu."""
     own = node.directory / f"own-{dead}"
     (own / "vgpu").mkdir(parents=True)
     if dead:
@@ -246,7 +246,7 @@ def test_a_user_without_a_node_needs_no_more_than_the_id(node: SimulatedNode, tm
             del environment["VGPU_RUNTIME_DIR"]
             environment["XDG_RUNTIME_DIR"] = str(own)
             ran = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
-            link.remove(vgpu.vgpu_id)
+            link.remove(vgpu.vgpu_id, force=True)
         return [vgpu.owner_uid, ran.returncode, ran.stderr]
 
     assert as_user(ALICE, act, before=lambda: place_system_node(node.paths.runtime)) == [ALICE, 0, ""]
@@ -259,7 +259,7 @@ def place_system_node(runtime: Path) -> None:
         libc.unshare(0x20000),  # CLONE_NEWNS
         libc.mount(b"none", b"/", None, 0x44000, None),  # MS_REC | MS_PRIVATE
         libc.mount(b"none", b"/run", b"tmpfs", 0, b"mode=755"),
-        os.mkdir("/run/vgpu") or 0,
+        Path("/run/vgpu").mkdir() or 0,
         libc.mount(str(runtime).encode(), b"/run/vgpu", None, 0x1000, None),  # MS_BIND
     ):
         assert result == 0, os.strerror(ctypes.get_errno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import pytest
 from gpuserver.core.unmanaged import Respond, Response, Sighting
 from gpuserver.runtime.unmanaged import respond, vgpu_of
 from tests.integration.node import SimulatedNode, attachment, eventually
+from tests.sim.conftest import LIBRARIES
 from tests.tiers import slow
 from vgpu.identity import Process
+from vgpu.paths import NodePaths
 from vgpu.protocol.peer import is_stopped, start_time
 
 WORK = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
@@ -60,6 +63,47 @@ def test_a_program_past_the_hook(node: SimulatedNode, request: pytest.FixtureReq
             program.wait()
 
 
+TWO_DRIVERS = """
+import sys
+from ctypes import CDLL, byref, c_int, c_size_t, c_uint64, c_void_p
+
+def take(driver, size):
+    device, context, address = c_int(), c_void_p(), c_uint64()
+    assert not driver.cuInit(0) and not driver.cuDeviceGet(byref(device), 0)
+    assert not driver.cuDevicePrimaryCtxRetain(byref(context), device) and not driver.cuCtxSetCurrent(context)
+    assert not driver.cuMemAlloc_v2(byref(address), c_size_t(size))
+
+take(CDLL("libcuda.so.1"), 64 << 20)
+take(CDLL(sys.argv[1]), 5 << 30)
+print("taken", flush=True)
+input()
+"""
+
+
+def test_a_second_driver_in_a_program_that_has_the_hook(node: SimulatedNode, tmp_path: Path) -> None:
+    """It stays what it is, a program of its vGPU: an event names it, whatever ``--unmanaged`` says."""
+    vgpu = node.create(sm_percent=30, memory_bytes="1G")
+    second = shutil.copy(LIBRARIES / "libcuda.so.1", tmp_path / "libcuda_other.so")
+    command = [sys.executable, "-c", TWO_DRIVERS, second]
+    environment = attachment([vgpu]).environment(node.environment)
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "taken\n"
+
+        def told() -> list[str]:
+            with node.link() as link:
+                return [e.text for e in link.events(kinds=("unmanaged",)) if e.vgpu_id == vgpu.vgpu_id]
+
+        eventually(told, "an event names it")
+        assert f"process {program.pid} holds " in told()[0]
+        assert "of 1 GiB: a library in it uses the driver past the hook" in told()[0]
+        assert program.poll() is None
+        program.communicate("\n")
+    assert program.returncode == 0
+
+
 def test_a_process_of_another_user_or_start_gets_no_signal() -> None:
     program = subprocess.Popen(["sleep", "600"])
     try:
@@ -74,16 +118,23 @@ def test_a_process_of_another_user_or_start_gets_no_signal() -> None:
 
 
 def test_it_is_tied_to_a_vgpu_by_its_environment_or_a_parents(tmp_path: Path) -> None:
-    vgpus = tmp_path
-    (vgpus / "vgpu-00000001").mkdir()
+    paths = NodePaths(tmp_path, tmp_path)
+    for number in (1, 3):
+        paths.vgpu_dir(f"vgpu-0000000{number}").mkdir(parents=True)
+    link = paths.name_link(os.getuid(), "trainer")
+    link.parent.mkdir(parents=True)
+    link.symlink_to("vgpu-00000003")
+    link.with_name("odd").symlink_to("../vgpus/vgpu-00000003")
     environment = {"PATH": os.environ["PATH"]}
+    named = subprocess.Popen(["sleep", "600"], env=environment | {"VGPU_ID": "../trainer,odd,trainer"})
     own = subprocess.Popen(["sleep", "600"], env=environment | {"VGPU_ID": "vgpu-0000dead,vgpu-00000001"})
     plain = subprocess.Popen(["sleep", "600"], env=environment | {"VGPU_ID": "vgpu-../x,/etc"})
     try:
-        eventually(lambda: vgpu_of(own.pid, {}, vgpus) == "vgpu-00000001", "its environment is there")
-        assert vgpu_of(plain.pid, {}, vgpus) == ""
-        assert vgpu_of(plain.pid, {os.getpid(): "vgpu-00000002"}, vgpus) == "vgpu-00000002"
+        eventually(lambda: vgpu_of(own.pid, {}, paths) == "vgpu-00000001", "its environment is there")
+        eventually(lambda: vgpu_of(named.pid, {}, paths) == "vgpu-00000003", "its name stands for an id")
+        assert vgpu_of(plain.pid, {}, paths) == ""
+        assert vgpu_of(plain.pid, {os.getpid(): "vgpu-00000002"}, paths) == "vgpu-00000002"
     finally:
-        for program in (own, plain):
+        for program in (own, plain, named):
             program.kill()
             program.wait()

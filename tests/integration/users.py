@@ -26,8 +26,7 @@ def opened(node: SimulatedNode) -> SimulatedNode:
 
 
 def as_user(uid: int, act: Callable[[], Any], before: Callable[[], None] = lambda: None) -> Any:
-    """What ``act`` returns, as JSON carries it. What it raises fails the test here. ``before``: what root does first, in
-    the same process."""
+    """What ``act`` returns, as JSON carries it. What it raises fails the test. ``before``: what root does first."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -20,12 +20,13 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse
 from gpuserver.runtime.memory import AGAIN_S, CALM_S, FALL_S, URGENT_S, MemoryWatch, implicit_by_pid
-from gpuserver.runtime.outside import drift_by_pid, outsiders
+from gpuserver.runtime.outside import UNHOOKED_BYTES, drift_by_pid, outsiders, unhooked_by_pid
 from gpuserver.runtime.vgpus import Ledger
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.happenings import Happening
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
-from vgpu.units import MIB
+from vgpu.units import GIB, MIB
 
 
 def slot(index: int, pid: int, committed: int = 0, state: SlotState = SlotState.ACTIVE) -> SlotReading:
@@ -93,11 +94,18 @@ def test_who_is_in_no_vgpu_is_named() -> None:
     assert outsiders({os.getpid(): 5}, inside=[], mps_pid=os.getppid()) == (), "a child of the MPS daemon is its server"
 
 
+def test_a_hooked_process_with_far_more_than_contexts_take_is_found_where_the_limit_does_not_hold() -> None:
+    implicit = {1: UNHOOKED_BYTES, 2: UNHOOKED_BYTES + 1}
+    assert unhooked_by_pid(implicit, 5, 4) == {2: UNHOOKED_BYTES + 1}
+    assert unhooked_by_pid(implicit, 4, 4) == {}
+
+
 class Page:
     """As much of a vGPU as the watch looks at."""
 
     class record:
         vgpu_id = "vgpu-1"
+        memory_limit_bytes = 8 * GIB
 
     implicit_peak_bytes = 0
     still = False
@@ -108,6 +116,10 @@ class Page:
         self.grants = SimpleNamespace(implicit_bytes=0, implicit_ns=0)
         self.slots = list(slots)
         self.epoch = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return int(self.grants.implicit_bytes) + sum(slot.charged_bytes for slot in self.slots)
 
     @property
     def ledger(self) -> Ledger:
@@ -129,7 +141,13 @@ class Driver:
         return MemoryUse(sum(reading.values()), reading)
 
 
-def watch(driver: Driver, vgpu: Page, act: Callable[[MemoryWatch], None], seconds: float) -> list[tuple[int, float]]:
+def watch(
+    driver: Driver,
+    vgpu: Page,
+    act: Callable[[MemoryWatch], None],
+    seconds: float,
+    notice: Callable[[Happening, Any, str, int], None] = lambda *_: None,
+) -> list[tuple[int, float]]:
     """The releases that were asked for within ``seconds``, as (slot, when)."""
     released: list[tuple[int, float]] = []
 
@@ -138,7 +156,7 @@ def watch(driver: Driver, vgpu: Page, act: Callable[[MemoryWatch], None], second
         memory.reaped(vgpu, number)  # type: ignore[arg-type]
         return True
 
-    memory = MemoryWatch(driver, lambda: [vgpu], release, lambda *_: None)  # type: ignore[arg-type, return-value, list-item]
+    memory = MemoryWatch(driver, lambda: [vgpu], release, notice)  # type: ignore[arg-type, return-value, list-item]
 
     async def run() -> None:
         with trio.move_on_after(seconds):
@@ -409,3 +427,15 @@ def test_without_nvml_the_process_table_decides() -> None:
     vgpu = Page(slot(0, 2**22 + 1, 10, SlotState.DEAD))
     released = watch(Driver(None), vgpu, lambda m: m.died(vgpu, 0, Process(2**22 + 1, 70)) and None, 2)  # type: ignore[arg-type, func-returns-value]
     assert len(released) == 1
+
+
+def test_memory_past_the_hook_is_told_once_in_the_second_reading() -> None:
+    events: list[tuple[Happening, int]] = []
+
+    def notice(kind: Happening, vgpu: Any, text: str, pid: int) -> None:
+        assert "holds 9 GiB that its hook did not allocate, and the vGPU uses 9 GiB of 8 GiB" in text
+        events.append((kind, pid))
+
+    few, much = {7: 500 * MIB}, {7: 9 * GIB}
+    watch(Driver(few, much, few, much), Page(slot(0, 7)), lambda _: None, 8, notice)
+    assert events == [(Happening.UNMANAGED, 7)]

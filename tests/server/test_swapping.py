@@ -21,6 +21,7 @@ from gpuserver.runtime import places, swapping
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
+from tests.tiers import slow
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 
@@ -231,9 +232,7 @@ def test_nobody_leaves_for_a_program_that_was_stopped_half_way(stage: Callable[.
     play(scene)
 
 
-@pytest.mark.parametrize(
-    "sizes", [pytest.param((1,), id="one size"), pytest.param((1, 2), id="another size each time", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("sizes", [(1,), *slow((1, 2))], ids=["one size", "another size each time"])
 def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     stage: Callable[..., Stage], sizes: tuple[int, ...]
 ) -> None:
