@@ -144,6 +144,7 @@ def test_sms_of_a_spatial_vgpu(tmp_path: Path) -> None:
     assert ours.results[0]["units_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_sharer_that_is_killed_costs_its_block_alone_and_leaves_no_vgpu(tmp_path: Path) -> None:
     run = Run("r", {}, "")
     told: list[str] = []

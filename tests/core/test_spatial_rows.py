@@ -36,7 +36,12 @@ def test_a_limit_holds_where_all_fit() -> None:
         ([(0.48, 80), (0.48, 30), (0.48, 30), (0.48, 30)], [Work()] * 4, 0.2),
         ([(0.30, 100), *[(0.065, 10)] * 10], [Work()] * 11, 0.2),
         ([(0.4, 12)] * 4 + [(0.4, 24)] * 2 + [(0.6, 50)] * 2, [Work(200 * US)] * 8, -1.0),
-        ([(0.4, 12)] * 4 + [(0.4, 24)] * 2 + [(0.6, 50)] * 2, [Work(k * MS) for k in (1, 2, 3, 4) * 2], -3.5),
+        pytest.param(
+            [(0.4, 12)] * 4 + [(0.4, 24)] * 2 + [(0.6, 50)] * 2,
+            [Work(k * MS) for k in (1, 2, 3, 4) * 2],
+            -3.5,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["large-partition", "whole-card-beside-ten", "three-models", "three-models-mixed-kernels"],
 )
