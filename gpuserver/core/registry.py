@@ -31,7 +31,7 @@ from gpuserver.core.partition import Partition, partition
 from vgpu.choices import Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
-from vgpu.units import MIB, format_bytes
+from vgpu.units import MIB, counted, format_bytes
 
 MAX_VGPUS = 256
 PPM = 1_000_000
@@ -390,13 +390,13 @@ class Registry:
         if sum(record.owner.uid == owner.uid for record in self) >= most:
             raise VgpuError(
                 ErrorCode.NO_ROOM,
-                f"uid {owner.uid} has {most} vGPUs on this GPU, a user's most",
+                f"uid {owner.uid} has {counted(most, 'vGPU')} on this GPU, a user's most",
                 "remove one: vgpuctl rm ID",
             )
         if free <= kept:
             raise VgpuError(
                 ErrorCode.NO_ROOM,
-                f"this GPU has {MAX_VGPUS - free} vGPUs, and keeps the last {kept} for root",
+                f"this GPU has {counted(MAX_VGPUS - free, 'vGPU')}, and keeps the last {kept} for root",
                 "remove one: vgpuctl rm ID",
             )
 

@@ -13,11 +13,12 @@ import pytest
 
 from client_hook.symbols import intercepted
 from tests.hook.stage import GIB, Stage
+from tests.hook.test_completeness import headers
 
 ENTRIES = Path(__file__).with_name("nvml-entries.txt").read_text().split()
 PAGE = Path(__file__).parents[2] / "docs" / "driver-functions.md"
 TELLING = re.compile("Process|Pids|Accounting|Session|Memory|MemSize|BAR1|FbUsage|FBC|Framebuffer")
-HEADERS = sorted(Path("/usr/local").glob("cuda*/include/nvml.h"))
+HEADERS = sorted(folder / "nvml.h" for folder in headers() if (folder / "nvml.h").exists())
 
 
 def patterns(section: str) -> list[str]:

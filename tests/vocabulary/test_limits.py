@@ -69,5 +69,5 @@ def test_a_node_passes_them_to_its_gpu_servers_and_those_to_their_brokers() -> N
         reply, _ = knock(node.paths.broker_socket(vgpu.vgpu_id), attach_request())
         assert (reply["ok"], reply["error"]) == (
             False,
-            f"{vgpu.vgpu_id} has 1 processes already, its most; end one, or create another vGPU",
+            f"{vgpu.vgpu_id} has 1 process already, its most; end one, or create another vGPU",
         )

@@ -28,6 +28,7 @@ from enum import StrEnum
 from vgpu.identity import Peer, Process
 from vgpu.paths import VGPU_ID
 from vgpu.protocol.broker import HOOK_VERSION, OBSERVER_SLOT, Adopt, Attach, Refused
+from vgpu.units import counted
 
 MAX_PROCESSES = 64  # of a vGPU; the page's own constant, checked against it when a page is mapped
 CLOCK_SKEW_NS = 30_000_000_000  # no visitor waits this long; a larger difference is another time namespace
@@ -160,7 +161,8 @@ class Admissions:
                 return Admission(number, known=False)
         return Refused(
             code="full",
-            error=f"{vgpu.vgpu_id} has {self._capacity} processes already, its most; end one, or create another vGPU",
+            error=f"{vgpu.vgpu_id} has {counted(self._capacity, 'process')} already, its most; end one, or create "
+            "another vGPU",
         )
 
     def _take(self, slot: int, process: Process) -> None:
@@ -237,11 +239,11 @@ def company(vgpus: str, vgpu_id: str) -> tuple[str, ...]:
 def gpu_full(vgpu: Adopt, processes: int) -> Refused:
     """All vGPUs of the GPU together have the most ``processes`` that its MPS server takes, or would have with the
     places that are kept for others."""
-    full = f"GPU {vgpu.gpu_index} has {vgpu.most_processes} processes already, the most of its MPS server"
+    full = f"GPU {vgpu.gpu_index} has {counted(vgpu.most_processes, 'process')} already, the most of its MPS server"
     if processes <= vgpu.most_processes:
         full = (
-            f"GPU {vgpu.gpu_index} takes {vgpu.most_processes} processes, the most of its MPS server, and those that "
-            f"are left are kept for other vGPUs than {vgpu.vgpu_id}"
+            f"GPU {vgpu.gpu_index} takes {counted(vgpu.most_processes, 'process')}, the most of its MPS server, and "
+            f"those that are left are kept for other vGPUs than {vgpu.vgpu_id}"
         )
     return Refused(code="full", error=f"{full}; end one (vgpuctl ps), or use a GPU in temporal mode")
 

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.units import counted
 
 Source: TypeAlias = int | str
 """A uid; or the name of an owner whose uid is not known."""
@@ -87,9 +88,9 @@ class Places:
             return None
         source = self.owners.source_of(uid)
         if self._links[source] >= self.limits.links_per_user:
-            raise _full(f"{_named(uid, source)} has {self.limits.links_per_user} links to this node already")
+            raise _full(f"{_named(uid, source)} has {counted(self.limits.links_per_user, 'link')} to this node already")
         if self._others >= self.limits.links - self.limits.links_kept:
-            raise _full(f"this node has {self._others} links already, its most for users")
+            raise _full(f"this node has {counted(self._others, 'link')} already, its most for users")
         self._links[source] += 1
         self._others += 1
         return source

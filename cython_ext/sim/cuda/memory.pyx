@@ -265,6 +265,8 @@ cdef public CUresult cuMemAllocPitch_v2(uint64_t* address, size_t* pitch, size_t
     if element_bytes not in (4, 8, 16) or width == 0 or height == 0:
         return INVALID_VALUE
     pitch[0] = rounded(width, PITCH)
+    if pitch[0] < width or pitch[0] > <uint64_t>-1 / height:
+        return OUT_OF_MEMORY
     return allocate(address, pitch[0] * height, BACKING_PRIVATE)
 
 
