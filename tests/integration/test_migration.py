@@ -18,6 +18,7 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import EventReading, GpuReading, VgpuReading
 from vgpu.spec import VgpuChanges
 
@@ -493,3 +494,47 @@ def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
     assert reading is not None
     assert reading.memory_used_bytes > 5 * GIB
     assert reading.memory_used_bytes == reading.memory_implicit_bytes + 5 * GIB
+
+
+def test_it_is_there_at_every_moment(node: SimulatedNode) -> None:
+    """Removed in the middle of its way it said "no vGPU", and went on to live on the other GPU."""
+    vgpu = node.create("0", sm_percent=10, memory_bytes="1G")
+    moved = threading.Event()
+    found: list[str] = []
+
+    def look() -> None:
+        with node.link() as link:
+            while not moved.is_set():
+                if vgpu.vgpu_id not in [one.vgpu_id for one in link.list()]:
+                    found.append("not listed")
+                try:
+                    link.inspect(vgpu.vgpu_id)
+                except VgpuError as error:
+                    if error.code is ErrorCode.NOT_FOUND:
+                        found.append(f"not found: {error}")
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        with node.link() as link:
+            for i in range(30):
+                eventually(lambda to=str(1 - i % 2): moves(link, vgpu.vgpu_id, to), "it moves")
+    finally:
+        moved.set()
+        for looker in lookers:
+            looker.join()
+    assert found == []
+    with node.link() as link:
+        link.remove(vgpu.vgpu_id, force=True)
+    assert node.reading(vgpu.vgpu_id) is None
+
+
+def moves(link: ControlLink, vgpu_id: str, to: str) -> bool:
+    """Whether it is there; where it came from may not have let it go yet."""
+    try:
+        return link.migrate(vgpu_id, to).gpu_index == int(to)
+    except VgpuError as error:
+        if error.code is not ErrorCode.UNAVAILABLE:
+            raise
+        return False

@@ -30,10 +30,14 @@ class Played:
         self.hung: set[int] = set()
         self.woken = trio.Event()
         self.asked: list[int] = []
+        self.on_its_way: list[dict[int, bool]] = []
+        """By look: whether each GPU has the one vGPU that there is."""
         monkeypatch.setattr(survey, "ask", self.ask)
 
     async def ask(self, path: Path, forward: Forward, model: type[BaseModel], timeout_s: float) -> Any:
         index = int(path.name)
+        if self.on_its_way:
+            return self.answer_on_its_way(index)
         self.asked.append(index)
         if index in self.hung:
             with trio.move_on_after(timeout_s):
@@ -50,6 +54,13 @@ class Played:
                 return Metering(snapshot=snapshot, processes=(process,), gpus=(), vgpus=())
             case _:
                 return ProcessList(processes=(process,))
+
+    def answer_on_its_way(self, index: int) -> Snapshot:
+        here = self.on_its_way[0].pop(index)
+        if not self.on_its_way[0]:
+            self.on_its_way.pop(0)
+        vgpus = (vgpu_reading(vgpu_id="vgpu-00000007", gpu_index=index),) if here else ()
+        return Snapshot(at_unix_s=1.0, gpus=(gpu_reading(index=index),), vgpus=vgpus)
 
 
 @pytest.fixture
@@ -134,3 +145,17 @@ def test_the_server_after_it_is_asked_like_any_other(played: Played) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_one_that_changes_its_gpu_while_both_are_asked_is_there(played: Played) -> None:
+    async def run() -> None:
+        before, torn, after = {0: True, 1: False}, {0: False, 1: False}, {0: False, 1: True}
+        played.on_its_way = [dict(look) for look in (before, torn, after)]
+        assert [vgpu.gpu_index for vgpu in (await played.survey.look()).vgpus] == [0]
+        assert [vgpu.gpu_index for vgpu in (await played.survey.look()).vgpus] == [1]
+        played.on_its_way = [dict(look) for look in (torn, torn)]
+        assert (await played.survey.look()).vgpus == (), "it was removed"
+        played.on_its_way = [dict(torn)]
+        assert (await played.survey.look()).vgpus == (), "asked once"
+
+    trio.run(run)

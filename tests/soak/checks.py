@@ -201,7 +201,12 @@ class Checks:
             if not errors:
                 self.shares += [abs(parts[v.vgpu_id] - v.sm_percent / 100) for v in vgpus]
                 return
-        raise AssertionError(f"in {SHARE_TRIES} windows: " + "; ".join(errors))
+        raise AssertionError("\n".join([f"in {SHARE_TRIES} windows: " + "; ".join(errors), *self._details()]))
+
+    def _details(self) -> list[str]:
+        """Every vGPU and process, as the node shows it."""
+        with self._node.link() as link:
+            return [one.model_dump_json(exclude_defaults=True) for one in (*link.list(), *link.processes().processes)]
 
     def _busy_ns(self) -> dict[str, int]:
         with self._node.link() as link:

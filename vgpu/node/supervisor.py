@@ -260,12 +260,10 @@ class Node:
                 model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
                 if isinstance(request, Set) and request.changes.name is not None:
                     await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
-                exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
-                return await self._forward(vgpu.gpu_index, exact, uid, model, CHANGE_S)
+                return await self._forward_to(vgpu, request, uid, model, CHANGE_S)
             case Suspend(vgpu=reference) | Resume(vgpu=reference):
                 vgpu = await self._find(reference, uid)
-                move = request.model_copy(update={"vgpu": vgpu.vgpu_id})
-                return await self._forward(vgpu.gpu_index, move, uid, VgpuReading, SUSPEND_S)
+                return await self._forward_to(vgpu, request, uid, VgpuReading, SUSPEND_S)
             case Migrate(vgpu=reference, gpu=choice):
                 return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
@@ -361,6 +359,8 @@ class Node:
             try:
                 goes_on = (await self._forward(vgpu.gpu_index, move, uid, Departure, SUSPEND_S)).goes_on
             except VgpuError as error:
+                if error.code is ErrorCode.NOT_FOUND:  # it has changed its GPU since it was looked for, or is gone
+                    return await self._migrate(await self._find(vgpu_id, uid), choice, uid)
                 hint = error.hint or f"asked again it goes on: vgpuctl migrate {vgpu_id} --gpu {gpu.index}"
                 raise VgpuError(error.code, error.message, hint) from error
         elif not goes_on:
@@ -402,8 +402,24 @@ class Node:
     async def _list_processes(self, reference: str, uid: int) -> ProcessList:
         if reference:
             vgpu = await self._find(reference, uid)
-            return await self._forward(vgpu.gpu_index, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, ANSWER_S)
+            return await self._forward_to(vgpu, Processes(vgpu=vgpu.vgpu_id), uid, ProcessList, ANSWER_S)
         return await self._survey.processes(uid)
+
+    async def _forward_to(
+        self, vgpu: VgpuReading, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
+    ) -> AnyModel:
+        """To the server of the GPU that has it; if that has let it go meanwhile, to the one that has it now."""
+        exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
+        while True:
+            try:
+                return await self._forward(vgpu.gpu_index, exact, uid, model, limit_s)
+            except VgpuError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                now = await self._find(vgpu.vgpu_id, uid)
+                if now.gpu_index == vgpu.gpu_index:
+                    raise
+                vgpu = now
 
     async def _forward(
         self, index: int, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float

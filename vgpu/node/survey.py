@@ -41,6 +41,8 @@ class Survey:
         self._simulated = simulated
         self._silent: dict[int, trio.Event] = {}
         """What ``up`` was of each server when it was silent: the one after it has not been."""
+        self._known: frozenset[str] = frozenset()
+        """The vGPUs of the last look."""
         self._sending, self._receiving = trio.open_memory_channel[ServerProcess](len(processes))
 
     async def run(self) -> NoReturn:
@@ -52,8 +54,16 @@ class Survey:
     # --- what can be asked
 
     async def look(self) -> Snapshot:
-        """Of a server that does not answer, its last readings."""
-        return put_together(await self._of_each(self._look_at), time.time())
+        """Of a server that does not answer, its last readings.
+
+        A vGPU that changes its GPU while both servers are asked may be in neither answer: the other GPU was asked
+        before it came, its own after it went. So where one is missing the servers are asked once more.
+        """
+        found = put_together(await self._of_each(self._look_at), time.time())
+        if self._known - ids_of(found):
+            found = put_together(await self._of_each(self._look_at), time.time())
+        self._known = ids_of(found)
+        return found
 
     async def meter(self, uid: int) -> Metering:
         """Of a server that does not answer, only how it stood."""
@@ -152,3 +162,7 @@ class Survey:
             server={"restarts": process.restarts, "server_pid": process.pid or None},
             at_unix_s=time.time(),
         )
+
+
+def ids_of(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(vgpu.vgpu_id for vgpu in snapshot.vgpus)
