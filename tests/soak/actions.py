@@ -192,7 +192,11 @@ class Performer:
         popen = self.programs.pop(pid)
         self.workers.discard(pid)
         popen.kill()
-        popen.communicate()
+        popen.wait()  # for itself alone: a child of it may have the other end of its pipes
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
         for vgpu in self.world.vgpus.values():
             vgpu.pids.discard(pid)
 
