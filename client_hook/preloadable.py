@@ -18,6 +18,7 @@ from client_hook.binary import Elf, Script, after_env, described
 from client_hook.errors import HookError
 
 MACHINES: Final = {3: "i386", 21: "ppc64", 40: "32-bit ARM", 62: "x86-64", 183: "aarch64", 243: "RISC-V"}
+UNKNOWN: Final = "and whether it loads the hook is not known"
 DEEPEST: Final = 6
 """Scripts whose interpreter is a script: the kernel stops at five."""
 
@@ -29,25 +30,25 @@ def check_preloadable(argv: Sequence[str], environment: Mapping[str, str], *, sy
     reason = why_not(argv, environment, system_hook=system_hook)
     if reason:
         raise HookError(
-            f"{reason}, so it would use the GPU outside of its vGPU",
+            f"{reason}, so it {'might' if reason.endswith(UNKNOWN) else 'would'} use the GPU outside of its vGPU",
             f"if it only starts other programs, or if that is what you want: {command} --allow-unhooked",
         )
 
 
 def why_not(argv: Sequence[str], environment: Mapping[str, str], *, system_hook: bool) -> str:
     """Why the program of ``argv`` would not load the hook; "" if it would, or if it does not start at all."""
-    words, named = list(argv), ""
+    words, named, which = list(argv), "", ""
     for _ in range(DEEPEST):
         path = found(words[0], environment) if words else None
         if path is None:
             return ""
-        subject = f"{named}{words[0]}"
+        subject = f"{named}{words[0]}{which}"
         try:
             what = _look(path)
         except OSError:
-            return f"{subject} cannot be read, and whether it loads the hook is not known"
+            return f"{subject} cannot be read, {UNKNOWN}"
         if isinstance(what, Script):
-            named = f"{subject} is a script, and its interpreter "
+            named, which = f"{subject} is a script, and its interpreter ", ""
             words = [what.interpreter, *([what.argument] if what.argument else []), str(path), *words[1:]]
             continue
         if isinstance(what, Elf):
@@ -58,7 +59,7 @@ def why_not(argv: Sequence[str], environment: Mapping[str, str], *, system_hook:
             return ""
         words = after_env(words[1:])
         # A script that names "env -S x" is passed to env as one word.
-        named = f"{named}env starts " if not named else named.replace("its interpreter ", "its interpreter env starts ")
+        named, which = f"{named}env starts ", ", which"
     return ""
 
 

@@ -34,6 +34,8 @@ def with_sanitizers_first(program: str, environment: Mapping[str, str]) -> dict[
 
 def sanitizers(path: Path) -> list[str]:
     """The sonames of those that the program at ``path`` needs, in its order; none where it cannot be read."""
+    if not path.is_file():  # a FIFO would wait for its writer
+        return []
     try:
         return [name for name in needed(path) if SANITIZER.fullmatch(name)]
     except (OSError, ValueError, struct.error):

@@ -516,11 +516,16 @@ class GpuServer:
         if trio.current_time() - self._judged_at < JUDGE_S:
             return
         self._judged_at = trio.current_time()
-        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths)
+        seen = await trio.to_thread.run_sync(sightings, outside, inside, self.settings.paths, self._sole_users())
         for command in self._unmanaged.see(seen, time.monotonic_ns()):
             text = await trio.to_thread.run_sync(respond, command)
             vgpu = self.vgpus.get(command.sighting.vgpu_id)
             self.happened(Happening.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
+
+    def _sole_users(self) -> dict[str, int]:
+        """Of the vGPUs that are shared with no group."""
+        records = [vgpu.record for vgpu in self.vgpus.values()]
+        return {record.vgpu_id: record.owner.uid for record in records if record.owner.share_gid < 0}
 
     def happened(self, kind: Happening, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""

@@ -28,32 +28,33 @@ _DONE: Final = {Response.REPORT: "nothing here limits it", Response.SUSPEND: "st
 
 
 def sightings(
-    outside: Iterable[Outsider], inside: Mapping[int, str], paths: NodePaths, proc: Path = Path("/proc")
+    outside: Iterable[Outsider], inside: Mapping[int, str], paths: NodePaths, owners: Mapping[str, int]
 ) -> list[Sighting]:
-    """``inside``: pid → vGPU of each process that a vGPU has admitted. Reads other processes' memory, so it may wait:
-    not for an event loop."""
+    """``inside``: pid → vGPU of each process that a vGPU has admitted; ``owners``: vGPU → its sole user.
+    Reads other processes' memory, so it may wait: not for an event loop."""
     return [
-        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, paths, proc))
+        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, paths, owners))
         for one in outside
     ]
 
 
-def vgpu_of(pid: int, inside: Mapping[int, str], paths: NodePaths, proc: Path = Path("/proc")) -> str:
+def vgpu_of(pid: int, inside: Mapping[int, str], paths: NodePaths, owners: Mapping[str, int]) -> str:
     """By its own environment, else by the nearest of its parents that is in a vGPU or says so; "": none."""
     for _ in range(MOST_PARENTS):
         if pid <= 1:
             return ""
-        if found := inside.get(pid) or named_in(pid, paths, proc):
+        if found := inside.get(pid) or named_in(pid, paths, owners):
             return found
         pid = parent_of(pid)
     return ""
 
 
-def named_in(pid: int, paths: NodePaths, proc: Path = Path("/proc")) -> str:
-    """The first vGPU of this node that VGPU_ID names there, by its id or by its owner's name for it."""
+def named_in(pid: int, paths: NodePaths, owners: Mapping[str, int]) -> str:
+    """The first vGPU of this node that VGPU_ID names there, by its id or by its owner's name for it. Not one that the
+    process may not use: it would write into another user's history."""
     with suppress(OSError):
-        uid = (proc / str(pid)).stat().st_uid
-        with (proc / str(pid) / "environ").open("rb") as file:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
             entries = file.read(MOST_ENVIRONMENT_BYTES).split(b"\0")
         for entry in entries:
             name, _, value = entry.partition(b"=")
@@ -61,7 +62,7 @@ def named_in(pid: int, paths: NodePaths, proc: Path = Path("/proc")) -> str:
                 continue
             for given in value.decode(errors="replace").split(","):
                 vgpu_id = given if VGPU_ID.fullmatch(given) else id_of(given, uid, paths)
-                if vgpu_id and paths.vgpu_dir(vgpu_id).is_dir():
+                if vgpu_id and uid in {0, owners.get(vgpu_id, uid)} and paths.vgpu_dir(vgpu_id).is_dir():
                     return vgpu_id
     return ""
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from client_hook.binary import Elf, Script, after_env, described
 from client_hook.preloadable import found, why_not
+from client_hook.sanitizers import sanitizers
 from tests.ctl.fake_node import FakeNode
 from vgpu.ctl.main import run
 
@@ -119,10 +120,10 @@ def test_what_does_not_load_it_is(tmp_path: Path, content: bytes, reason: str) -
     path = f"{tmp_path}:/usr/bin:/bin"
     assert why(str(tool)) == f"{tool} {reason}"
     assert why("tool", path=path) == f"tool {reason}"
-    assert why("env", "A=1", "tool", path=path) == f"env starts tool {reason}"
+    assert why("env", "A=1", "tool", path=path) == f"env starts tool, which {reason}"
     assert why(str(script)) == f"{script} is a script, and its interpreter {tool} {reason}"
     assert why(str(second)).endswith(f"{tool} {reason}")
-    assert why(str(third), path=path) == f"{third} is a script, and its interpreter env starts tool {reason}"
+    assert why(str(third), path=path) == f"{third} is a script, and its interpreter env starts tool, which {reason}"
     assert why("tool", path=path, system_hook=True) == f"tool {reason}"
 
 
@@ -194,3 +195,15 @@ def test_real_programs(tmp_path: Path) -> None:
         done = subprocess.run(["gcc", *options, "-o", tool, source], capture_output=True, check=False)
         if done.returncode == 0:
             assert bool(why(str(tool))) == refused, options
+
+
+def test_a_fifo_is_left_to_what_starts_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o755)
+    assert why(str(tmp_path / "fifo")) == ""
+    assert sanitizers(tmp_path / "fifo") == []
+
+
+@pytest.mark.parametrize("command", [["run", "--mem", "1G"], ["exec", "mine"], ["exec", "--allow-unhooked", "mine"]])
+def test_a_program_without_a_name_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--", ""]) == 125
+    assert "the program's name after -- is empty" in capsys.readouterr().err

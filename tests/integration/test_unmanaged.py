@@ -130,11 +130,22 @@ def test_it_is_tied_to_a_vgpu_by_its_environment_or_a_parents(tmp_path: Path) ->
     own = subprocess.Popen(["sleep", "600"], env=environment | {"VGPU_ID": "vgpu-0000dead,vgpu-00000001"})
     plain = subprocess.Popen(["sleep", "600"], env=environment | {"VGPU_ID": "vgpu-../x,/etc"})
     try:
-        eventually(lambda: vgpu_of(own.pid, {}, paths) == "vgpu-00000001", "its environment is there")
-        eventually(lambda: vgpu_of(named.pid, {}, paths) == "vgpu-00000003", "its name stands for an id")
-        assert vgpu_of(plain.pid, {}, paths) == ""
-        assert vgpu_of(plain.pid, {os.getpid(): "vgpu-00000002"}, paths) == "vgpu-00000002"
+        eventually(lambda: vgpu_of(own.pid, {}, paths, {}) == "vgpu-00000001", "its environment is there")
+        eventually(lambda: vgpu_of(named.pid, {}, paths, {}) == "vgpu-00000003", "its name stands for an id")
+        assert vgpu_of(plain.pid, {}, paths, {}) == ""
+        assert vgpu_of(plain.pid, {os.getpid(): "vgpu-00000002"}, paths, {}) == "vgpu-00000002"
     finally:
         for program in (own, plain, named):
             program.kill()
             program.wait()
+
+
+def test_a_users_vgpu_is_not_named_by_another_users_process(tmp_path: Path) -> None:
+    paths, uid = NodePaths(tmp_path, tmp_path), os.getuid() or 61001
+    paths.vgpu_dir("vgpu-00000001").mkdir(parents=True)
+    environment = {"PATH": os.environ["PATH"], "VGPU_ID": "vgpu-00000001"}
+    with subprocess.Popen(["sleep", "600"], env=environment, user=None if os.getuid() else uid) as program:
+        eventually(lambda: vgpu_of(program.pid, {}, paths, {"vgpu-00000001": uid}) == "vgpu-00000001", "its own")
+        assert vgpu_of(program.pid, {}, paths, {}) == "vgpu-00000001", "one that is shared, or of another GPU"
+        assert vgpu_of(program.pid, {}, paths, {"vgpu-00000001": uid + 1}) == ""
+        program.kill()

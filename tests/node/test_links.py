@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,11 +18,14 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.node import supervisor
+from vgpu.node.link import ControlLink
 from vgpu.node.servers import Servers, Sharing
 from vgpu.node.sources import Owners, Places, owners
 from vgpu.node.supervisor import Node
 from vgpu.paths import NodePaths
+from vgpu.protocol.codec import encode
 from vgpu.protocol.hello import Hello
+from vgpu.protocol.messages import Failure
 from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
 
@@ -192,3 +198,33 @@ def test_who_listens_and_dies_before_it_has_read_is_nobody(tmp_path: Path) -> No
         listener.close()
 
     trio.run(run)
+
+
+def test_a_refusal_is_read_though_the_link_is_closed_before_the_request_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def refuse() -> None:
+            link, _ = listener.accept()
+            failure = Failure(id=0, code=ErrorCode.UNAVAILABLE, error="uid 7 has 64 links to this node already")
+            link.sendall(encode(failure.model_dump(mode="json")))
+            link.close()
+            closed.set()
+
+        closed = threading.Event()
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        with pytest.MonkeyPatch.context() as patch:
+            sends = ControlLink._send
+
+            def send_late(link: ControlLink, request: Any) -> None:
+                closed.wait()
+                sends(link, request)
+
+            patch.setattr(ControlLink, "_send", send_late)
+            with pytest.raises(VgpuError, match="uid 7 has 64 links") as refused:
+                ControlLink(path)
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        refusing.join()

@@ -37,6 +37,12 @@ class LaunchingCommand(TyperCommand):
                 "which program? It is missing after --",
                 f"vgpuctl {ctx.info_name} ... -- python train.py",
             )
+        if command and not command[0]:
+            raise VgpuError(
+                ErrorCode.INVALID,
+                "the program's name after -- is empty",
+                "if a variable stands there: it is not set in this shell",
+            )
         ctx.meta[_COMMAND] = command
         return super().parse_args(ctx, own)
 

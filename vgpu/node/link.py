@@ -296,7 +296,17 @@ class ControlLink:
         except TimeoutError as error:
             raise self._late() from error
         except OSError as error:
-            raise VgpuError(ErrorCode.UNREACHABLE, f"the node closed the link: {error.strerror}") from error
+            self._raise_last_word()
+            text = f"the node closed the link: {error.strerror}"
+            raise VgpuError(ErrorCode.UNREACHABLE, text, "does it still run? vgpuctl status") from error
+
+    def _raise_last_word(self) -> None:
+        """A node that refuses a link says why, and closes it: perhaps before the request is sent."""
+        message: Message = {}
+        with suppress(VgpuError):
+            message = self._receive()
+        if message.get("ok") is False:
+            self._checked(message, 0)
 
     def _receive(self) -> Message:
         while (message := self._decoder.next()) is None:
