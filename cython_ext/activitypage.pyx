@@ -155,6 +155,33 @@ cdef class ActivityPage(Page):
         native.store32(&self.get().naming_epoch, self.epoch)
         return self.epoch
 
+    def assert_words(self, generation):
+        """Write the words anew that are the broker's alone; only the broker may. Whether a process of the vGPU had
+        written there. ``generation``: of the server in charge."""
+        cdef layout.ActivityPage* page = self.get()
+        cdef uint32_t known = generation
+        cdef bint damaged = (
+            page.header.magic != layout.ACTIVITY_MAGIC or native.load32(&page.generation) != known
+            or native.load32(&page.broker_epoch) != self.epoch or native.load32(&page.naming_epoch) != self.epoch
+        )
+        if damaged:
+            self.write_own_header(sizeof(layout.ActivityPage), layout.ACTIVITY_MAGIC)
+            native.store32(&page.broker_epoch, self.epoch)
+            native.store32(&page.naming_epoch, self.epoch)
+            native.store32(&page.generation, known)
+        return damaged
+
+    def begin_anew(self, last_epoch, taken):
+        """No process is in the vGPU: none has the baton, each lease up to ``last_epoch`` has been given back, and slots
+        that are not ``taken`` by the broker's books are free and charge nothing. Raises ``TimeoutError`` as
+        ``reap_slot``."""
+        cdef layout.ActivityPage* page = self.get()
+        native.store32(&page.baton, 0)
+        native.store32(&page.returned_epoch, last_epoch)
+        for index in set(range(layout.MAX_PROCESSES)) - set(taken):
+            self.free_slot(index)
+        native.store32(&page.processes, self.processes)
+
     @property
     def baton(self):
         """The baton's word; 0: none goes round among the processes."""
@@ -287,10 +314,15 @@ cdef class ActivityPage(Page):
         """Free a slot that no known process has, whatever stands in it. Raises ``TimeoutError`` as ``reap_slot``."""
         cdef layout.Slot* slot = self.slot(index)
         if native.load32(&slot.state) != layout.SLOT_FREE:
-            native.store32(&slot.want, 0)
-            native.store32(&slot.undrained, 0)
-            native.store32(&slot.state, layout.SLOT_DEAD)
-            self.reap_slot(index)
+            self.free_slot(index)
+
+    def free_slot(self, int index):
+        """Likewise, also if it says that it is free."""
+        cdef layout.Slot* slot = self.slot(index)
+        native.store32(&slot.want, 0)
+        native.store32(&slot.undrained, 0)
+        native.store32(&slot.state, layout.SLOT_DEAD)
+        self.reap_slot(index)
 
     def traced(self, int index, uint64_t after=UINT64_MAX):
         """What the process in slot ``index`` noted beyond record ``after``, in order, as ``TraceReading``; the number

@@ -22,6 +22,7 @@ cdef class Page:
     cdef int adopt(
         self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=*, bint repair=*
     ) except -1
+    cdef int write_own_header(self, size_t size, uint64_t magic) except -1
     cdef int map_descriptor(self, int descriptor, size_t size, bint writable) except -1
     cdef int pin(self) except -1
     cdef int unpin(self) except -1

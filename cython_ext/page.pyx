@@ -103,6 +103,11 @@ cdef class Page:
         fcntl.fcntl(self.descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | more_seals)
         return 0
 
+    cdef int write_own_header(self, size_t size, uint64_t magic) except -1:
+        """Anew: a tenant may have written there."""
+        write_header(<layout.PageHeader*>self.base, size, magic)
+        return 0
+
     cdef int adopt(
         self, int descriptor, size_t size, uint64_t magic, bint writable, size_t appended=0, bint repair=False
     ) except -1:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -20,9 +21,11 @@ from cython_ext.readings import SlotState
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.strangers import STRANGER, as_user, become, crowd
+from tests.integration.worker import Worker
 from tests.processes import ended
+from tests.tiers import slow
 from vgpu.errors import VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import ProcessReading, VgpuReading
 from vgpu.protocol.peer import start_time
 from vgpu.spec import VgpuSpec
 
@@ -146,6 +149,40 @@ def test_who_is_in_it_outlives_the_broker_whatever_stands_in_the_page(
         now = node.reading(theirs.vgpu_id)
         assert now is not None
         assert now.state != "failed"
+
+
+@pytest.mark.parametrize("broker", ["stays", *slow("is killed")])
+def test_after_a_scribbler_the_next_program_works(node: SimulatedNode, theirs: VgpuReading, broker: str) -> None:
+    """Its hook takes the page for one, it gets leases, and the scribbler's slot is free again."""
+
+    def scribble() -> bool:
+        reply, descriptors = knock(node.paths.broker_socket(theirs.vgpu_id), attach_request())
+        with mmap.mmap(descriptors[1], 0) as page:
+            page[:] = b"\xff" * len(page)
+            page[:64] = bytes(64)
+        return bool(reply["ok"])
+
+    assert as_user(scribble) is True
+    if broker == "is killed":
+        new_broker(node, theirs)
+    eventually(lambda: not processes_of(node, theirs), "the scribbler's slot is free")
+
+    def start() -> Worker | None:
+        with suppress(AssertionError):  # a new broker keeps slots for a while for processes that come back
+            return Worker(node, theirs, 1 << 20)
+        return None
+
+    worker = eventually(start, "a program starts")
+    try:
+        worker.goes_on()
+        assert [p.pid for p in processes_of(node, theirs)] == [worker.popen.pid]
+    finally:
+        worker.end()
+
+
+def processes_of(node: SimulatedNode, vgpu: VgpuReading) -> tuple[ProcessReading, ...]:
+    with node.link() as link:
+        return link.processes(vgpu.vgpu_id).processes
 
 
 def test_an_observer_cannot_write(node: SimulatedNode, theirs: VgpuReading) -> None:

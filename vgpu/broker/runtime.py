@@ -110,6 +110,8 @@ class Broker:
         self._alive = alive
         self._limits = limits
         self._admissions = Admissions(limits.processes_per_vgpu)
+        self._damaged = False
+        """A process has written into the page where the broker alone does, and the page was not begun anew since."""
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
@@ -284,6 +286,9 @@ class Broker:
     async def _gone(self, slot: int, process: Process) -> None:
         if not self._admissions.awaits_release(slot, process):
             return
+        if self._vgpu is not None:
+            # The ledger's lock names processes by them.
+            self._damaged |= self._activity.assert_words(self._vgpu.generation)
         try:
             released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
         except TimeoutError as error:  # the ledger's lock: the server will ask again
@@ -399,6 +404,8 @@ class Broker:
             view = (self._pages.grants_fd, self._pages.view_fd)
             await stream.send(self._admitted(decision, self._vgpu).model_dump(), view)
             return
+        alone = not decision.known and self._admissions.alive == 1
+        await self._mend_page(self._vgpu, self._pages, alone=alone)
         if not decision.known:
             if not decision.found:
                 self._activity.reserve_slot(
@@ -418,6 +425,20 @@ class Broker:
         await stream.send(self._admitted(decision, self._vgpu).model_dump(), pages)
         self._confirmed.add(decision.slot)
         self._own_sockets.close(decision.slot)
+
+    async def _mend_page(self, vgpu: Adopt, pages: Pages, *, alone: bool) -> None:
+        """A process of the vGPU may have written where the broker alone does. The next one begins with a page that its
+        hook takes for one, and, if it is ``alone`` in the vGPU, with leases to come."""
+        plan = pages.grants.plan()
+        last_epoch = max(plan.open_epoch, plan.go_epoch, plan.current.epoch if plan.current else 0)
+        self._damaged |= pages.activity.assert_words(vgpu.generation)
+        if alone and (self._damaged or pages.activity.returned_epoch > last_epoch):
+            self._damaged = False
+            taken = self._admissions.aside | {slot for slot, _ in (*self._admissions.held(), *self._admissions.dead())}
+            try:
+                await trio.to_thread.run_sync(pages.activity.begin_anew, last_epoch, taken)
+            except TimeoutError as error:
+                self._say("the page was damaged, and its memory ledger is locked", error)
 
     def _has_place(self, vgpu: Adopt, relay_page: RelayPage) -> bool:
         """In the GPU's MPS server, for one that is counted already."""
