@@ -95,6 +95,7 @@ def bash(words: list[str], environment: dict[str, str]) -> subprocess.CompletedP
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_bash(serving: FakeNode, shell_environment: dict[str, str]) -> None:
     ids = bash(["vgpuctl", "inspect", "vgpu-0"], shell_environment).stdout.split()
     assert ids == ["vgpu-0a1b2c3d", "vgpu-0b000000"]

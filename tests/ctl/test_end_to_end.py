@@ -228,6 +228,7 @@ def test_what_is_not_there_is_not_found(node: Node) -> None:
         assert node.shell(f"vgpuctl {command}").returncode == Exit.NOT_FOUND, command
 
 
+@pytest.mark.slow
 def test_a_second_node_in_the_same_place_is_refused(node: Node) -> None:
     done = node.shell("vgpuctl serve --detach --simulate 1")
     assert done.returncode != 0

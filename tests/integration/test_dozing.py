@@ -240,6 +240,7 @@ def test_a_server_killed_on_the_way(node: SimulatedNode, programs: list[Spoken])
         assert program.heard() == "done"
 
 
+@pytest.mark.slow
 def test_a_persons_suspension_goes_before(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node)
     program = Idle(node, vgpu)
@@ -277,6 +278,7 @@ def test_what_else_ends_it(node: SimulatedNode, programs: list[Spoken]) -> None:
         assert programs[0].heard() == "done", "it finds out"
 
 
+@pytest.mark.slow
 def test_its_time_to_live_ends_while_it_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node)
     programs.append(Idle(node, vgpu))
@@ -400,6 +402,7 @@ def test_it_moves_and_goes_on() -> None:
             program.end()
 
 
+@pytest.mark.slow
 def test_where_it_is_not_possible(node: SimulatedNode) -> None:
     with pytest.raises(VgpuError, match="managed memory"):
         sleeper(node, oversubscribe="managed")

@@ -196,6 +196,7 @@ def test_its_limits_hold_there(node: SimulatedNode, workers: list[Worker]) -> No
         eventually(lambda: workers[0].asked(f"allocation({4 * GIB})") == 0, "it has more")
 
 
+@pytest.mark.slow
 def test_new_programs_begin_where_it_is(node: SimulatedNode, workers: list[Worker]) -> None:
     """Those of ``exec``, and those that a program starts which has been there since before."""
     vgpu = node.create("0", sm_percent=50, memory_bytes="20G")
@@ -496,6 +497,7 @@ def test_killed_at_any_moment_it_is_in_one_place_and_can_be_finished(
     assert reading.memory_used_bytes == reading.memory_implicit_bytes + 5 * GIB
 
 
+@pytest.mark.slow
 def test_it_is_there_at_every_moment(node: SimulatedNode) -> None:
     """Removed in the middle of its way it said "no vGPU", and went on to live on the other GPU."""
     vgpu = node.create("0", sm_percent=10, memory_bytes="1G")
