@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 
 from gpuserver.core.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
@@ -517,11 +518,13 @@ def settled(
         scaled_down = scaled(soft, factor_ppm)
         return [scaled_down.get(i, r.share) for i, r in present.items()]
 
+    fixed = sum(r.share.guarantee_ppm for i, r in present.items() if i not in soft)
+    asked = [share.guarantee_ppm for share in soft.values()]
+
     def can_be_kept(factor_ppm: int) -> bool:
-        scaled_down = with_factor(factor_ppm)
         if mode is Mode.TEMPORAL:
-            return fits(mode, scaled_down)
-        proof = packed(scaled_down, work, before[:last])
+            return fixed + sum(scaled_ppm(guarantee, factor_ppm) for guarantee in asked) <= PPM
+        proof = packed(with_factor(factor_ppm), work, before[:last])
         if proof is not None:
             before[last:] = [proof]
         return proof is not None
@@ -542,7 +545,11 @@ def settled(
 
 def scaled(shares: dict[str, Share], factor_ppm: int) -> dict[str, Share]:
     """The shares with every guarantee multiplied by ``factor_ppm`` / 10⁶, and none of it zero."""
-    return {i: replace(s, guarantee_ppm=max(1, s.guarantee_ppm * factor_ppm // PPM)) for i, s in shares.items()}
+    return {i: replace(s, guarantee_ppm=scaled_ppm(s.guarantee_ppm, factor_ppm)) for i, s in shares.items()}
+
+
+def scaled_ppm(guarantee_ppm: int, factor_ppm: int) -> int:
+    return max(1, guarantee_ppm * factor_ppm // PPM)
 
 
 def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int, typed: str = "{}") -> VgpuError:
@@ -584,6 +591,7 @@ def _memory_options(largest_bytes: int, spec: VgpuSpec) -> list[str]:
     return [f"--mem {size} --mem-per-process {size}" if each else f"--mem {size}"]
 
 
+@lru_cache(maxsize=1024)
 def _part(ratio: float) -> Fraction:
     return Fraction(ratio).limit_denominator(PPM)
 
