@@ -11,6 +11,7 @@ dangling preload.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -341,8 +342,12 @@ def _remove_empty(directory: Path) -> None:
 
 @contextmanager
 def _explained(where: Path, hint: str = "") -> Iterator[None]:
-    """Turns an OSError below ``where`` into a HookError."""
+    """Turns an OSError below ``where`` into a HookError. ``hint``: how root does it."""
     try:
         yield
     except OSError as error:
-        raise HookError(f"cannot change {error.filename or where}: {error.strerror}", hint) from error
+        named = Path(os.fsdecode(error.filename)) if error.filename else where
+        named = named.parent if named.name.startswith(".") else named  # not the temporary file in it
+        if error.errno == errno.EROFS:
+            hint = f"mount the file system of {named} writable, or do it where the machine's image is made"
+        raise HookError(f"cannot change {named}: {error.strerror}", hint) from error

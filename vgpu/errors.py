@@ -72,6 +72,8 @@ _PLAIN: Final = (
     ("a valid (tuple|list)", "a list"),
     ("a valid string", "a text"),
     ("a valid dictionary( or [^;.]+)?", "keys and values"),
+    (r"should be less than or equal to (9223372036854775807|18446744073709551615)", "is too large"),
+    ("String should have at most ([0-9]+) characters?", r"is longer than \1 characters"),
     ("greater than or equal to ", "at least "),
     ("less than or equal to ", "at most "),
 )

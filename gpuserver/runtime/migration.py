@@ -286,4 +286,4 @@ def unwritten(server: GpuServer, done: str = "") -> VgpuError:
     text = f"the journal of GPU {server.facts.index} cannot be written"
     if done:
         text = f"{done}, but {text}: until it can, a GPU Server that starts anew does not know"
-    return VgpuError(ErrorCode.INTERNAL, text, f"see: df -h {server.settings.paths.state}")
+    return VgpuError(ErrorCode.INTERNAL, text, f"see: vgpuctl doctor; df -h {server.settings.paths.state}")

@@ -277,8 +277,9 @@ def test_an_installation_that_fails_leaves_nothing(
         raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(install, "_write", refused)
-    with pytest.raises(HookError, match=r"cannot change .*ld.so.preload: Read-only file system"):
+    with pytest.raises(HookError, match=r"cannot change .*ld.so.preload: Read-only file system") as told:
         system.install(loadable)
+    assert told.value.hint.startswith("mount the file system of ")
     assert everything(system.root) == before
 
 

@@ -37,7 +37,10 @@ def full(node: SimulatedNode) -> Iterator[None]:
 def test_a_vgpu_that_cannot_be_written_down_is_not_made(node: SimulatedNode) -> None:
     with full(node), pytest.raises(VgpuError, match=r"^the journal of GPU 0 cannot be written") as refused:
         node.create(sm_percent=30, memory_bytes="4G", name="mine")
-    assert (refused.value.code, refused.value.hint) == (ErrorCode.INTERNAL, f"see: df -h {node.paths.state}")
+    assert (refused.value.code, refused.value.hint) == (
+        ErrorCode.INTERNAL,
+        f"see: vgpuctl doctor; df -h {node.paths.state}",
+    )
     with node.link() as link:
         assert link.list() == ()
         (gpu,) = link.gpus()

@@ -148,3 +148,18 @@ def test_an_error_has_three_complaints_of_200_letters_and_nothing_for_a_terminal
     assert [len(part) for part in text.split("; ")] == [200, 200, 200, 8]
     assert "\x1b" not in text
     assert (cleaned("a\nb\x07"), cleaned("x" * 200), len(cleaned("x" * 201))) == ("a�b�", "x" * 200, 200)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("memory_bytes", 1 << 70, "--mem: is too large"),
+        ("name", "x" * 5000, "--name: is longer than 4096 characters"),
+    ],
+)
+def test_what_is_out_of_bounds_is_told_without_the_bounds_of_a_machine_word(
+    field: str, value: object, told: str
+) -> None:
+    with pytest.raises(VgpuError) as refused:
+        VgpuSpec.parse(**{field: value})
+    assert told in str(refused.value)
