@@ -25,14 +25,17 @@ PATIENCE_S = 60
 
 @asynccontextmanager
 async def kept() -> AsyncIterator[BrokerTemplate]:
+    """As a server has it: the template ends once nothing keeps it."""
     template = BrokerTemplate()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(template.keep)
-        try:
-            yield template
-        finally:
-            nursery.cancel_scope.cancel()
-            template.end()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(template.keep)
+            try:
+                yield template
+            finally:
+                nursery.cancel_scope.cancel()
+    finally:
+        template.end()
 
 
 def played(scene: Callable[[BrokerTemplate], Awaitable[None]]) -> None:
