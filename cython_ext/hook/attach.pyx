@@ -5,8 +5,8 @@ Everything an application can do wrong ends here, in one line on stderr and a CU
 by accident.
 """
 
-from libc.errno cimport EACCES, EPERM, errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.errno cimport EACCES, ECONNREFUSED, ENOENT, EPERM, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
 
@@ -37,6 +37,9 @@ cdef extern from *:
 
 cdef extern from "hook/connect.h" nogil:
     long vgpu_cores() noexcept
+    bint vgpu_is_kept(const char* directory) noexcept
+    bint vgpu_exists(const char* path) noexcept
+    bint vgpu_listens(const char* path) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
     int munmap(void* address, size_t size) noexcept
@@ -51,6 +54,7 @@ cdef extern from "hook/connect.h" nogil:
 
 cdef enum:
     DURATION_BYTES = 1 << 20     # about 8,000 keys
+    MISSING_NS = 5_000_000_000   # a node that starts anew makes directories of vGPUs sooner
     LOCKED_NS = 50_000       # another thread has the lock: usually for a microsecond
     CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
     OBSERVES = 1             # State.observer
@@ -343,6 +347,26 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     return 1
 
 
+cdef void look_for_removal(Gate* gate, int reason) noexcept nogil:
+    """No broker answers. A vGPU that was removed before its new server's grants page came to us is known by its
+    directory alone: that is gone, though the node is there, or is one that only a mount still shows."""
+    cdef char[108] control
+    control[0] = 0
+    if (reason != ENOENT and reason != ECONNREFUSED) or vgpu_is_kept(gate.directory) or not (
+        vgpu_exists(gate.directory)
+        or (
+            runtime_directory(control, sizeof(control)) and append(control, sizeof(control), b"/control.sock")
+            and vgpu_listens(control)
+        )
+    ):
+        gate.missing_ns = 0
+    elif gate.missing_ns == 0:
+        gate.missing_ns = now_ns()
+    elif now_ns() - gate.missing_ns > <int64_t>MISSING_NS and not load32(&gate.gone):
+        store32(&gate.gone, 1)
+        vgpu_log(b"the vGPU was removed", 0, 0)
+
+
 cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     """After a restart of the server: its new grants page, for the slot that is ours already; and a new activity page,
     if the broker died with it. After a restart of the broker alone it confirms our slot, which its predecessor may have
@@ -357,8 +381,11 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     cdef bint elsewhere, done
     if not vgpu_converse(gate, b"process", gate.slot_index, &reply, &reason, &grants, &activity):
         gate.barred = reason == EACCES or reason == EPERM or strcmp(reply.code, b"not-yours") == 0
+        look_for_removal(gate, reason)
         return 0
     gate.barred = 0
+    gate.missing_ns = 0
+    store32(&gate.gone, 0)
     gate.broker_epoch = answering(activity, &reply)
     # in the page that we have, our slot is active
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED

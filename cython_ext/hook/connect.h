@@ -132,6 +132,11 @@ static inline uint64_t vgpu_file_number(int fd) {
 static inline int vgpu_uid(void) { return (int)getuid(); }
 static inline long vgpu_link(const char *path, char *out, size_t capacity) { return (long)readlink(path, out, capacity); }
 static inline long vgpu_cores(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
+/* Whether the directory is there; one that was removed, but is mounted in this container, is not. */
+static inline int vgpu_is_kept(const char *directory) {
+    struct stat found;
+    return !syscall(SYS_newfstatat, AT_FDCWD, directory, &found, 0) && found.st_nlink > 0;
+}
 static inline int vgpu_exists(const char *path) { return access(path, F_OK) == 0; }
 
 /* The program's name as `ps` would show it, for the books only. */

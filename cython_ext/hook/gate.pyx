@@ -19,11 +19,11 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
-    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Foreseen, Gate, Pass, Stream, Thread, is_swappable, state,
+    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Foreseen, Gate, Pass, Stream, Thread, is_removed,
+    is_swappable, state,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, GRANTS_REMOVED, Plan, epoch_past,
-    epoch_reached,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, Plan, epoch_past, epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
@@ -134,7 +134,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
 cdef int refused(Gate* gate) noexcept nogil:
     """The error of a gate that will not open again; CUDA_SUCCESS if it may."""
     cdef uint32_t flags = load32(&gate.grants.flags)
-    if flags & GRANTS_REMOVED:
+    if is_removed(gate):
         if not gate.told:
             gate.told = 1
             vgpu_say(

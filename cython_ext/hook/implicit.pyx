@@ -12,8 +12,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport real_cuDevicePrimaryCtxGetState
 from cython_ext.hook.hook cimport vgpu_log, vgpu_ring
-from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
-from cython_ext.layout cimport GRANTS_REMOVED
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, is_removed, state
 from cython_ext.native cimport cas64, futex_wait, load32, loadi64, now_ns, store32, storei64
 
 cdef enum:
@@ -64,7 +63,7 @@ cdef public void vgpu_await_charge(Gate* gate) noexcept nogil:
         return
     began = now_ns()
     while loadi64(&gate.grants.implicit_ns) < newest:
-        if load32(&state().stopping) or load32(&gate.grants.flags) & GRANTS_REMOVED:
+        if load32(&state().stopping) or is_removed(gate):
             return
         now = now_ns()
         if now - began > PATIENCE_NS or now - max(began, loadi64(&gate.grants.alive_ns)) > SILENT_NS:

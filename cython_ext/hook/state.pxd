@@ -18,7 +18,7 @@ the lock of the ledger.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord
+from cython_ext.layout cimport GRANTS_REMOVED, GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
@@ -207,6 +207,8 @@ cdef struct Gate:
     bint lost                # the server has been silent for longer than its grace
     bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
+    int64_t missing_ns       # since then the vGPU's directory is gone, and the node is there; 0: it is not
+    uint32_t gone            # for so long that the vGPU was removed: our grants page is of a server before (atomic)
     bint barred              # the broker answers, but lets this process in no more: it runs as another user now
     uint32_t broker_epoch    # of the broker that admitted us, or has confirmed our slot
     bint untracked           # work was submitted on the fast path since the last drain
@@ -369,6 +371,11 @@ cdef inline State* state() noexcept nogil:
 
 cdef inline bint attached() noexcept nogil:
     return vgpu_state_address != NULL and state().attached != 0
+
+
+cdef inline bint is_removed(const Gate* gate) noexcept nogil:
+    """The vGPU; by its grants page, or because no broker and no directory of it is there any more."""
+    return load32(&gate.grants.flags) & GRANTS_REMOVED != 0 or load32(&gate.gone) != 0
 
 
 cdef inline bint is_swappable(const Gate* gate) noexcept nogil:

@@ -25,11 +25,11 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
 from cython_ext.layout cimport (
-    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_REMOVED, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
-    SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
+    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES, SLOT_AWAY,
+    SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
 )
 from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
@@ -252,7 +252,7 @@ cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
     cdef const Slot* slot
     cdef uint64_t limit = load64(&gate.grants.present_bytes), here = size, owned
     cdef int i
-    if limit == 0 or gate.open or gate.lost or load32(&gate.grants.flags) & GRANTS_REMOVED:
+    if limit == 0 or gate.open or gate.lost or is_removed(gate):
         return 1
     for i in range(MAX_PROCESSES):
         slot = &gate.activity.slots[i]
@@ -445,7 +445,7 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     """By the hook thread, without locks: be where the grants page says. When to look again at the latest; 0: whenever.
     """
     cdef uint32_t flags = load32(&gate.grants.flags)
-    cdef bint out = flags & GRANTS_AWAY != 0, back = flags & (GRANTS_PRESENT | GRANTS_REMOVED) != 0
+    cdef bint out = flags & GRANTS_AWAY != 0, back = flags & GRANTS_PRESENT != 0 or is_removed(gate)
     cdef uint32_t aim
     cdef int mode, outcome
     if flags & GRANTS_SWAPPABLE == 0:

@@ -13,9 +13,9 @@ from cython_ext.hook.hook cimport (
     vgpu_end, vgpu_give_turn, vgpu_is_calling, vgpu_let_go, vgpu_log, vgpu_move, vgpu_open_turn, vgpu_publish_counts,
     vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_wait_ahead, vgpu_want,
 )
-from cython_ext.hook.state cimport Gate, State, state
+from cython_ext.hook.state cimport Gate, State, is_removed, state
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_REMOVED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
+    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
     Plan, Slot, epoch_past,
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
@@ -176,7 +176,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     count(gate)
     vgpu_trace_busy(gate)
     in_charge = heard(gate)
-    if gate.lost or load32(&gate.grants.flags) & (GRANTS_REMOVED | GRANTS_STILL):
+    if gate.lost or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL:
         vgpu_let_go(gate)
     if not in_charge or not read_plan(gate.grants, &plan):
         return now + RETRY_NS
@@ -265,7 +265,7 @@ cdef inline bint no_lease_comes(const Gate* gate) noexcept nogil:
     """For what is queued ahead, from the server that we know."""
     return (
         superseded(gate) or silent_ns(gate) > gate.grants.grace_ns
-        or load32(&gate.grants.flags) & (GRANTS_REMOVED | GRANTS_STILL) != 0
+        or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL != 0
     )
 
 

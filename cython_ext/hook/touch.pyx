@@ -7,8 +7,7 @@ nobody does (swap.pyx).
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport vgpu_ring, vgpu_want
-from cython_ext.hook.state cimport Gate, is_swappable, state
-from cython_ext.layout cimport GRANTS_REMOVED
+from cython_ext.hook.state cimport Gate, is_removed, is_swappable, state
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns, store64
 
@@ -21,7 +20,7 @@ cdef enum:
 
 cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
     """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
-    return load32(&state().stopping) == 0 and load32(&gate.grants.flags) & GRANTS_REMOVED == 0
+    return load32(&state().stopping) == 0 and not is_removed(gate)
 
 
 cdef inline bint is_shut(const Gate* gate) noexcept nogil:

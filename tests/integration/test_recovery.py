@@ -358,3 +358,29 @@ def test_the_mode_is_kept_for_programs_whose_broker_died_with_the_server() -> No
             # Its broker is another one, whom nobody has told of it yet: it counts all the same.
             with pytest.raises(VgpuError, match="1 process attached"):
                 link.set_gpu("0", mode="temporal")
+
+
+@pytest.mark.timeout(300)
+def test_removed_before_the_next_servers_page_came_a_program_finds_out(node: SimulatedNode) -> None:
+    """Its grants page is of the server before, and says nothing of a removal; no broker is there to ask."""
+    vgpu = node.create(sm_percent=20, memory_bytes="1G")
+    environment = attachment([vgpu]).environment(node.environment)
+    command = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
+    with node.popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as program:
+        eventually(lambda: (found := node.reading(vgpu.vgpu_id)) and found.launches > 10, "it works")
+        stopped = program.pid
+        os.kill(stopped, signal.SIGSTOP)
+        server = node.server_pid()
+        os.kill(server, signal.SIGKILL)
+        eventually(lambda: node.server_pid() != server and node.reading(vgpu.vgpu_id) is not None, "the next server")
+        eventually(lambda: removed(node, vgpu.vgpu_id), "its removal")
+        os.kill(stopped, signal.SIGCONT)
+        _, said = program.communicate(timeout=120)
+    assert program.returncode != 0
+    assert f"{vgpu.vgpu_id} was removed while this program used it" in said
+
+
+def removed(node: SimulatedNode, vgpu_id: str) -> bool:
+    with suppress(VgpuError), node.link() as link:
+        link.remove(vgpu_id, force=True)
+    return node.reading(vgpu_id) is None and not node.paths.vgpu_dir(vgpu_id).exists()
