@@ -21,7 +21,8 @@ from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.peer import is_stopped, start_time
 
-WORK = [sys.executable, "-m", "vgpu.workload", "--seconds", "600"]
+HOLD = [sys.executable, "-m", "tests.sim.programs", "hold", str(64 << 20)]
+"""A context and some memory, without work: it takes no processor time."""
 
 
 @pytest.fixture(params=[Response.REPORT, Response.KILL, *slow(Response.SUSPEND)])
@@ -36,7 +37,10 @@ def test_a_program_past_the_hook(node: SimulatedNode, request: pytest.FixtureReq
     inside = attachment([vgpu]).environment(node.environment)
     past = inside | {"LD_PRELOAD": ""}
     stranger = {name: value for name, value in past.items() if name != "VGPU_ID"}
-    programs = [subprocess.Popen(WORK, env=env, stdout=subprocess.DEVNULL) for env in (past, inside, stranger)]
+    programs = [
+        subprocess.Popen(HOLD, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for env in (past, inside, stranger)
+    ]
     caught, *others = programs
 
     def told() -> list[str]:
@@ -60,7 +64,7 @@ def test_a_program_past_the_hook(node: SimulatedNode, request: pytest.FixtureReq
     finally:
         for program in programs:
             program.kill()
-            program.wait()
+            program.communicate()
 
 
 TWO_DRIVERS = """
