@@ -205,9 +205,10 @@ def has_link(pid: int) -> bool:
 def play(count: int, seed: int, beside: int) -> list[str]:
     rounds = drawn(count, seed)
     with SimulatedNode(2) as node:
-        warm = node.create(name="warm", sm_percent=2, memory_bytes="128M")  # what is opened once is open from here on
-        with node.link() as link:
-            link.remove(warm.vgpu_id)
+        for gpu in ("0", "1"):  # what a server, or its template, opens once is open from here on
+            warm = node.create(gpu, name="warm", sm_percent=2, memory_bytes="128M")
+            with node.link() as link:
+                link.remove(warm.vgpu_id)
         left = Rounds(node).play(rounds, beside)
         if left:
             print(node.logs()[-20_000:], file=sys.stderr)
