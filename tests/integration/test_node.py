@@ -87,9 +87,9 @@ def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
     inside = attachment([vgpu])
     outside = inside.environment(node.environment)
     outside["LD_PRELOAD"] = ""
-    command = [sys.executable, "-m", "vgpu.workload"]
+    command = [sys.executable, "-m", "tests.sim.programs", "hold", str(64 << 20)]
     programs = [
-        node.popen([*command, "--seconds", "600"], env=env, stdout=subprocess.DEVNULL)
+        node.popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for env in (outside, inside.environment(node.environment))
     ]
 
@@ -115,7 +115,7 @@ def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
     finally:
         for program in programs:
             program.kill()
-            program.wait()
+            program.communicate()
     eventually(lambda: not seen().outside, "nobody is outside any more")
 
 
