@@ -350,14 +350,14 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
 cdef void look_for_removal(Gate* gate, int reason) noexcept nogil:
     """No broker answers. A vGPU that was removed before its new server's grants page came to us is known by its
     directory alone: that is gone, though the node is there, or is one that only a mount still shows."""
-    cdef char[108] control
-    control[0] = 0
+    cdef char[272] control
+    cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
+    # The environment is the program's, which may change it while this thread reads it.
+    memcpy(control, gate.directory, root)
+    control[root] = 0
     if (reason != ENOENT and reason != ECONNREFUSED) or vgpu_is_kept(gate.directory) or not (
         vgpu_exists(gate.directory)
-        or (
-            runtime_directory(control, sizeof(control)) and append(control, sizeof(control), b"/control.sock")
-            and vgpu_listens(control)
-        )
+        or (append(control, sizeof(control), b"/control.sock") and vgpu_listens(control))
     ):
         gate.missing_ns = 0
     elif gate.missing_ns == 0:
