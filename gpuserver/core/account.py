@@ -182,7 +182,10 @@ class Account:
     @property
     def width(self) -> int:
         """SMs it takes from the others, in millipercent: of its share, or of a lease from before a change."""
-        return max([self.share.sm_mpercent, *(h.sm_mpercent for h in self.holds.values())])
+        width = self.share.sm_mpercent
+        for hold in self.holds.values():
+            width = max(width, hold.sm_mpercent)
+        return width
 
     @property
     def undrained(self) -> bool:

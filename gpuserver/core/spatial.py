@@ -95,14 +95,19 @@ class SpatialScheduler(Competition):
     # --- the guarantee clock
 
     def clock(self, now_ns: int) -> int:
-        times = [(self._time_at(a, now_ns), a.guarantee) for a in self._competing.values()]
-        if not times:
+        if not self._competing:
             return self._clock
+        moment, times = self._moment, []
+        for a in self._competing.values():
+            time = a.time
+            if a.holds:
+                time = self._time_at(a, now_ns)
+                moment += a.guarantee * (time - a.time)
+            times.append(time)
         # The mean, not the least: one that is hard to place must not hold back the clock of all others, and a round of
         # a small guarantee is a long virtual time.
-        mean, _ = self._mean(now_ns)
-        latest = mean + (self.policy.clock_lead_ns << FRACTION_BITS)
-        return max(min(self._wall_clock(now_ns), latest), min(times)[0])
+        latest = moment // self._weight + (self.policy.clock_lead_ns << FRACTION_BITS)
+        return max(min(self._wall_clock(now_ns), latest), min(times))
 
     def _wall_clock(self, now_ns: int) -> int:
         return self._clock + (max(0, now_ns - self._clock_at_ns) << FRACTION_BITS)
@@ -121,6 +126,8 @@ class SpatialScheduler(Competition):
     def _charged(self, account: Account, hold: Hold, time: int, at_ns: int) -> int:
         """Virtual time after the lease is charged up to ``at_ns``: planned time at most up to a round beyond V."""
         unsettled = hold.unsettled(at_ns)
+        if not unsettled:
+            return time
         overuse = min(unsettled, hold.overuse(at_ns))
         ahead = self._wall_clock(at_ns) + virtual(self.policy.round_ns, account.guarantee)
         planned = min(time + virtual(unsettled - overuse, account.guarantee), ahead)
@@ -294,9 +301,12 @@ class SpatialScheduler(Competition):
         """A high vGPU that waits, and is not ahead of its guarantee, does not wait for the boundary."""
         if now_ns >= boundary - self.policy.round_guard_ns:
             return
+        waiting = [a for a in self._accounts.values() if a.share.priority is Priority.HIGH and a.waiting]
+        if not waiting:
+            return
         clock = self.clock(now_ns)
-        for a in self._most_owed_first([a for a in self._accounts.values() if a.waiting], now_ns):
-            if a.share.priority is Priority.HIGH and self._owed(a, now_ns, clock) >= -(self.policy.round_ns // 4):
+        for a in self._most_owed_first(waiting, now_ns):
+            if self._owed(a, now_ns, clock) >= -(self.policy.round_ns // 4):
                 self._revoke_for(a, now_ns, boundary)
 
     def _revoke_for(self, high: Account, now_ns: int, boundary: int) -> None:
@@ -363,6 +373,8 @@ class SpatialScheduler(Competition):
             self._publish(a, self._lease(a, now_ns, self._within_limit(a, now_ns, end)))
 
     def _most_owed_first(self, accounts: list[Account], at_ns: int) -> list[Account]:
+        if len(accounts) < 2:
+            return accounts
         clock = self.clock(at_ns)
         return sorted(accounts, key=lambda a: (-a.share.priority, -self._owed(a, at_ns, clock), a.order))
 
