@@ -498,6 +498,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     assert case.check(Cluster(case.jobs, gangs=case.gangs, kind=case.kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_fault_nothing_is_found(name: str) -> None:
     assert CASES[name].check(Cluster(CASES[name].jobs)) == []

@@ -42,7 +42,7 @@ def part(cluster: Cluster, key: int = 0) -> float:
     [*slow((0,), (1,)), (0, 1)],
     ids=["where it leads", "where it follows", "on both"],
 )
-@pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
+@pytest.mark.parametrize("limit_ppm", [*slow(PPM), PPM // 2], ids=["no limit", "hard"])
 @pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.LOW])
 def test_beside_a_high_one_that_never_rests_a_gang_has_most_of_its_guarantee(
     priority: Priority, limit_ppm: int, gpus: tuple[int, ...]
@@ -80,8 +80,11 @@ def small_beside(
 
 @pytest.mark.parametrize(
     ("priority", "gpus", "least"),
-    [(Priority.NORMAL, (0,), 0.085), (Priority.NORMAL, (0, 1), 0.065), (Priority.HIGH, (0, 1), 0.04)],
-    ids=["normal", "normal on both", "high on both"],
+    [
+        pytest.param(Priority.NORMAL, (0,), 0.085, marks=pytest.mark.slow, id="normal"),
+        pytest.param(Priority.NORMAL, (0, 1), 0.065, id="normal on both"),
+        pytest.param(Priority.HIGH, (0, 1), 0.04, marks=pytest.mark.slow, id="high on both"),
+    ],
 )
 def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
     priority: Priority, gpus: tuple[int, ...], least: float
@@ -94,7 +97,7 @@ def test_a_small_low_gang_whose_member_is_late_is_not_left_waiting(
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.89 * cluster.now_ns
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["beside bursting ones", "beside hard ones"])
+@pytest.mark.parametrize("hard", [*slow(False), True], ids=["beside bursting ones", "beside hard ones"])
 @pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.HIGH])
 @pytest.mark.parametrize("percent", [*slow(2), 3, *slow(5)])
 def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Priority, hard: bool) -> None:
@@ -141,7 +144,7 @@ def test_planted_fault_urgent_waits_for_classes() -> None:
 
 
 @pytest.mark.parametrize("kernel_ns", [*slow(300 * US), MS, *slow(3 * MS)])
-@pytest.mark.parametrize("limit_ppm", [PPM, PPM // 2], ids=["no limit", "hard"])
+@pytest.mark.parametrize("limit_ppm", [*slow(PPM), PPM // 2], ids=["no limit", "hard"])
 def test_a_high_and_a_low_gang_cross(limit_ppm: int, kernel_ns: int) -> None:
     jobs = [
         Job(key, (0, 1), (Share(PPM // 2, limit_ppm, priority=priority),) * 2, Work(kernel_ns))

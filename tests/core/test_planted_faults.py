@@ -329,7 +329,8 @@ def test_the_fault_is_found(case: Case, together: bool) -> None:
     assert run_case(case, case.fault, together)
 
 
-@pytest.mark.parametrize("together", [False, *slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.fault.__name__)
 def test_without_the_fault_nothing_is_found(case: Case, together: bool) -> None:
     honest = SpatialScheduler if issubclass(case.fault, SpatialScheduler) else TemporalScheduler

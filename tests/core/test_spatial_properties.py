@@ -102,8 +102,12 @@ def test_long_kernels_of_one_cost_the_others_little(seed: int, together: bool) -
     assert not oracle.packed(run, 1 * S)
 
 
+OTHERS = ((8, False), (329, True), (572, False))
+
+
 @pytest.mark.parametrize(
-    ("seed", "together", "long_ms"), [(8, False, 30), (28, True, 30), (329, True, 30), (572, False, 30), (68, False, 8)]
+    ("seed", "together", "long_ms"),
+    [(28, True, 30), (68, False, 8), *(pytest.param(*of, 30, marks=pytest.mark.slow) for of in OTHERS)],
 )
 def test_what_long_kernels_cost_the_others_does_not_grow(seed: int, together: bool, long_ms: int) -> None:
     """Sets in which whoever makes way waits for a boundary more often than the packing leaves time for."""

@@ -198,7 +198,7 @@ def test_they_take_turns(stage: Callable[..., Stage]) -> None:
     async def scene() -> None:
         a, b = Played("a", 1), Played("b", 2, Where.AWAY)
         found = stage(a, b)
-        await found.run(60)
+        await found.run(60, until=lambda: min(a.left, b.left) >= 2)
         assert min(a.left, b.left) >= 2
         assert set(found.events) == {"swapped-in", "swapped-out"}
 
@@ -244,7 +244,7 @@ def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     async def scene() -> None:
         a, b, liar = Played("a", 1), Played("b", 2, Where.AWAY), Liar("liar", 3)
         found = stage(a, b, liar)
-        await found.run(60)
+        await found.run(60, until=lambda: min(a.left, b.left) >= 2)
         assert min(a.left, b.left) >= 2
 
     play(scene)
