@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 
-import structlog
 import trio
 
 from gpuserver.core.unmanaged import Response
@@ -19,13 +18,14 @@ from gpuserver.runtime.server import GpuServer, Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
 from vgpu.limits import Limits
+from vgpu.loggers import get_logger
 from vgpu.logs import to_stderr
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
 from vgpu.precedence import go_first, keep_all
 from vgpu.protocol.stream import listen
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def main() -> None:

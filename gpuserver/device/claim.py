@@ -16,13 +16,12 @@ import time
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer
+from vgpu.loggers import get_logger
 from vgpu.protocol.peer import is_alive, peer_of
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 END_S: Final = 10.0
 """How long a GPU Server that is asked to end may take."""

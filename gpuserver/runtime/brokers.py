@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
 import trio
 from pydantic import ValidationError
 
@@ -27,6 +26,7 @@ from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.loggers import get_logger
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
@@ -48,7 +48,7 @@ from vgpu.protocol.descriptors import close_aside
 from vgpu.protocol.peer import is_alive, listener_at
 from vgpu.protocol.stream import MessageStream
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ADMIT_S: Final = 30.0
 """A broker that has not opened its socket by then will not."""

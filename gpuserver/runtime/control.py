@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncGenerator
 
-import structlog
 import trio
 from pydantic import BaseModel, ValidationError
 
@@ -37,6 +36,7 @@ from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.groups import Groups
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
@@ -80,7 +80,7 @@ from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
 from vgpu.units import counted
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Control:

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import structlog
 import trio
 
 from gpuserver.core.origin import CLAIM_S, NO_ASKER, Fate, Origin
@@ -23,6 +22,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
 from vgpu.spec import VgpuSpec
@@ -30,7 +30,7 @@ from vgpu.spec import VgpuSpec
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_AGAIN_S: Final = 0.1
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-import structlog
 import trio
 
 from gpuserver.core.gangs import GangName, Gangs
@@ -19,6 +18,7 @@ from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
+from vgpu.loggers import get_logger
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.gangs import BEAT_S, MemberOutlook, Outlooks
@@ -26,7 +26,7 @@ from vgpu.protocol.hello import Hello
 from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 REDIAL_S: Final = 0.2
 REST_S: Final = 0.0005

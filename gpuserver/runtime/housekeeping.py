@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from gpuserver.core.partition import SM_STEP
@@ -16,13 +15,14 @@ from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
     from gpuserver.runtime.vgpus import Vgpu
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Housekeeping:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, Self
 
-import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpuserver.core.leases import Book, VgpuKey
@@ -23,6 +22,7 @@ from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.stream import file_at
 from vgpu.spec import VgpuSpec, explain
 from vgpu.trust import replaceable_part
@@ -131,7 +131,7 @@ class VgpuRow:
 _VGPU: Final = TypeAdapter(VgpuRow)
 
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class _Found(BaseModel):

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
 import trio
 
 from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
@@ -31,10 +30,11 @@ from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.peer import is_alive
 from vgpu.units import format_bytes
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CALM_S: Final = 1.0
 FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now

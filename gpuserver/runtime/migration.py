@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
-import structlog
 import trio
 from pydantic import TypeAdapter
 
@@ -25,6 +24,7 @@ from gpuserver.runtime.vgpus import NO_PROCESS
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Arrival, Arrive, Departure, Forward, Inspect, VgpuDetail
 from vgpu.protocol.service import ask
 from vgpu.units import counted
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpuserver.runtime.server import GpuServer
     from gpuserver.runtime.vgpus import Vgpu
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ARRIVE_S: Final = 20.0
 """A server that has taken a vGPU answers when it has its broker, or soon after it had to start another."""

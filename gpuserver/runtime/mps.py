@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import structlog
 import trio
 
 from gpuserver.device.mps import MpsDaemon, MpsLook
 from vgpu.errors import VgpuError
 from vgpu.happenings import Happening
+from vgpu.loggers import get_logger
 from vgpu.units import counted
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_S: Final = 1.0
 

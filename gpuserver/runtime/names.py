@@ -9,11 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
+from vgpu.loggers import get_logger
 from vgpu.paths import NodePaths
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def link_name(paths: NodePaths, owner_uid: int, name: str | None, vgpu_id: str) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import structlog
 import trio
 
 from cython_ext.dispatcher import Dispatcher
@@ -55,6 +54,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import Happening
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.loggers import get_logger
 from vgpu.openfiles import require
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths
@@ -64,7 +64,7 @@ from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import serve_links, until_replaced
 from vgpu.units import format_bytes
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEAVE_S: Final = 1.0
 GRACE_NS: Final = 10_000_000_000

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final, NoReturn
 
-import structlog
 import trio
 
 from client_hook import interpreter
 from vgpu.identity import Process
+from vgpu.loggers import get_logger
 from vgpu.protocol.peer import start_time
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ANSWER_S: Final = 20.0
 """A template imports for a second, on a busy machine for several."""

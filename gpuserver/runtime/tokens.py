@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-import structlog
 import trio
 
 from cython_ext import readings
@@ -48,8 +47,9 @@ from gpuserver.core.policy import Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
 from gpuserver.runtime.epochs import epoch_of, word_of
+from vgpu.loggers import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SECOND_NS: Final = 1_000_000_000
 WISH_NS: Final = SECOND_NS

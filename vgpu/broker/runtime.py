@@ -59,8 +59,7 @@ from vgpu.protocol.broker import (
 from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
-from vgpu.protocol.service import LINK_ENDED
-from vgpu.protocol.stream import MessageStream, connect, listen, serve_links
+from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect, listen, serve_links
 
 ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest

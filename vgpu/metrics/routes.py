@@ -6,16 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-import structlog
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
 from vgpu.bounds import Bounded
 from vgpu.errors import VgpuError
+from vgpu.loggers import get_logger
 from vgpu.metrics.exposition import exposition
 from vgpu.metrics.source import Source
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _OPENMETRICS: Final = "application/openmetrics-text"
 

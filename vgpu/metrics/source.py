@@ -14,7 +14,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.metrics.kinds import Seen
 from vgpu.protocol.hello import Hello, Request
 from vgpu.protocol.messages import GpuList, Gpus, Meter, Metering
-from vgpu.protocol.service import LINK_ENDED, checked, open_link, software_version
+from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.protocol.stream import LINK_ENDED
 from vgpu.spec import explain
 
 ANSWER_S: Final = 4.5

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-import psutil
-import structlog
 import trio
 
 from client_hook import interpreter, namespaces
@@ -21,6 +19,7 @@ from vgpu.ctl.exits import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.loggers import get_logger
 from vgpu.logs import to_stderr
 from vgpu.node.servers import Servers, Sharing, gpu_count
 from vgpu.node.supervisor import Node, check_paths, prepare
@@ -29,7 +28,7 @@ from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
 from vgpu.stage.signals import cause_of
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MOST_SIMULATED: Final = 16
 
@@ -109,7 +108,7 @@ def run(
         chosen(tuple(others), count)
         check_paths(paths)
         if host_memory_bytes is None:
-            host_memory_bytes = psutil.virtual_memory().total // 2
+            host_memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         servers = Servers(
             sharing,
             others,

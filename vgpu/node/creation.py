@@ -16,8 +16,8 @@ from vgpu.identity import Process
 from vgpu.node.servers import ServerProcess
 from vgpu.protocol.hello import Hello, Request
 from vgpu.protocol.messages import REQUEST_IDS_SINCE, Await, Confirm, Confirmed, Create, Forward, VgpuReading
-from vgpu.protocol.service import LINK_ENDED, AnyModel, checked, open_link
-from vgpu.protocol.stream import MessageStream
+from vgpu.protocol.service import AnyModel, checked, open_link
+from vgpu.protocol.stream import LINK_ENDED, MessageStream
 
 ADMISSION_S: Final = 15.0
 MAKING_S: Final = 60.0

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import structlog
 import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.happenings import OF_PROGRAMS, Happening
+from vgpu.loggers import get_logger
 from vgpu.node.routing import find_vgpu
 from vgpu.protocol.codec import MAX_CONTROL_BYTES
 from vgpu.protocol.messages import EventReading, VgpuReading
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 KEPT: Final = 10_000
 FILE_BYTES: Final = 8 << 20

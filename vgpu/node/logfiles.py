@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import structlog
 import trio
 
-log = structlog.get_logger(__name__)
+from vgpu.loggers import get_logger
+
+log = get_logger(__name__)
 
 FULL_BYTES: Final = 8 << 20
 LOOK_S: Final = 30.0

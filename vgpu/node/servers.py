@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import structlog
 import trio
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ from client_hook import interpreter
 from vgpu.config import UnmanagedName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.loggers import get_logger
 from vgpu.node.logfiles import trim
 from vgpu.node.loglines import last_words
 from vgpu.protocol.hello import Hello
@@ -28,7 +28,7 @@ from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 READY_S: Final = 30.0  # NVML on a machine with many GPUs and no persistence takes seconds
 LONGEST_PAUSE_S: Final = 5.0

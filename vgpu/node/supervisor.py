@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-import structlog
 import trio
 from pydantic import BaseModel, ValidationError
 
@@ -24,6 +23,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.loggers import get_logger
 from vgpu.node.creation import Creation
 from vgpu.node.events import EventFile, EventLog, History, server_restarted
 from vgpu.node.logfiles import keep_small
@@ -82,7 +82,7 @@ from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, check_length, 
 from vgpu.spec import explain
 from vgpu.trust import replaceable_part
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ANSWER_S: Final = 5.0
 CHANGE_S: Final = 60.0

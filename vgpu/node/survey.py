@@ -11,18 +11,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn, TypeVar
 
-import structlog
 import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.loggers import get_logger
 from vgpu.node.readings import put_together, restarted, stale
 from vgpu.node.servers import ServerProcess
 from vgpu.protocol.messages import AnyRequest, Forward, Look, Meter, Metering, Processes, ProcessList, Snapshot
 from vgpu.protocol.service import AnyModel, ask
 from vgpu.spec import explain
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
 """Who asks has patience of his own: a scrape of Prometheus 5 s in many places, ``vgpuctl doctor`` 3 s."""

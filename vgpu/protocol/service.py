@@ -8,26 +8,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
 
-import structlog
 import trio
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from vgpu.bounds import LEAST, MOST_CARRIED
 from vgpu.errors import ErrorCode, VgpuError, cleaned
+from vgpu.loggers import get_logger
 from vgpu.protocol.codec import Message, ProtocolError
 from vgpu.protocol.hello import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Request, Welcome
 from vgpu.protocol.messages import Failure, Notice, Reply
-from vgpu.protocol.stream import MessageStream, connect
+from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect
 from vgpu.spec import explain
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 HELLO_S: Final = 5.0
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 AnyAsked = TypeVar("AnyAsked", bound=Request)
-
-LINK_ENDED: Final = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
-"""What sending and receiving raise when the other end has gone."""
 
 
 def software_version() -> str:

@@ -30,6 +30,9 @@ from vgpu.protocol.descriptors import (
     take_descriptors,
 )
 
+LINK_ENDED: Final = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
+"""What sending and receiving raise when the other end has gone."""
+
 STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10

@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
 
-import structlog
 import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.loggers import get_logger
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Hello, Reading
 from vgpu.protocol.messages import EventList, EventReading, Events, Notice, Snapshot, Watch
-from vgpu.protocol.service import LINK_ENDED, checked, open_link
-from vgpu.protocol.stream import MessageStream
+from vgpu.protocol.service import checked, open_link
+from vgpu.protocol.stream import LINK_ENDED, MessageStream
 from vgpu.spec import explain
 from vgpu.web.history import Samples
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOKED_AT_S: Final = 0.5
 IDLE_S: Final = 5.0

@@ -16,7 +16,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import TRACE_MOST_NS, Failure, Notice, Trace
-from vgpu.protocol.service import LINK_ENDED, checked, open_link
+from vgpu.protocol.service import checked, open_link
+from vgpu.protocol.stream import LINK_ENDED
 from vgpu.protocol.trace import LeaseRecord, TraceChunk, WaitRecord
 
 KEPT_CHUNKS: Final = 120
