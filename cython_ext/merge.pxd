@@ -1,6 +1,6 @@
 """What the processes of a vGPU add up to: the relay's state and its merge, without threads (theory: relay.pyx)."""
 
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
@@ -26,8 +26,14 @@ cdef enum:
     UNPREDICTED_PATIENCES = 100  # for who stands still with work of unknown length: 10 s, kernels are shorter
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
     AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
+    LAUNCH_LEAST_NS = 100        # no process submits faster
     RECENT = 1 << 30             # epochs closer than this compare safely
     BATON_STEPS = 8              # at one look; three are the most that processes need who do not flicker
+
+
+cdef struct Counter:
+    uint64_t last                # of the process, as last merged
+    uint64_t counted             # what it has grown by since the watch began, as far as that is believed
 
 
 cdef struct Watch:
@@ -39,8 +45,9 @@ cdef struct Watch:
     uint32_t ended
     int64_t died_ns
     bint clean
-    uint64_t busy_ns             # as last merged
-    uint64_t launches
+    int64_t begun_ns
+    Counter busy_ns
+    Counter launches
     uint64_t gate_waits          # while no lease was in force: one that counts further is awake
 
 
@@ -115,11 +122,13 @@ cdef inline int index_of(uint64_t bit) noexcept nogil:
     return index
 
 
-cdef inline uint64_t grown(uint64_t total, uint64_t* last, uint64_t now) noexcept nogil:
-    """``total`` plus what a counter has grown by; one that fell began anew."""
-    cdef uint64_t growth = now - last[0] if now > last[0] else 0
-    last[0] = now
-    return total + growth if growth <= UINT64_MAX - total else UINT64_MAX
+cdef inline uint64_t growth(Counter* counter, uint64_t now, uint64_t most) noexcept nogil:
+    """By how much a process's counter has grown; one that fell began anew. All growth together is at most ``most``: a
+    process may write anything there, and a sum that it has driven to its end would count for nobody any more."""
+    cdef uint64_t added = min(now - counter.last if now > counter.last else 0, most - min(most, counter.counted))
+    counter.last = now
+    counter.counted += added
+    return added
 
 
 cdef inline void tell_processes(Wire* wire) noexcept nogil:
@@ -223,9 +232,11 @@ cdef inline void merge_submission(const Slot* slot, Merged* merged) noexcept nog
         merged.submitted_ns = first_ns
 
 
-cdef inline void add_up(Wire* wire, const Slot* slot, int index) noexcept nogil:
-    wire.busy_ns = grown(wire.busy_ns, &wire.watches[index].busy_ns, load64(&slot.busy_ns))
-    wire.launches = grown(wire.launches, &wire.watches[index].launches, load64(&slot.launches))
+cdef inline void add_up(Wire* wire, const Slot* slot, int index, int64_t at_ns) noexcept nogil:
+    cdef Watch* watch = &wire.watches[index]
+    cdef uint64_t lasted_ns = <uint64_t>max(at_ns - watch.begun_ns, <int64_t>0)
+    wire.busy_ns += growth(&watch.busy_ns, load64(&slot.busy_ns), lasted_ns)
+    wire.launches += growth(&watch.launches, load64(&slot.launches), lasted_ns / LAUNCH_LEAST_NS)
 
 
 cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Merged* merged) noexcept nogil:
@@ -246,7 +257,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             continue
         merged.processes += 1
         if stopped(wire, index, at_ns):
-            add_up(wire, slot, index)
+            add_up(wire, slot, index, at_ns)
             continue
         undrained = load32(&slot.undrained)
         drained = load32(&slot.drained_epoch)
@@ -274,7 +285,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
             merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
         merge_submission(slot, merged)
-        add_up(wire, slot, index)
+        add_up(wire, slot, index, at_ns)
     if merged.want_since_ns == INT64_MAX:
         merged.want_since_ns = 0
 

@@ -260,8 +260,9 @@ cdef void begin_watch(Wire* wire, int index) noexcept nogil:
     watch.wire = wire
     watch.slot = &wire.activity.slots[index]
     # What it did before we came was told by our predecessor, if by anybody.
-    watch.busy_ns = load64(&watch.slot.busy_ns)
-    watch.launches = load64(&watch.slot.launches)
+    watch.begun_ns = now_ns()
+    watch.busy_ns.last = load64(&watch.slot.busy_ns)
+    watch.launches.last = load64(&watch.slot.launches)
     watch.state = WATCH_ASKED
     baton_forget(&wire.baton, index)
     wire.admitted |= (<uint64_t>1) << index

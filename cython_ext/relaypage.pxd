@@ -6,3 +6,4 @@ from cython_ext.page cimport Page
 
 cdef class RelayPage(Page):
     cdef layout.RelayPage* get(self) except NULL
+    cdef layout.RelayEntry* at(self, int key) except NULL

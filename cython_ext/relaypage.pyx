@@ -2,6 +2,8 @@
 ``layout.pxd``).
 """
 
+from libc.string cimport memset
+
 from cython_ext cimport layout, native
 from cython_ext.page cimport Page
 from cython_ext.tenant cimport at_least_zero, bounded
@@ -44,11 +46,18 @@ cdef class RelayPage(Page):
         counts = ((key, native.load32(&page.entries[key].processes)) for key in range(layout.MAX_VGPUS))
         return {key: count for key, count in counts if count}
 
-    def entry(self, int key):
-        """What the relay of vGPU ``key`` (0 … 255) last said."""
+    cdef layout.RelayEntry* at(self, int key) except NULL:
         if not 0 <= key < layout.MAX_VGPUS:
             raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {layout.MAX_VGPUS - 1}")
-        cdef layout.RelayEntry* entry = &self.get().entries[key]
+        return &self.get().entries[key]
+
+    def clear(self, int key):
+        """The relay of vGPU ``key`` has ended: another vGPU may have the key."""
+        memset(self.at(key), 0, sizeof(layout.RelayEntry))
+
+    def entry(self, int key):
+        """What the relay of vGPU ``key`` (0 … 255) last said."""
+        cdef layout.RelayEntry* entry = self.at(key)
         return RelayReading(
             want=native.load32(&entry.want) != 0,
             returned_epoch=native.load32(&entry.returned_epoch),

@@ -360,6 +360,7 @@ class GpuServer:
         return written
 
     def _strike_off(self, vgpu: Vgpu) -> None:
+        self._relay_page.clear(vgpu.record.key)
         self.registry.remove(vgpu.record.vgpu_id)
         self.swapping.forget(vgpu)
         self.usage.forget(vgpu.record.key)
@@ -497,8 +498,9 @@ class GpuServer:
         # and is given back with that.
         if process is not None and not any(process in other.programs for other in self.vgpus.values()):
             self.swapping.stores.release(process)
-        text = f"the driver let process {message.pid} go, {format_bytes(message.released_bytes)} free again"
-        self.happened(Happening.DETACHED, vgpu, text, pid=message.pid, released_bytes=message.released_bytes)
+        released_bytes = min(message.released_bytes, self.facts.total_memory_bytes)  # the process wrote that number
+        text = f"the driver let process {message.pid} go, {format_bytes(released_bytes)} free again"
+        self.happened(Happening.DETACHED, vgpu, text, pid=message.pid, released_bytes=released_bytes)
 
     async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
         return await self.brokers.gone(vgpu, slot, process)

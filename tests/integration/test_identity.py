@@ -31,7 +31,7 @@ from vgpu.spec import VgpuSpec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
 
-SLOT_BYTES, SLOTS, COMMITTED = 512, 64, 208  # of layout.pxd, on x86-64
+SLOT_BYTES, SLOTS, BUSY, COMMITTED = 512, 64, 120, 208  # of layout.pxd, on x86-64
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,37 @@ def test_after_a_scribbler_the_next_program_works(node: SimulatedNode, theirs: V
     try:
         worker.goes_on()
         assert [p.pid for p in processes_of(node, theirs)] == [worker.popen.pid]
+    finally:
+        worker.end()
+
+
+def test_a_limit_holds_for_the_vgpu_that_has_a_scribblers_key(node: SimulatedNode, theirs: VgpuReading) -> None:
+    """The scribbler drove its counter of busy time to the end. Both vGPUs have one entry in the page of the server."""
+
+    def scribble() -> bool:
+        reply, descriptors = knock(node.paths.broker_socket(theirs.vgpu_id), attach_request())
+        with mmap.mmap(descriptors[1], 0) as page:
+            (size,) = struct.unpack_from("<I", page, 8)
+            at = size - (SLOTS - int(reply["slot"])) * SLOT_BYTES
+            struct.pack_into("<I", page, at, SlotState.ACTIVE)
+            struct.pack_into("<Q", page, at + BUSY, 2**64 - 1)
+            time.sleep(2.5)  # the relay reads each slot once a second
+        return bool(reply["ok"])
+
+    neighbour = Worker(node, theirs, 1 << 20)  # it rings for the relay until the end
+    try:
+        assert as_user(scribble) is True
+        with node.link() as link:
+            link.remove(theirs.vgpu_id, force=True)
+    finally:
+        neighbour.end()
+    worker = Worker(node, node.create(sm_percent=10, memory_bytes="1G"), 1 << 20)
+    try:
+        worker.goes_on()
+        before, began = worker.count, time.monotonic()
+        time.sleep(2.0)
+        of_1_ms = worker.count - before
+        assert of_1_ms / 1000 < 0.4 * (time.monotonic() - began)
     finally:
         worker.end()
 

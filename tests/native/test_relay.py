@@ -102,6 +102,26 @@ def test_a_lease_has_drained_when_its_slowest_process_has(stage: Stage) -> None:
     assert stage.relays.entry(KEY).busy_ns == 1500
 
 
+def test_busy_time_is_bounded_by_the_clock_whatever_a_process_writes(stage: Stage) -> None:
+    """Else the sum would stand at its end, and the limits of this vGPU and of the next under its key would not bind."""
+    began_ns = time.monotonic_ns()
+    liar, _ = stage.process()
+    liar.want()
+    stage.listener.wait(EventKind.WANTS, KEY)
+    stage.lease(1)
+    liar.wait_lease()
+    liar.submit(1)
+    stage.dispatcher.withdraw(KEY, 1)
+    liar.drain(1, busy_ns=2**64 - 1)
+    stage.listener.wait(EventKind.DRAINED, KEY, 1)
+    before_ns = stage.relays.entry(KEY).busy_ns
+    assert before_ns <= time.monotonic_ns() - began_ns
+    honest, _ = stage.process()
+    time.sleep(0.01)
+    honest.drain(1, busy_ns=2 * MS)
+    eventually(lambda: stage.relays.entry(KEY).busy_ns >= before_ns + 2 * MS)
+
+
 def in_force(stage: Stage, process: Process, length_ns: int) -> None:
     process.want()
     stage.listener.wait(EventKind.WANTS, KEY)
