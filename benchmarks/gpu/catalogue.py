@@ -42,6 +42,8 @@ BERT_BATCH: Final = 8
 BERT_TOKENS: Final = 128
 RNNT_BATCH: Final = 8
 TRAINING_BATCH: Final = 64
+DECODED: Final = 256
+"""Tokens that a decoder has in its cache, and looks back at for the next one."""
 
 WORKS: Final = {
     work.name: work
@@ -116,6 +118,37 @@ WORKS: Final = {
             1,
             kernels=5,
             kernel_ns=200_000,
+        ),
+        Work(
+            "decode-eager",
+            "decoder of 1.2 B parameters, bs 1, bf16, eager, each token to the host",
+            "inference",
+            1,
+            "tokens/s",
+            1,
+            host_bound=True,
+            kernels=20,
+            kernel_ns=40_000,
+            host_ns=200_000,
+        ),
+        Work(
+            "decode-graph",
+            "the same decoder as one CUDA graph, each token to the host",
+            "inference",
+            1,
+            "tokens/s",
+            1,
+            kernels=5,
+            kernel_ns=200_000,
+        ),
+        Work(
+            "vit-train",
+            f"ViT-B/16 training, bs {TRAINING_BATCH}, bf16 autocast",
+            "training",
+            TRAINING_BATCH,
+            "img/s",
+            3,
+            kernels=60,
         ),
         Work(
             "rnnt-infer",

@@ -44,6 +44,7 @@ class Window:
 
     ``requests_per_second``: 0, or an open loop: requests arrive at random at that rate, whether or not the GPU keeps
     up, and each is waited for before the next one is submitted; ``seed`` says when. ``lead_s``: lead-in and tail.
+    ``samples``: all latencies, too: of requests, or the times between steps.
     """
 
     start: float
@@ -51,6 +52,7 @@ class Window:
     stamps: bool = False
     kernels: bool = False
     requests_per_second: float = 0.0
+    samples: bool = False
     seed: int = 1
     lead_s: float = 0.7
 
@@ -99,6 +101,8 @@ def steady(work: Work, program: Program, window: Window) -> dict[str, Any]:
         "slowest_steps": slowest(done, start, stop),
         "late_s": late_s,
     }
+    if window.samples:
+        result["samples_ms"] = [round(took, 4) for took in gaps_ms]
     if stamps is not None and window.kernels:
         result |= {"kernels_ns": stamps(), "looks": [*looks, program.look()]}
     elif stamps is not None:
@@ -162,10 +166,13 @@ def requests(program: Program, window: Window) -> dict[str, Any]:
         if counts:
             host_ms.append(1e3 * (time.monotonic() - arrival))
             gpu_ms.append(program.elapsed_ms(first, last))
+    host_ms = [round(took, 4) for took in host_ms]
+    if window.samples:
+        return {"unserved": unserved, "late_s": late_s, "samples_ms": host_ms}
     return {
         "unserved": unserved,
         "late_s": late_s,
-        "host_ms": [round(took, 4) for took in host_ms],
+        "host_ms": host_ms,
         "gpu_ms": [round(took, 4) for took in gpu_ms],
     }
 

@@ -44,6 +44,7 @@ ANSWER_S: Final = 60.0
 END_S: Final = 20.0
 CUT_SHORT_S: Final = 3.0
 WATCH_S: Final = 0.02
+SEEDS_APART: Final = 1000
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -341,20 +342,30 @@ class Stage:
         stamps: bool = False,
         kernels: bool = False,
         watch_waits: bool = False,
+        samples: bool = False,
         requests_per_second: Sequence[float] = (),
         seed: int = 1,
     ) -> Outcome:
         """All of ``sharers`` over one window of wall time; ``requests_per_second``: for the first ones, 0 is a closed
-        loop; ``seed`` says when those come. ``watch_waits``: for which part of the time each vGPU had work, but no
-        lease; fifty looks a second.
+        loop; ``seed`` says when those come, of each sharer at other times. ``samples``: all latencies. ``watch_waits``:
+        for which part of the time each vGPU had work, but no lease; fifty looks a second.
 
         SharerFailed if one fails, answers too late, or began too late to be at work for the whole window.
         """
         pace = self._ground.pace
         start = time.monotonic() + pace.settle_s + pace.lead_s + pace.profiler_s * stamps
         rates = [*requests_per_second, *[0.0] * (len(sharers) - len(requests_per_second))]
-        for sharer, requests in zip(sharers, rates, strict=True):
-            window = Window(start, seconds, stamps or kernels, kernels, requests, seed, pace.lead_s)
+        for index, (sharer, requests) in enumerate(zip(sharers, rates, strict=True)):
+            window = Window(
+                start,
+                seconds,
+                stamps or kernels,
+                kernels,
+                requests_per_second=requests,
+                samples=samples,
+                seed=seed + SEEDS_APART * index,
+                lead_s=pace.lead_s,
+            )
             sharer.tell(json.dumps(asdict(window)))
         with ExitStack() as owned:
             utilisation = None

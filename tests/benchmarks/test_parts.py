@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.gpu.chain import overlaps
-from benchmarks.gpu.parts import PARTS, colocation, gate, mix, packing, pairs, pdl, percents, shares, sms
+from benchmarks.gpu.parts import PARTS, colocation, gate, light, mix, packing, pairs, pdl, percents, shares, sms
 from benchmarks.gpu.parts.handover import with_gaps
 from benchmarks.gpu.parts.part import Options, rotated
 from benchmarks.gpu.records import Measurement
@@ -266,6 +266,64 @@ def test_a_stream_and_its_trainer_are_compared_with_each_alone() -> None:
     assert "host_p50_ratio" not in rows[0].figures
     asked = {"host_p50_ratio": 1.10, "host_p99_ratio": 1.10, "trainer_percent": 80.0, "requests": 20_000}
     assert bars("colocation", rows[1]) == asked
+
+
+def in_turns(*totals: float, samples: Sequence[float] = ()) -> list[Outcome]:
+    """Windows of one sharer in a closed loop; of streams, if ``samples`` say what their requests took."""
+    if samples:
+        return [Outcome(({"work": "s", "unserved": 1, "samples_ms": list(samples)},), {"nvml_percent": 50.0})] * 2
+    return [Outcome(({"work": "w", "units_per_second": n, "samples_ms": [1.0, 3.0]},), {}) for n in totals]
+
+
+def light_of(block: str, row: str, way: str, outcomes: Sequence[Outcome]) -> Measurement:
+    of_all = light.condensed(outcomes)
+    return replace(measured("light", block, row, way, (), *of_all.results), figures=of_all.figures)
+
+
+def test_replicas_are_compared_turn_by_turn_with_the_time_slicing_beside_them() -> None:
+    block = light.SCENES[0].name
+    rows = light.derive(
+        [
+            light_of(block, "alone", "exclusive", in_turns(40, 50)),
+            light_of(block, "together", "hardware", in_turns(100, 200)),
+            light_of(block, "alone", "temporal", in_turns(20, 40)),
+            light_of(block, "together", "temporal", in_turns(50, 180)),
+            light_of(block, "together", "hardware", in_turns(50, 50)),
+            light_of(block, "together", "spatial", in_turns(60, 60)),
+        ]
+    )
+    ours = find(rows, "together", "temporal")
+    assert (ours["percent"], ours["percent_low"], ours["percent_high"]) == (70, 50, 90)
+    assert find(rows, "together", "spatial")["percent"] == 120
+    assert find(rows, "alone", "temporal")["percent"] == 65
+    assert (ours["p50_ms"], ours["p99_ms"], ours["samples"], ours["p99_ratio"]) == (1.0, 3.0, 4, 1.0)
+    assert "percent" not in rows[1].figures
+    assert bars("light", rows[3]) == {"percent_low": 97.0}
+    assert bars("light", rows[2]) == {"percent_low": 97.0}
+    assert bars("light", rows[5]) == bars("light", rows[0]) == {}
+
+
+def test_streams_are_judged_by_their_latencies_and_a_trainer_by_what_it_keeps() -> None:
+    block = "1 stream beside vit-train"
+
+    def beside(took: float, trains: float) -> list[Outcome]:
+        stream, trainer = in_turns(samples=[took] * 100), in_turns(trains, trains)
+        return [Outcome((*a.results, *b.results), a.figures) for a, b in zip(stream, trainer, strict=True)]
+
+    rows = light.derive(
+        [
+            light_of(block, "alone", "exclusive", in_turns(samples=[4.0] * 100)),
+            light_of(block, "together", "hardware", beside(6.0, 900)),
+            light_of(block, "trainer alone", "exclusive", in_turns(1000, 1000)),
+            light_of(block, "together", "temporal", beside(9.0, 950)),
+        ]
+    )
+    ours = find(rows, "together", "temporal")
+    assert (ours["p50_ms"], ours["samples"], ours["unserved"]) == (9.0, 200, 2)
+    assert (ours["p50_ratio"], ours["p99_ratio"]) == (1.5, 1.5)
+    assert (ours["trainer_percent"], ours["trainer_over_points"]) == (95, 5)
+    assert find(rows, "together", "hardware")["trainer_percent"] == 90
+    assert bars("light", rows[3]) == {"p50_ratio": 1.15, "p99_ratio": 1.15, "trainer_over_points": -1.0}
 
 
 def test_the_stream_alone_and_in_company_take_turns_in_going_first() -> None:

@@ -128,6 +128,21 @@ def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_programs_that_use_a_small_part(tmp_path: Path) -> None:
+    options = ("--works", "resnet50-infer1", "vit-train", "--ways", "temporal", "spatial")
+    rehearse(tmp_path, "--part", "light", *options)
+    assert_rows(tmp_path, "light", *options)
+    replicas = [m for m in read([tmp_path]).measurements if m.block == "3 × resnet50-infer1" and m.row == "together"]
+    assert [(m.way, m.asked) for m in replicas] == [
+        ("hardware", ()),
+        ("temporal", (33.0, 33.0, 33.0)),
+        ("hardware", ()),
+        ("spatial", (33.0, 33.0, 33.0)),
+    ]
+    assert all(len(r["turns"]) == 2 and r["samples"] for m in replicas for r in m.results)
+
+
+@pytest.mark.slow
 def test_dependent_launches(tmp_path: Path) -> None:
     rehearse(tmp_path, "--part", "pdl")
     assert [m.row for m in read([tmp_path]).measurements] == ["serial", "pdl", "100 %", "50 %"]

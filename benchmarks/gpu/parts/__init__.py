@@ -9,6 +9,7 @@ from benchmarks.gpu.parts import (
     gate,
     handover,
     launch,
+    light,
     mix,
     native,
     packing,
@@ -20,5 +21,5 @@ from benchmarks.gpu.parts import (
 )
 from benchmarks.gpu.parts.part import Part
 
-_MODULES: Final = (shares, pairs, handover, colocation, packing, mix, percents, sms, gate, launch, pdl, native)
+_MODULES: Final = (shares, pairs, light, handover, colocation, packing, mix, percents, sms, gate, launch, pdl, native)
 PARTS: Final[dict[str, Part]] = {module.PART.name: module.PART for module in _MODULES}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, ELEMENTS, RNNT_BATCH, TRAINING_BATCH, WORKS
+from benchmarks.gpu.catalogue import BERT_BATCH, BERT_TOKENS, DECODED, ELEMENTS, RNNT_BATCH, TRAINING_BATCH, WORKS
 from benchmarks.gpu.works.notes import Notes
 
 Step = Callable[[], object]
@@ -33,10 +33,21 @@ def elementwise(device: torch.device) -> Step:
     return lambda: torch.mul(x, 1.0001, out=y)
 
 
-def resnet_training(device: torch.device, batch: int = TRAINING_BATCH) -> Step:
+def resnet_training(device: torch.device) -> Step:
     import torchvision
 
-    model = torchvision.models.resnet50().to(device).train()
+    return classifier_training(torchvision.models.resnet50(), device)
+
+
+def vit_training(device: torch.device) -> Step:
+    import torchvision
+
+    return classifier_training(torchvision.models.vit_b_16(), device)
+
+
+def classifier_training(model: torch.nn.Module, device: torch.device, batch: int = TRAINING_BATCH) -> Step:
+    """Of images of 224 × 224, into 1000 classes."""
+    model = model.to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, 224, 224, device=device)
     labels = torch.randint(0, 1000, (batch,), device=device)
@@ -71,6 +82,60 @@ def bert(device: torch.device) -> Step:
     tokens = torch.randint(0, config.vocab_size, (BERT_BATCH, BERT_TOKENS), device=device)
     attended = torch.ones_like(tokens)
     return in_inference_mode(lambda: model(input_ids=tokens, attention_mask=attended))
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc]
+    """Of a decoder: attention of 32 heads over 8 pairs of keys and values, and a gated network, each behind a norm."""
+
+    def __init__(self, width: int, heads: int, pairs: int, hidden: int) -> None:
+        super().__init__()
+        self.shape, size = (heads, pairs), width // heads
+        self.before, self.after = torch.nn.RMSNorm(width), torch.nn.RMSNorm(width)
+        self.queries, self.out = (torch.nn.Linear(width, width, bias=False) for _ in range(2))
+        self.keys, self.values = (torch.nn.Linear(width, pairs * size, bias=False) for _ in range(2))
+        self.gate, self.up = (torch.nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(hidden, width, bias=False)
+        self.register_buffer("cache", torch.randn(2, 1, pairs, DECODED, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads, pairs = self.shape
+        normed = self.before(x)
+        query = self.queries(normed).view(1, 1, heads, -1).transpose(1, 2)
+        for kept, projected in zip(self.cache, (self.keys, self.values), strict=True):
+            kept[:, :, -1] = projected(normed).view(1, pairs, -1)
+        seen = torch.nn.functional.scaled_dot_product_attention(query, *self.cache, enable_gqa=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        normed = self.after(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Decoder(torch.nn.Module):  # type: ignore[misc]
+    """As large as a Llama of a billion parameters."""
+
+    def __init__(self, width: int = 2048, layers: int = 16, words: int = 128_256) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(words, width)
+        self.layers = torch.nn.Sequential(*(Layer(width, 32, 8, 4 * width) for _ in range(layers)))
+        self.norm = torch.nn.RMSNorm(width)
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        """The most probable next token."""
+        found = self.norm(self.layers(self.embedding(token)))
+        return torch.nn.functional.linear(found, self.embedding.weight).argmax(-1)
+
+
+def decoder(device: torch.device) -> Step:
+    """A step makes one token of the one before, always at the same place, and copies it to the host."""
+    with device:
+        model = Decoder().to(torch.bfloat16).eval()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    told = torch.zeros(1, 1, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+    def step() -> None:
+        token.copy_(model(token))
+        told.copy_(token, non_blocking=True)
+
+    return in_inference_mode(step)
 
 
 class Transducer(torch.nn.Module):  # type: ignore[misc]
@@ -155,6 +220,7 @@ BUILDERS: Final[dict[str, Callable[[torch.device], Step]]] = {
     "gemm16384": gemm(16384),
     "elementwise": elementwise,
     "resnet50-train": resnet_training,
+    "vit-train": vit_training,
     "resnet50-infer1": resnet_inference(1),
     "resnet50-infer8": resnet_inference(8),
     "bert-infer": bert,
@@ -162,5 +228,7 @@ BUILDERS: Final[dict[str, Callable[[torch.device], Step]]] = {
     "resnet50-graph1": captured(resnet_inference(1)),
     "long-kernel": long_kernel,
     "rnnt-infer": transducer,
+    "decode-eager": decoder,
+    "decode-graph": captured(decoder),
 }
 """By the catalogue's names."""
