@@ -301,6 +301,8 @@ def test_replicas_are_compared_turn_by_turn_with_the_time_slicing_beside_them() 
     assert bars("light", rows[3]) == {"percent_low": 97.0}
     assert bars("light", rows[2]) == {"percent_low": 97.0}
     assert bars("light", rows[5]) == bars("light", rows[0]) == {}
+    bound = Row("2 × decode-graph", "alone", "temporal", {})
+    assert bars("light", bound) == {}
 
 
 def test_streams_are_judged_by_their_latencies_and_a_trainer_by_what_it_keeps() -> None:

@@ -129,7 +129,7 @@ def test_a_stream_beside_a_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_programs_that_use_a_small_part(tmp_path: Path) -> None:
-    options = ("--works", "resnet50-infer1", "vit-train", "--ways", "temporal", "spatial")
+    options = ("--works", "resnet50-infer1", "--ways", "temporal", "spatial")
     rehearse(tmp_path, "--part", "light", *options)
     assert_rows(tmp_path, "light", *options)
     replicas = [m for m in read([tmp_path]).measurements if m.block == "3 × resnet50-infer1" and m.row == "together"]

@@ -89,6 +89,7 @@ def test_who_was_replaced_under_the_same_name_loses_nothing_of_what_it_has_now(
         memory=SimpleNamespace(reaped=lambda vgpu, slot: process),
         swapping=SimpleNamespace(stores=stores),
         vgpus=others,
+        facts=SimpleNamespace(total_memory_bytes=80 << 30),
         happened=lambda *_, **__: None,
     )
     vgpu = SimpleNamespace(members={})
