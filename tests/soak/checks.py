@@ -99,6 +99,8 @@ class Checks:
             for v in vgpus
         }
         running = {v.vgpu_id for v in world.vgpus.values() if not v.suspended}
+        # Children of programs, too: one that is suspended outlives the program that started it.
+        asleep = {process.pid for process in processes if process.vgpu_id not in running}
         per_gpu = [sorted(v.vgpu_id for v in world.vgpus.values() if v.gpu == gpu) for gpu in range(world.gpus)]
         compared: list[tuple[str, object, object]] = [
             ("vGPUs", listed, wanted),
@@ -115,7 +117,6 @@ class Checks:
             card.refresh()
             shown = {pid: taken - card.context_bytes for pid, _, taken, *_ in card.contexts().values()}
             mine = {pid: owned[pid] for v in world.vgpus.values() if v.gpu == index for pid in v.pids if pid in owned}
-            asleep = {pid for v in world.vgpus.values() if v.suspended for pid in v.pids}
             compared.append((f"card {index}", {pid: n for pid, n in shown.items() if pid not in asleep}, mine))
         return [f"{what}: {found}, wanted {expected}" for what, found, expected in compared if found != expected]
 
