@@ -50,9 +50,9 @@ cdef void configure(SimGpu* gpu, int index, bytes name, bytes uuid, uint64_t mem
     gpu.context_bytes = 480 << 20       # what a context costs on an H200, without the program's modules
     gpu.sms = sms
     gpu.pci_bus = 0x18 + index
-    gpu.slice_ns = 1_000_000
-    gpu.switch_ns = 89_000              # two busy contexts together reach 91.8 % of one alone, as on an H200
-    gpu.idle_switch_ns = 10_000
+    gpu.slice_ns = 2_050_000            # as on an H100 (benchmarks/slicing.py); a switch takes one as long ...
+    gpu.switch_ns = 138_000
+    gpu.idle_switch_ns = 138_000        # ... where the context that leaves has nothing to save
     gpu.copy_bytes_per_ns = 55
     gpu.memory_bytes_per_ns = 4100
     gpu.time_ns = time_ns

@@ -144,14 +144,14 @@ def test_one_context_has_the_gpu_to_itself() -> None:
 
 
 @given(contexts=st.integers(2, 6), kernel_ns=st.integers(50_000, 5_000_000))
-def test_time_slicing_is_fair_and_costs_eight_percent(contexts: int, kernel_ns: int) -> None:
-    """As on the H200: two busy contexts reach 91.8 % together. None is ahead of another by more than a slice."""
+def test_time_slicing_is_fair_and_costs_six_percent(contexts: int, kernel_ns: int) -> None:
+    """Slices of 2.05 ms, and 0.138 ms from one to the next. None is ahead of another by more than a slice."""
     engine, _ = busy_engine(contexts, kernel_ns, QUEUE)
-    elapsed = 20_000_000
+    elapsed = 45_000_000
     engine.advance(1 + elapsed)
     times = [context[4] for context in engine.contexts().values()]
-    assert max(times) - min(times) <= 1_000_000
-    assert sum(times) == pytest.approx(elapsed / 1.089, abs=1_100_000)
+    assert max(times) - min(times) <= 2_050_000
+    assert sum(times) == pytest.approx(elapsed * 2050 / (2050 + 138), abs=2_200_000)
 
 
 @given(steps=st.lists(st.integers(1, 3_000_000), min_size=1, max_size=30), kernel_ns=st.integers(10_000, 2_000_000))
