@@ -5,7 +5,7 @@ Everything an application can do wrong ends here, in one line on stderr and a CU
 by accident.
 """
 
-from libc.errno cimport EACCES, ECONNREFUSED, ENOENT, EPERM, errno
+from libc.errno cimport EACCES, ECONNREFUSED, ECONNRESET, ENOENT, EPERM, EPIPE, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp, strlen
@@ -54,6 +54,8 @@ cdef extern from "hook/connect.h" nogil:
 
 cdef enum:
     DURATION_BYTES = 1 << 20     # about 8,000 keys
+    BROKER_COMES_NS = 10_000_000_000     # as long as vgpuctl waits for a node
+    BROKER_LOOK_NS = 100_000_000
     MISSING_NS = 5_000_000_000   # a node that starts anew makes directories of vGPUs sooner
     LOCKED_NS = 50_000       # another thread has the lock: usually for a microsecond
     CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
@@ -94,8 +96,27 @@ cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexc
     return <uint32_t>reply.broker_epoch if reply.broker_epoch else load32(&activity.broker_epoch)
 
 
+cdef bint node_listens(const Gate* gate) noexcept nogil:
+    """By the vGPU's directory: the environment is the program's, which may change it while we read."""
+    cdef char[272] control
+    cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
+    memcpy(control, gate.directory, root)
+    control[root] = 0
+    return append(control, sizeof(control), b"/control.sock") and vgpu_listens(control)
+
+
+cdef bint broker_comes(const Gate* gate, int reason) noexcept nogil:
+    """Whether nobody answered only because broker and GPU Server have ended: the node starts the next ones."""
+    return (
+        (reason == ENOENT or reason == ECONNREFUSED or reason == ECONNRESET or reason == EPIPE)
+        and vgpu_exists(gate.directory) and node_listens(gate)
+    )
+
+
 cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply) noexcept nogil:
     cdef int reason = 0
+    cdef int64_t until_ns = now_ns() + <int64_t>BROKER_COMES_NS
+    cdef uint32_t unchanging = 0
     cdef void* table
     memset(gate, 0, sizeof(Gate))
     gate.probe = -1
@@ -112,13 +133,20 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     ):
         vgpu_say(b"VGPU_RUNTIME_DIR is too long", b"", b"")
         return CUDA_ERROR_OPERATING_SYSTEM
-    if not vgpu_converse(
+    while not vgpu_converse(
         gate, b"observer" if observer else b"process", -1, reply, &reason, &gate.grants, &gate.activity
     ):
-        if reason:
+        if reason == 0:
+            vgpu_say(vgpu_id, b": ", reply.error)
+            return CUDA_ERROR_NO_DEVICE
+        if not broker_comes(gate, reason):
             return vgpu_unreachable(vgpu_id, gate.directory, reason)
-        vgpu_say(vgpu_id, b": ", reply.error)
-        return CUDA_ERROR_NO_DEVICE
+        if now_ns() > until_ns:
+            vgpu_say(
+                vgpu_id, b": its broker has ended, and none has taken its place within 10 s: ", b"vgpuctl logs says why"
+            )
+            return CUDA_ERROR_OPERATING_SYSTEM
+        futex_wait(&unchanging, 0, now_ns() + <int64_t>BROKER_LOOK_NS)
     gate.gpu_index = <int>reply.gpu_index
     memcpy(gate.gpu_uuid, reply.gpu_uuid, strlen(reply.gpu_uuid) + 1)
     gate.window_ns = gate.grants.window_ns
@@ -350,14 +378,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
 cdef void look_for_removal(Gate* gate, int reason) noexcept nogil:
     """No broker answers. A vGPU that was removed before its new server's grants page came to us is known by its
     directory alone: that is gone, though the node is there, or is one that only a mount still shows."""
-    cdef char[272] control
-    cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
-    # The environment is the program's, which may change it while this thread reads it.
-    memcpy(control, gate.directory, root)
-    control[root] = 0
     if (reason != ENOENT and reason != ECONNREFUSED) or vgpu_is_kept(gate.directory) or not (
-        vgpu_exists(gate.directory)
-        or (append(control, sizeof(control), b"/control.sock") and vgpu_listens(control))
+        vgpu_exists(gate.directory) or node_listens(gate)
     ):
         gate.missing_ns = 0
     elif gate.missing_ns == 0:

@@ -63,6 +63,19 @@ def test_the_programs_own_causes(stage: Stage, provoke: str, says: str) -> None:
     assert vgpu.vgpu_id in line
 
 
+@pytest.mark.slow
+def test_a_broker_that_has_ended_and_no_other_starts(stage: Stage) -> None:
+    """The node is there, so the program waits, but not for ever."""
+    vgpu = stage.vgpu()
+    (vgpu.directory / "broker.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as node:
+        node.bind(str(stage.runtime / "control.sock"))
+        node.listen(200)
+        ran = stage.run(START + INIT, stage.environment(vgpu))
+    assert (ran.stdout, len(ran.stderr.splitlines())) == ("304\n", 1)
+    assert "its broker has ended, and none has taken its place within 10 s: vgpuctl logs" in ran.stderr
+
+
 def test_a_broker_that_closes_the_connection(stage: Stage) -> None:
     vgpu = stage.vgpu()
     vgpu._answer = lambda link: None  # type: ignore[method-assign]

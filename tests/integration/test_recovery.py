@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -358,6 +359,24 @@ def test_the_mode_is_kept_for_programs_whose_broker_died_with_the_server() -> No
             # Its broker is another one, whom nobody has told of it yet: it counts all the same.
             with pytest.raises(VgpuError, match="1 process attached"):
                 link.set_gpu("0", mode="temporal")
+
+
+def test_a_program_that_starts_while_server_and_broker_are_dead_waits_for_the_next_ones(node: SimulatedNode) -> None:
+    vgpu = node.create(sm_percent=20, memory_bytes="1G")
+    assert vgpu.broker_pid is not None
+    server, supervisor = node.server_pid(), node.supervisor.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        for pid in (server, vgpu.broker_pid):
+            os.kill(pid, signal.SIGKILL)
+        command = [sys.executable, "-m", "vgpu.workload", "--seconds", "0.05"]
+        environment = attachment([vgpu]).environment(node.environment)
+        program = node.popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(1.0)  # it asks meanwhile
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (0, "")
 
 
 @pytest.mark.timeout(300)
