@@ -1,4 +1,4 @@
-"""What a vGPU's programs use, seen over their life, and the size that would have been enough. Pure.
+"""What a vGPU's programs use, seen over their life, the size that would have been enough, and the mode. Pure.
 
 Each second in which they used the GPU at all counts once, by the part of it that was busy: what matters for a size is
 how much they need while they work, not how often they do.
@@ -7,6 +7,8 @@ how much they need while they work, not how often they do.
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +27,11 @@ AT_ITS_LIMIT: Final = 0.95
 """Who needs so much of what it may have might need more."""
 MEMORY_STEP_BYTES: Final = 256 * MIB
 _STEPS: Final = 100
+TURNS_SECONDS: Final = 60
+TURNS_HELD: Final = 0.5
+"""Of a second that counts: so much of it was held."""
+TURNS_USED: Final = 0.85
+"""Programs that keep a GPU busy use more of what they hold: 0.96 and more on an H100, a trainer beside streams 0.75."""
 
 
 @dataclass(slots=True)
@@ -77,10 +84,42 @@ class Usage:
         return 0.0
 
 
+class Turns:
+    """The last minute in which vGPUs held a GPU in turns: how much of it they held, and in how much a kernel ran."""
+
+    def __init__(self) -> None:
+        self._at_ns = 0
+        self._held_ns: dict[VgpuKey, int] = {}
+        self._seconds: deque[tuple[float, float]] = deque(maxlen=TURNS_SECONDS)
+
+    def note(self, now_ns: int, served: Mapping[VgpuKey, Served], kernel_ratio: float | None) -> None:
+        """How all stand; looked at once a second, however often it is told. ``kernel_ratio``: NVML's utilization of the
+        GPU; None: the driver does not say. A second counts if two vGPUs or more held the GPU in it."""
+        passed_ns = now_ns - self._at_ns
+        if passed_ns < SECOND_NS:
+            return
+        held = [
+            so_far.held_ns - self._held_ns[key]
+            for key, so_far in served.items()
+            if so_far.held_ns > self._held_ns.get(key, so_far.held_ns)
+        ]
+        part = min(1.0, sum(held) / passed_ns)
+        if kernel_ratio is not None and len(held) > 1 and part >= TURNS_HELD:
+            self._seconds.append((part, min(part, kernel_ratio)))
+        self._at_ns, self._held_ns = now_ns, {key: so_far.held_ns for key, so_far in served.items()}
+
+    def wasted(self) -> tuple[float, float] | None:
+        """Held and used, in parts of the time, if used is far less. None: it is not, or too little was seen."""
+        if len(self._seconds) < LEAST_SECONDS:
+            return None
+        held, used = (statistics.fmean(parts) for parts in zip(*self._seconds, strict=True))
+        return (held, used) if used < TURNS_USED * held else None
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A vGPU as it is, and what was seen of it. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
-    time. ``temporal``: else its share is one of SMs, of which nobody measures the use."""
+    time. ``temporal``: else its share is one of SMs, of which nobody measures the use. ``wasted``: of ``Turns``."""
 
     vgpu: str
     seconds: int
@@ -90,6 +129,8 @@ class Seen:
     memory_peak_bytes: int
     memory_limit_bytes: int
     memory_refusals: int
+    gpu_index: int = 0
+    wasted: tuple[float, float] | None = None
 
 
 def advise(seen: Seen) -> Advice | None:
@@ -112,6 +153,13 @@ def advise(seen: Seen) -> Advice | None:
     options += [f"--mem {size // MIB}M"] if size is not None and size < seen.memory_limit_bytes else []
     typed = f": vgpuctl set {seen.vgpu} {' '.join(options)}" if options else ""
     text = "; ".join(said) + typed
+    if seen.temporal and seen.wasted is not None:
+        held, used = (f"{100 * part:.0f} %" for part in seen.wasted)
+        text += (
+            f". The vGPUs of GPU {seen.gpu_index} held it for {held} of a minute, and kernels ran for {used} (NVML). "
+            f"In spatial mode their programs run side by side: vgpuctl gpu set {seen.gpu_index} --mode spatial, once "
+            "no program is attached"
+        )
     return Advice(
         observed_ns=seen.seconds * SECOND_NS,
         busy_ratio=seen.busy_ratio,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from gpuserver.core.leases import Mode, Statement
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
-from gpuserver.core.usage import advise
+from gpuserver.core.usage import Turns, advise
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.creation import Held, summary
 from gpuserver.runtime.migration import unwritten
@@ -313,6 +313,7 @@ class Control:
                 raise
             server.registry.set_mode(mode)
             server.mode, server.mode_reason = mode, reason
+            server.turns = Turns()
         shares = {record.key: record.share for record in server.registry}
         for vgpu in server.vgpus.values():
             vgpu.told = server.registry[vgpu.record.vgpu_id].share
@@ -390,12 +391,13 @@ class Control:
         return vgpu_reading(vgpu, server.place, statement, rates, now_ns, warnings)
 
     def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
+        server = self._server
         return VgpuDetail(
             vgpu=self._reading(vgpu),
             processes=tuple(self._processes(vgpu)),
             gpu=self._gpu(self._readings()),
-            notes=notes_on(vgpu.record, self._server.mode),
-            advice=advise(seen_of(vgpu, self._server.usage, self._server.mode)),
+            notes=notes_on(vgpu.record, server.mode),
+            advice=advise(seen_of(vgpu, server.usage, server.mode, server.facts.index, server.turns)),
         )
 
     def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:

@@ -70,6 +70,7 @@ class Housekeeping:
             served, now_ns = server.tokens.served(), time.monotonic_ns()
             server.window.add(now_ns, served)
             server.usage.note(now_ns, served)
+            server.turns.note(now_ns, served, server.activity.utilization_ratio)
             for vgpu in server.vgpus.values():
                 self.tell_refusals(vgpu)
                 self._compare_sms(vgpu)

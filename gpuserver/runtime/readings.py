@@ -14,7 +14,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
 from gpuserver.core.registry import VgpuRecord
-from gpuserver.core.usage import Seen, Usage
+from gpuserver.core.usage import Seen, Turns, Usage
 from gpuserver.device.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import Outsider
@@ -190,7 +190,7 @@ def peak_bytes(vgpu: Vgpu) -> int:
     return vgpu.implicit_peak_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
 
 
-def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
+def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) -> Seen:
     """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
     restart nobody knows how much less."""
     record = vgpu.record
@@ -203,6 +203,8 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode) -> Seen:
         memory_peak_bytes=0 if vgpu.still else peak_bytes(vgpu),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
+        gpu_index=gpu_index,
+        wasted=turns.wasted(),
     )
 
 

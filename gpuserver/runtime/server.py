@@ -27,7 +27,7 @@ from gpuserver.core.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.unmanaged import Response, Unmanaged
-from gpuserver.core.usage import Usage
+from gpuserver.core.usage import Turns, Usage
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.device.pidfd import send
@@ -106,6 +106,7 @@ class GpuServer:
         self.place = Place(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
         self.window = RateWindow()
         self.usage = Usage()
+        self.turns = Turns()
         self.activity = Activity()
         self.policy = DEFAULT_POLICY
         self.gpu = gpu

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserver.core.leases import Served
-from gpuserver.core.usage import LEAST_SECONDS, Seen, Usage, advise
+from gpuserver.core.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, Turns, Usage, advise
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -32,6 +32,53 @@ def watched(parts: list[float], every_s: float = 1.0) -> Usage:
         busy_ns += int(part * every_s * S)
         usage.note(int(i * every_s * S), {0: Served(busy_ns, busy_ns, 1)})
     return usage
+
+
+def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: float = 1.0) -> Turns:
+    """``held``: parts of the time, by vGPU."""
+    turns = Turns()
+    for i in range(seconds + 1):
+        served = {key: Served(int(i * every_s * S * part), 0, i) for key, part in enumerate(held)}
+        turns.note(S + int(i * every_s * S), served, used)
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("held", "used", "wasted"),
+    [
+        ([0.33, 0.33, 0.33], 0.27, (0.99, 0.27)),  # replicas of ResNet-50 on an H100
+        ([0.1, 0.69], 0.9, None),  # a trainer that keeps its GPU busy, as far as it holds it
+        ([0.5, 0.49], 0.97, None),
+        ([0.99], 0.27, None),  # alone it keeps nobody from anything
+        ([0.1, 0.1], 0.05, None),  # nor do those that are idle
+        ([0.5, 0.49], None, None),
+    ],
+)
+def test_turns_of_programs_that_wait_for_their_hosts_are_wasted(
+    held: list[float], used: float | None, wasted: tuple[float, float] | None
+) -> None:
+    assert in_turns(held, used).wasted() == (None if wasted is None else pytest.approx(wasted))
+
+
+def test_turns_are_judged_by_the_last_minute_once_there_is_half_of_one() -> None:
+    assert in_turns([0.5, 0.5], 0.3, LEAST_SECONDS - 1).wasted() is None
+    assert in_turns([0.5, 0.5], 0.3, 10 * LEAST_SECONDS, every_s=0.1).wasted() == pytest.approx((1.0, 0.3))
+    turns = in_turns([0.5, 0.5], 0.3, 100)
+    for i in range(101, 101 + TURNS_SECONDS):
+        turns.note(S * (1 + i), {key: Served(int(i * S * 0.5), 0, i) for key in (0, 1)}, 0.99)
+    assert turns.wasted() is None
+
+
+def test_advice_names_the_other_mode_with_what_was_measured() -> None:
+    said = advise(replace(SEEN, gpu_index=3, wasted=(0.99, 0.27)))
+    assert said is not None
+    assert said.text.endswith(
+        ". The vGPUs of GPU 3 held it for 99 % of a minute, and kernels ran for 27 % (NVML). In spatial mode their "
+        "programs run side by side: vgpuctl gpu set 3 --mode spatial, once no program is attached"
+    )
+    spatial = advise(replace(SEEN, temporal=False, wasted=(0.99, 0.27)))
+    assert spatial is not None
+    assert "NVML" not in spatial.text
 
 
 @given(st.lists(st.floats(0, 1), max_size=200))

@@ -58,7 +58,26 @@ def say_unserved(gpus: Iterable[GpuReading]) -> None:
             say(f"GPU {gpu.index} is not served: {gpu.reason}", f"vgpuctl logs gpu {gpu.index}")
 
 
-@gpu_app.command("set")
+MODES = """
+The two modes of a GPU:
+
+\b
+             temporal                          spatial
+--sm 30      30 % of the time, all SMs         30 % of the SMs, all the time
+together     one vGPU at a time                side by side, by NVIDIA's MPS
+a limit      holds within 1 point              in steps of 2 SMs, 8 at least
+a fault      ends its own program              ends every program of the GPU
+suspend,     yes                               no
+migrate
+best for     training, long kernels, tenants   services, notebooks: programs
+             that must not disturb others      that wait for their hosts
+
+Three replicas of ResNet-50, batch 1, on an H100: 207 img/s in temporal mode, 640 in spatial mode, 596 without vGPUs.
+`vgpuctl inspect` names the other mode where it measured that the vGPUs hold the GPU, but do not use it.
+"""
+
+
+@gpu_app.command("set", epilog=MODES)
 def set_(
     gpu: Annotated[str, typer.Argument(metavar="GPU", help="Index or UUID.", autocompletion=completion.gpus)],
     mode: Annotated[
