@@ -12,6 +12,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Final
+
+START_S: Final = 120.0
+"""On a machine where much else begins, too."""
 
 
 def plain_environment(node: Node | None, gpu: int = 0) -> dict[str, str]:
@@ -61,7 +65,7 @@ class Node:
             self.process = subprocess.Popen([*self.vgpuctl, *arguments], env=self.environment, stdout=log, stderr=log)
 
     def __enter__(self) -> Node:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + START_S
         while subprocess.run(
             [*self.vgpuctl, "gpu", "ls"], env=self.environment, capture_output=True, check=False
         ).returncode:

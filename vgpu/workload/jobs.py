@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vgpu.workload.driver import Gpu, Kernel
 from vgpu.workload.kernels import BLOCKS_PER_SM, FMAS_PER_ITERATION, THREADS
@@ -13,7 +14,8 @@ from vgpu.workload.kernels import BLOCKS_PER_SM, FMAS_PER_ITERATION, THREADS
 COMPUTE_KERNEL_NS = 500_000  # aim of the calibration: inside the 0.2 to 1 ms of usual large kernels
 STREAM_BYTES = 256 << 20
 STAMPS = 1 << 16
-CALIBRATION_RUNS = 5
+CALIBRATION_BATCHES = 2
+BATCH_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,17 @@ class Job:
 
 
 def timed_ns(gpu: Gpu, launch: Callable[[], None]) -> int:
-    """Shortest of a few runs: whoever shares the GPU can only make one longer."""
-    first, second = gpu.event(), gpu.event()
+    """Shortest of a few runs. Another program on the GPU can only make one longer: the first of a batch waits for the
+    time slice, and those behind it run in that slice."""
+    marks = [gpu.event() for _ in range(BATCH_RUNS + 1)]
     best = 1 << 62
-    for _ in range(CALIBRATION_RUNS):
-        gpu.record(first)
-        launch()
-        gpu.record(second)
-        gpu.wait(second)
-        best = min(best, gpu.elapsed_ns(first, second))
+    for _ in range(CALIBRATION_BATCHES):
+        gpu.record(marks[0])
+        for mark in marks[1:]:
+            launch()
+            gpu.record(mark)
+        gpu.wait(marks[-1])
+        best = min(best, *(gpu.elapsed_ns(a, b) for a, b in pairwise(marks)))
     return max(best, 1)
 
 
