@@ -24,7 +24,7 @@ from cython_ext.activitypage import ActivityPage
 from gpuserver.core.leases import Mode, Served
 from gpuserver.core.registry import Card, Owner, Registry
 from gpuserver.core.trace import Recorder
-from gpuserver.core.usage import Usage
+from gpuserver.core.usage import Turns, Usage
 from gpuserver.device.nvml import GpuFacts, MemoryUse
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.readings import Place, Rates, process_reading, seen_of, statement_of, vgpu_reading, warnings_on
@@ -100,7 +100,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert 0 <= vgpu.room_bytes <= vgpu.record.memory_limit_bytes
     msgpack.packb([vgpu.new_refusals(), vgpu.new_refusals(), vgpu.refusals, vgpu.launches, vgpu.movable_bytes])
     vgpu.show_served(Served(1, 1, 1))
-    _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL))
+    _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL, 0, Turns()))
     for slot in MEMBERS:
         vgpu.count_past(slot)
     msgpack.packb([vgpu.past.refusals, vgpu.past.launches, vgpu.past.refused_bytes])
