@@ -123,8 +123,8 @@ cdef inline int index_of(uint64_t bit) noexcept nogil:
 
 
 cdef inline uint64_t growth(Counter* counter, uint64_t now, uint64_t most) noexcept nogil:
-    """By how much a process's counter has grown; one that fell began anew. All growth together is at most ``most``: a
-    process may write anything there, and a sum that it has driven to its end would count for nobody any more."""
+    """By how much a process's counter has grown; a counter that fell began anew. All growth together is at most
+    ``most``: a process may write any number there, and a sum at its end would never grow again."""
     cdef uint64_t added = min(now - counter.last if now > counter.last else 0, most - min(most, counter.counted))
     counter.last = now
     counter.counted += added

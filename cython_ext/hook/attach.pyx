@@ -106,7 +106,7 @@ cdef bint node_listens(const Gate* gate) noexcept nogil:
 
 
 cdef bint broker_comes(const Gate* gate, int reason) noexcept nogil:
-    """Whether nobody answered only because broker and GPU Server have ended: the node starts the next ones."""
+    """Whether the broker did not answer because it and the GPU Server have ended. The node starts the next ones."""
     return (
         (reason == ENOENT or reason == ECONNREFUSED or reason == ECONNRESET or reason == EPIPE)
         and vgpu_exists(gate.directory) and node_listens(gate)

@@ -97,7 +97,7 @@ class SpatialScheduler(Competition):
     def clock(self, now_ns: int) -> int:
         if not self._competing:
             return self._clock
-        moment, times = self._moment, []
+        moment, times = self._moment, []  # as in _mean, which would charge each lease a second time
         for a in self._competing.values():
             time = a.time
             if a.holds:

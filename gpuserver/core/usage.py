@@ -93,8 +93,9 @@ class Turns:
         self._seconds: deque[tuple[float, float]] = deque(maxlen=TURNS_SECONDS)
 
     def note(self, now_ns: int, served: Mapping[VgpuKey, Served], kernel_ratio: float | None) -> None:
-        """How all stand; looked at once a second, however often it is told. ``kernel_ratio``: NVML's utilization of the
-        GPU; None: the driver does not say. A second counts if two vGPUs or more held the GPU in it."""
+        """``served``: what each vGPU has had so far. Calls within a second of the last one count for nothing.
+        ``kernel_ratio``: NVML's utilization of the GPU; None: the driver does not say. A second counts if two vGPUs or
+        more held the GPU in it."""
         passed_ns = now_ns - self._at_ns
         if passed_ns < SECOND_NS:
             return
@@ -119,7 +120,7 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A vGPU as it is, and what was seen of it. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
-    time. ``temporal``: else its share is one of SMs, of which nobody measures the use. ``wasted``: of ``Turns``."""
+    time. ``temporal``: else its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
 
     vgpu: str
     seconds: int

@@ -49,7 +49,7 @@ def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: 
         ([0.33, 0.33, 0.33], 0.27, (0.99, 0.27)),  # replicas of ResNet-50 on an H100
         ([0.1, 0.69], 0.9, None),  # a trainer that keeps its GPU busy, as far as it holds it
         ([0.5, 0.49], 0.97, None),
-        ([0.99], 0.27, None),  # alone it keeps nobody from anything
+        ([0.99], 0.27, None),  # a vGPU alone keeps no other from the GPU
         ([0.1, 0.1], 0.05, None),  # nor do those that are idle
         ([0.5, 0.49], None, None),
     ],

@@ -11,7 +11,7 @@ One vGPU alone under its limit, which does not bind, shows what the limit costs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -186,16 +186,14 @@ def derive(measurements: Sequence[Measurement]) -> list[Row]:
     found = []
     for block in compared(measurements):
         scene = BY_NAME[block[0].block]
-        plain = alone = trainer = None
+        alone = trainer = None
         for m in block:
-            if (m.row, m.way) == (TOGETHER, HARDWARE):
-                plain = m
-            elif (m.row, m.way) == (ALONE, EXCLUSIVE):
+            if (m.row, m.way) == (ALONE, EXCLUSIVE):
                 alone = m
             elif m.row == TRAINER_ALONE:
                 trainer = m
         for index, m in enumerate(block):
-            base = alone if m.row == ALONE else _nearest(block, index) or plain
+            base = alone if m.row == ALONE else _nearest(block, index)
             found.append(Row(scene.name, m.row, m.way, _figures(scene, m, base, trainer)))
     return found
 
@@ -248,7 +246,7 @@ def estimate(options: Options) -> float:
     return total
 
 
-def _together(streams: bool) -> Any:
+def _together(*, streams: bool) -> Callable[[Row], bool]:
     return lambda row: (row.row, row.way) == (TOGETHER, TEMPORAL) and bool(BY_NAME[row.work].streams) == streams
 
 
