@@ -47,7 +47,7 @@ from cython_ext.boardevents cimport (
 )
 from cython_ext.desks cimport (
     TURNS, Desk, Report, Turn, any_at_tail, any_but, desk_quiet_ns, first_waiting, has, next_key, put, turn_at_tail,
-    turn_begins, turn_due_ns, turn_idle_ns, turn_opens_ns,
+    turn_begins, turn_due_ns, turn_idle_ns, turn_opens_ns, turn_used_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
@@ -139,6 +139,7 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
     cdef BoardEvent* event = ring_emit(&board.ring, EVENT_DRAINED, key, turn.lease.epoch, at_ns)
     event.wants = wants
     event.idle_ns = turn_idle_ns(desk, turn, at_ns)
+    event.used_ns = turn_used_ns(desk, turn, at_ns)
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns
     board_drop(board, key, index, at_ns)
@@ -347,6 +348,20 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
             turn.waits += 1
     board_refile(board, key)
     return BOARD_OK
+
+
+cdef inline int64_t board_allowed_ns(
+    Board* board, uint32_t key, uint32_t epoch, int64_t allowance_ns
+) noexcept nogil:
+    """``GrantsPage.allowed_ns`` where the vGPU may use ``allowance_ns`` under that lease in all: from its GO on, or
+    from now where it has not gone. Below 0: without a limit."""
+    cdef const Turn* turn = board_find(board, key, epoch)
+    cdef uint64_t from_ns = board.desks[key].report.busy_ns
+    if allowance_ns < 0:
+        return 0
+    if turn != NULL and turn.went:
+        from_ns = turn.busy_at_go_ns
+    return <int64_t>min(max(from_ns, <uint64_t>1), <uint64_t>FOREVER_NS / 2) + min(allowance_ns, FOREVER_NS / 2)
 
 
 cdef inline void board_end(Board* board, uint32_t key, Turn* turn, int64_t now_ns) noexcept nogil:

@@ -61,7 +61,7 @@ cdef object event_reading(const BoardEvent* event):
     return Event(
         KINDS[event.kind], event.key, event.epoch, event.at_ns, None if event.end_ns == FOREVER_NS else event.end_ns,
         event.idle_ns, event.wants, event.longest_kernel_ns, event.refill_ns, event.predicted_end_ns,
-        event.taken_ns,
+        event.taken_ns, event.used_ns,
     )
 
 

@@ -8,7 +8,7 @@ at most. Nobody is woken for a reading, and for GO at the tail of another lease 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.desks cimport Desk, Turn, turn_idle_ns
+from cython_ext.desks cimport Desk, Turn, turn_idle_ns, turn_used_ns
 from cython_ext.layout cimport FOREVER_NS
 
 cdef enum:
@@ -35,6 +35,7 @@ cdef struct BoardEvent:
     int64_t longest_kernel_ns
     int64_t refill_ns
     int64_t predicted_end_ns
+    int64_t used_ns          # GPU time under the lease
 
 
 cdef struct EventRing:
@@ -71,6 +72,7 @@ cdef inline BoardEvent* ring_emit(
 cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
     """Of a lease in force, into an event that has its moment."""
     event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
+    event.used_ns = turn_used_ns(desk, turn, event.at_ns)
     event.wants = desk.want
     event.longest_kernel_ns = desk.report.longest_kernel_ns
     event.refill_ns = desk.report.refill_ns

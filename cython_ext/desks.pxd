@@ -155,6 +155,13 @@ cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_
     return known - <int64_t>busy
 
 
+cdef inline int64_t turn_used_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
+    """GPU time used under it up to ``at_ns``, as far as is known. A tenant's word, within 0 … held."""
+    if desk.report.busy_ns < turn.busy_at_go_ns:
+        return 0
+    return <int64_t>min(desk.report.busy_ns - turn.busy_at_go_ns, <uint64_t>max(at_ns - turn.go_ns, <int64_t>0))
+
+
 cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
     """When the desk's oldest turn that went is over because nobody wants it."""
     return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS

@@ -32,7 +32,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.board cimport (
-    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, Board, board_add, board_deadline, board_free,
+    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, Board, board_add, board_allowed_ns, board_deadline, board_free,
     board_handover_ns, board_new, board_publish, board_remove, board_report, board_step, board_withdraw,
     event_reading, read_turn,
 )
@@ -251,6 +251,21 @@ cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept
     return result
 
 
+cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t allowance_ns) noexcept nogil:
+    """Nobody is woken by it, but where the limit comes or goes: who waits for more looks every millisecond."""
+    cdef Grants* page
+    cdef int64_t allowed_ns
+    pthread_mutex_lock(&engine.lock)
+    page = engine.pages[key]
+    allowed_ns = board_allowed_ns(engine.board, key, epoch, allowance_ns)
+    if page != NULL:
+        if (page.allowed_ns == 0) != (allowed_ns == 0):
+            add32(&page.change, 1)
+            put(engine.wake, key, 1)
+        storei64(&page.allowed_ns, allowed_ns)
+    let_go(engine)
+
+
 cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
     cdef Report report
     cdef int64_t at_ns
@@ -258,6 +273,7 @@ cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
     at_ns = now_ns()
     engine.pages[key] = page
     storei64(&page.alive_ns, at_ns)
+    storei64(&page.allowed_ns, 0)
     read_report(&engine.relays.entries[key], &report)
     board_add(engine.board, key, &report, at_ns)
     settle(engine, at_ns)
@@ -385,6 +401,15 @@ cdef class Dispatcher:
             result = engine_withdraw(self.engine, index, asked)
         return bool(result)
 
+    def allow(self, key, epoch, allowance_ns):
+        """Under the lease ``epoch``, where it has no end, the vGPU may use ``allowance_ns`` of GPU time in all; None:
+        as much as it can. Programs that have used that up wait for more."""
+        cdef uint32_t index = self.known(key)
+        cdef uint32_t asked = epoch
+        cdef int64_t allowance = -1 if allowance_ns is None else max(0, allowance_ns)
+        with nogil:
+            engine_allow(self.engine, index, asked, allowance)
+
     def events(self):
         """What happened since the last call, oldest first. Ends with a LOST event if the ring was too small."""
         cdef Engine* engine = self.running()
@@ -405,7 +430,7 @@ cdef class Dispatcher:
             pthread_mutex_unlock(&engine.lock)
         found = [event_reading(&filled[i]) for i in range(count)]
         if lost:
-            found.append(Event(EventKind.LOST, 0, lost, now_ns(), 0, 0, False, 0, 0, 0))
+            found.append(Event(EventKind.LOST, 0, lost, now_ns(), 0, 0, False, 0, 0, 0, 0, 0))
         return found
 
     def observe(self, key):

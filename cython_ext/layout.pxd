@@ -161,6 +161,7 @@ cdef struct GrantsPage:
     uint32_t go_epoch        # the newest epoch of this vGPU to which GO was given
     uint32_t published       # plans[published & 1] is the current plan
     Plan[2] plans
+    int64_t allowed_ns       # under an open-ended lease: what RelayEntry.busy_ns may come to; 0: the vGPU has no limit
 
 
 cdef struct Slot:
@@ -238,7 +239,9 @@ cdef struct ActivityPage:
     uint64_t ledger_epoch    # advanced by every completed operation
     int64_t context_ns       # the newest context of a process came to be before then (hook/implicit.pyx); 0: none has
     uint32_t naming_epoch    # ``broker_epoch`` of a broker that puts no TID in ``ledger``
-    uint8_t[36] pad2
+    uint32_t pad2
+    int64_t busy_base_ns     # RelayEntry.busy_ns less that of all active slots; written by the relay
+    uint8_t[24] pad3
     Slot[64] slots
 
 

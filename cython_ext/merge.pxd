@@ -242,6 +242,7 @@ cdef inline void add_up(Wire* wire, const Slot* slot, int index, int64_t at_ns) 
 cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Merged* merged) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef uint32_t drained, undrained
+    cdef uint64_t base_ns = 0
     cdef int64_t since
     cdef int index
     cdef Slot* slot
@@ -258,6 +259,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         merged.processes += 1
         if stopped(wire, index, at_ns):
             add_up(wire, slot, index, at_ns)
+            base_ns -= wire.watches[index].busy_ns.last
             continue
         undrained = load32(&slot.undrained)
         drained = load32(&slot.drained_epoch)
@@ -286,6 +288,8 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
         merge_submission(slot, merged)
         add_up(wire, slot, index, at_ns)
+        base_ns -= wire.watches[index].busy_ns.last
+    storei64(&wire.activity.busy_base_ns, <int64_t>(wire.busy_ns + base_ns))
     if merged.want_since_ns == INT64_MAX:
         merged.want_since_ns = 0
 

@@ -16,10 +16,11 @@ from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
     ahead as ahead_logic, baton as baton_logic, belief as belief_logic, durations, excess, gate, graphs, handover,
-    plan as planning, trace, transfers, window, windowlength,
+    meter as metering, plan as planning, trace, transfers, window, windowlength,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
+from cython_ext.logic.meter cimport Meter as _Meter, Usage as _Usage
 from cython_ext.logic.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
 
@@ -33,6 +34,9 @@ TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, ba
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
 BELIEVED_NS = belief_logic.BELIEVED_NS
+METER_KEYS, TIMED_EVERY, TIMED_LONG, STEADY_FACTOR, ASSUMED_NS = (
+    metering.METER_KEYS, metering.TIMED_EVERY, metering.TIMED_LONG, metering.STEADY_FACTOR, metering.ASSUMED_NS
+)
 MARKERS = window.MARKERS
 WINDOW_LEAST_NS = windowlength.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
@@ -214,6 +218,12 @@ cdef class Durations:
         cdef durations.Duration* entry = durations.durations_launch(&self.table, &wanted)
         return durations.durations_predict(&self.table, entry), bool(durations.should_sample(entry))
 
+    def mean_ns(self, key):
+        """(mean of its samples, of how many at most 16); None if the key is not in the table."""
+        cdef durations.LaunchKey wanted = key_of(key)
+        cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
+        return None if entry == NULL else (entry.mean_ns, entry.means)
+
     def estimate_ns(self, key):
         """None if the key is not in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
@@ -234,6 +244,14 @@ cdef class Durations:
     def learn(self, key, uint32_t generation, int64_t sample_ns):
         cdef durations.LaunchKey wanted = key_of(key)
         durations.durations_learn(&self.table, &wanted, generation, sample_ns)
+
+    def steady(self, key):
+        cdef durations.LaunchKey wanted = key_of(key)
+        cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
+        return entry != NULL and bool(durations.durations_steady(entry))
+
+    def doubt(self):
+        durations.durations_doubt(&self.table)
 
     def forget(self, uint64_t handle=0):
         durations.durations_forget(&self.table, handle)
@@ -337,6 +355,95 @@ cdef class Backlog:
     @property
     def busy(self):
         return bool(self.backlog.busy)
+
+
+cdef class Meter:
+    """One thread's. Keys are as those of ``Durations``."""
+
+    cdef _Meter meter
+
+    def __cinit__(self, uint64_t seed=1):
+        metering.meter_turns(&self.meter, seed)
+
+    @staticmethod
+    def tag(key):
+        cdef durations.LaunchKey wanted = key_of(key)
+        return metering.key_tag(&wanted)
+
+    def takes(self, uint64_t tag):
+        return bool(metering.meter_takes(&self.meter, tag))
+
+    def counts(self, uint64_t tag):
+        return bool(metering.meter_counts(&self.meter, tag))
+
+    def times(self, uint64_t tag, int64_t mean_ns, uint32_t samples, bint steady=0):
+        """(what was added for the launch, how many the timed launch stands for)."""
+        cdef metering.Timing timing = metering.meter_times(&self.meter, tag, mean_ns, samples, steady)
+        return timing.assumed_ns, timing.weight
+
+    def carries(self, uint64_t tag, uint32_t weight):
+        metering.meter_carries(&self.meter, tag, weight)
+
+    def doubts(self):
+        metering.meter_doubts(&self.meter)
+
+    def never_times(self, uint64_t tag):
+        metering.meter_never_times(&self.meter, tag)
+
+    def grant(self, int64_t allowance_ns):
+        metering.meter_grant(&self.meter, allowance_ns)
+
+    def recall(self, int64_t most_ns):
+        metering.meter_recall(&self.meter, most_ns)
+
+    def turns(self, uint64_t seed):
+        metering.meter_turns(&self.meter, seed)
+
+    @property
+    def left_ns(self):
+        return self.meter.left_ns
+
+    @property
+    def spent_ns(self):
+        return metering.meter_spent_ns(&self.meter)
+
+    @property
+    def promised_ns(self):
+        return metering.meter_promised_ns(&self.meter)
+
+
+cdef class Usage:
+    """A process's, of one vGPU."""
+
+    cdef _Usage usage
+
+    def settle(self, uint64_t spent_ns, uint64_t busy_ns, bint drained):
+        metering.usage_settle(&self.usage, spent_ns, busy_ns, drained)
+
+    def meter(self):
+        """From here on work is submitted by the meter."""
+        self.usage.metered = 1
+
+    def amends(self, int64_t lasted_ns, int64_t assumed_ns, uint32_t weight):
+        metering.usage_amends(&self.usage, lasted_ns, assumed_ns, weight)
+
+    def room_ns(self, int64_t allowed_ns, int64_t others_ns, int64_t promised_ns):
+        return metering.usage_room_ns(&self.usage, allowed_ns, others_ns, promised_ns)
+
+    @property
+    def used_ns(self):
+        return self.usage.used_ns
+
+    def doubtful(self, int64_t silent_ns):
+        return bool(metering.usage_doubtful(&self.usage, silent_ns))
+
+    @property
+    def counted_ns(self):
+        return self.usage.counted_ns
+
+    @property
+    def metered(self):
+        return bool(self.usage.metered)
 
 
 cdef class Belief:

@@ -93,7 +93,8 @@ class Event(NamedTuple):
     ``end_ns`` (WENT): end of the lease as it went, None while open-ended. ``taken_ns`` (WENT): so long before GO its
     vGPU had work on the GPU, which is charged as well. ``idle_ns`` (DRAINED, OBSERVED): held time in
     which nothing ran, 0 ≤ idle ≤ held. ``wants`` (DRAINED, OBSERVED): whether the vGPU still wants a token.
-    ``drains_by_ns`` (OBSERVED): when everything submitted is predicted to be done.
+    ``drains_by_ns`` (OBSERVED): when everything submitted is predicted to be done. ``used_ns`` (DRAINED, OBSERVED): GPU
+    time used under the lease, 0 ≤ used ≤ held, as far as the vGPU's processes have counted it.
     """
 
     kind: EventKind
@@ -107,6 +108,7 @@ class Event(NamedTuple):
     handover_cost_ns: int
     drains_by_ns: int
     taken_ns: int = 0
+    used_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

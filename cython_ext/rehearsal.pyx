@@ -8,8 +8,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.layout cimport (
-    GRANTS_TRACED, MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan, RelayEntry,
-    RelayPage as Relays, Slot, TracedActivity, TraceRecord,
+    GRANTS_TRACED, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan,
+    RelayEntry, RelayPage as Relays, Slot, TraceRecord, TracedActivity,
 )
 from cython_ext.logic.baton cimport baton_ours
 from cython_ext.logic.gate cimport GateState, lease_usable
@@ -17,8 +17,8 @@ from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
 from cython_ext.logic.trace cimport trace_put
 from cython_ext.native cimport (
-    add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, loadi64, now_ns, or64, pause,
-    store32, store64, storei64,
+    add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, load64, loadi64, now_ns, or64,
+    pause, store32, store64, storei64,
 )
 from cython_ext.activitypage cimport ActivityPage
 from cython_ext.grantspage cimport GrantsPage
@@ -191,6 +191,23 @@ cdef class Process:
         store32(&self.slot.drained_epoch, epoch)
         exchange32(&self.slot.undrained, 0)
         self.ring()
+
+    def count(self, busy_ns):
+        """Work that has run, as the hook's meter counts it."""
+        store64(&self.slot.busy_ns, self.slot.busy_ns + <unsigned long>busy_ns)
+        storei64(&self.slot.counted_ns, now_ns())
+
+    def affords(self):
+        """Whether the vGPU's limit lets it go on, where the lease has no end."""
+        cdef uint64_t used_ns = <uint64_t>loadi64(&self.activity.busy_base_ns)
+        cdef int64_t allowed_ns = loadi64(&self.grants.allowed_ns)
+        cdef int i
+        if allowed_ns == 0 or load32(&self.grants.open_epoch) == 0:
+            return True
+        for i in range(MAX_PROCESSES):
+            if load32(&self.activity.slots[i].state) == SLOT_ACTIVE:
+                used_ns += load64(&self.activity.slots[i].busy_ns)
+        return <int64_t>used_ns < allowed_ns
 
     def close(self, uint32_t epoch):
         """Nothing more is submitted under the lease, and what runs will soon have finished."""

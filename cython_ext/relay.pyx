@@ -77,6 +77,7 @@ cdef extern from "vgpu_native.h" nogil:
 
 cdef enum:
     LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
+    LOOK_LIMITED_NS = 10_000_000     # ... and so often under an open-ended lease with a limit
     LOOK_WANTED_NS = 100_000_000     # plan and figures are looked at so often while the vGPU wants
     LOOK_TOLD_NS = 20_000_000    # so far apart the server is asked to look at NVML
     RING_BURST = 256
@@ -189,6 +190,8 @@ cdef void* wire_main(void* argument) noexcept nogil:
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
         look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
+        if wire.want and loadi64(&wire.grants.allowed_ns):
+            look_ns = min(look_ns, <int64_t>LOOK_LIMITED_NS)
         pthread_mutex_unlock(&wire.lock)
         rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
 

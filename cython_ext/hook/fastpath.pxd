@@ -8,10 +8,14 @@ kernel has membarrier: it would wait for the driver's last write to the GPU.
 
 ``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change
 when the hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so
-again.
+again. A launch of a key that the thread's meter does not know, or that is to be timed, goes there, too; and so does the
+one with which the thread's allowance is used up (logic/meter.pxd).
 """
 
+from libc.stdint cimport uint64_t
+
 from cython_ext.hook.state cimport Gate, Thread, vgpu_thread
+from cython_ext.logic.meter cimport meter_takes
 from cython_ext.native cimport compiler_fence, fence, load32, store32
 
 
@@ -22,8 +26,9 @@ cdef inline void* named(void* stream, bint own) noexcept nogil:
     return <void*>2 if own else <void*>1
 
 
-cdef inline Thread* announce(void* stream) noexcept nogil:
-    """The thread's record, announced, if it may submit to ``stream`` now; clear ``inside`` afterwards. Else NULL."""
+cdef inline Thread* announce(void* stream, uint64_t tag) noexcept nogil:
+    """The thread's record, announced, if it may submit a launch of that key to ``stream`` now; clear ``inside``
+    afterwards. Else NULL."""
     cdef Thread* thread = <Thread*>vgpu_thread
     cdef Gate* gate
     if thread == NULL or thread.gate == NULL:
@@ -40,6 +45,7 @@ cdef inline Thread* announce(void* stream) noexcept nogil:
         and load32(&gate.activity.baton) == gate.baton_open
         and thread.round == load32(&gate.round)
         and thread.stream == stream
+        and meter_takes(&thread.meter, tag)
     ):
         thread.launches += 1
         return thread

@@ -33,6 +33,12 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
     return durations_launch(&gate.durations, key) if known == NULL else known
 
 
+cdef public const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept nogil:
+    """What is learned of the launch ``key``, whatever is before it in its stream; it is counted, and the key completed.
+    Valid until the next call that takes the table."""
+    return entry_of(gate, key, 0, 0)
+
+
 cdef public void vgpu_foresee(
     Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
 ) noexcept nogil:

@@ -2,8 +2,8 @@
 
 Three ways through, decided in vgpu_enter: *plain* (no vGPU, a captured launch), *announced* (open-ended lease, the
 first launch since the last drain: its stream becomes known, the want published; the launches that follow take
-fastpath.pxd), *tracked* (finite lease: a prediction is added to the backlog and the pure decision of logic/gate.pxd
-holds it to window and lease end).
+fastpath.pxd, and the meter of logic/meter.pxd counts them all), *tracked* (finite lease: a prediction is added to the
+backlog and the pure decision of logic/gate.pxd holds it to window and lease end).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -11,11 +11,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
     publish_prediction, vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing,
-    vgpu_claim_thread, vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained, vgpu_drained_as_predicted,
-    vgpu_end, vgpu_foresee, vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch,
-    vgpu_may_be_spared, vgpu_outdate_probe, vgpu_publish_submission, vgpu_queue_ahead, vgpu_ring, vgpu_sample_begin,
-    vgpu_sample_end, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take,
-    vgpu_touch, vgpu_touched, vgpu_wait_for_baton, vgpu_want,
+    vgpu_claim_thread, vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained,
+    vgpu_drained_as_predicted, vgpu_end, vgpu_foresee, vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look,
+    vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared, vgpu_outdate_probe, vgpu_publish_counts, vgpu_publish_submission,
+    vgpu_queue_ahead, vgpu_recollect, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_metered,
+    vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch,
+    vgpu_touched, vgpu_turn_to, vgpu_wait_for_baton, vgpu_want,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -23,12 +24,13 @@ from cython_ext.hook.state cimport (
     is_swappable, state,
 )
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, Plan, epoch_past, epoch_reached,
+    FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, MAX_PROCESSES, MODE_TEMPORAL, SLOT_ACTIVE, Plan,
+    Slot, epoch_past, epoch_reached,
 )
 from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
 from cython_ext.logic.belief cimport belief_answered, belief_suffices
-from cython_ext.logic.durations cimport LaunchKey, is_graph
+from cython_ext.logic.durations cimport Duration, LaunchKey, durations_steady, is_graph
 from cython_ext.logic.excess cimport backlog_excess_ns
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
@@ -36,13 +38,17 @@ from cython_ext.logic.gate cimport (
 )
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.meter cimport (
+    UNLIMITED_NS, Timing, key_tag, meter_carries, meter_counts, meter_doubts, meter_grant, meter_never_times,
+    meter_recall, meter_times, usage_room_ns, usage_settle,
+)
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
+    FORGIVEN_NS, STALLED_NS, backlog_busy_ns, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
-    add32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64,
+    add32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
 )
 
 cdef extern from "limits.h":
@@ -63,6 +69,7 @@ cdef enum:
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
     LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
+    ALLOWANCE_MOST_NS = 2_000_000    # of a vGPU with a limit, for one thread at a time
     # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
     # the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
@@ -161,9 +168,71 @@ cdef int refused(Gate* gate) noexcept nogil:
     return CUDA_SUCCESS
 
 
+# --- the vGPU's limit under an open-ended lease
+
+cdef int64_t others_used_ns(const Gate* gate) noexcept nogil:
+    """What the vGPU's other processes have used, those that have ended too, as the server counts it."""
+    cdef uint64_t used_ns = <uint64_t>loadi64(&gate.activity.busy_base_ns)
+    cdef const Slot* slot
+    cdef uint32_t i
+    for i in range(MAX_PROCESSES):
+        slot = &gate.activity.slots[i]
+        if slot != gate.slot and load32(&slot.state) == SLOT_ACTIVE:
+            used_ns += load64(&slot.busy_ns)
+    return <int64_t>used_ns
+
+
+cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
+    """Whether the vGPU's limit lets the thread launch now. Its allowance is renewed as far as the limit goes."""
+    cdef int64_t allowed_ns = loadi64(&gate.grants.allowed_ns)
+    cdef int64_t room_ns
+    if allowed_ns == 0:
+        if thread.meter.left_ns < UNLIMITED_NS / 2:
+            meter_grant(&thread.meter, UNLIMITED_NS - thread.meter.left_ns)
+        return 1
+    meter_recall(&thread.meter, ALLOWANCE_MOST_NS)
+    if thread.meter.left_ns > 0:
+        return 1
+    vgpu_publish_counts(gate)
+    usage_settle(&gate.usage, gate.spent_ns, backlog_busy_ns(&gate.backlog), not gate.backlog.busy)
+    room_ns = usage_room_ns(&gate.usage, allowed_ns, others_used_ns(gate), gate.promised_ns)
+    if room_ns <= 0:
+        return 0
+    room_ns = room_ns / max(load32(&gate.activity.processes), <uint32_t>1) + 1
+    meter_grant(&thread.meter, min(room_ns, <int64_t>ALLOWANCE_MOST_NS) - thread.meter.left_ns)
+    return 1
+
+
+cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key) noexcept nogil:
+    """Add the launch to what the thread has used; one of many is timed. It is announced already."""
+    cdef const Duration* known
+    cdef Timing timing
+    launch.stream = index
+    if thread.meter.doubts != gate.doubts:
+        thread.meter.doubts = gate.doubts
+        meter_doubts(&thread.meter)
+    if meter_counts(&thread.meter, launch.tag):
+        return
+    known = vgpu_recollect(gate, key)
+    timing = meter_times(
+        &thread.meter, launch.tag, <int64_t>known.mean_ns, known.means, durations_steady(known)
+    )
+    if gate.grants.mode != MODE_TEMPORAL:        # there held time counts
+        meter_never_times(&thread.meter, launch.tag)
+        return
+    if timing.weight == 0:
+        return
+    launch.weight = timing.weight
+    launch.sample = vgpu_sample_metered(gate, key, index, &timing)
+    if launch.sample < 0:
+        meter_carries(&thread.meter, launch.tag, timing.weight)
+
+
 # --- the three ways through
 
-cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, int64_t now) noexcept nogil:
+cdef bint announced(
+    Gate* gate, Pass* launch, Thread* thread, LaunchKey* key, uint32_t epoch, int64_t now
+) noexcept nogil:
     """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
     meanwhile."""
     cdef int index
@@ -173,6 +242,9 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
     gate.streams[index].dirty = 1
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
+    if not gate.usage.metered and gate.grants.mode == MODE_TEMPORAL:
+        usage_settle(&gate.usage, gate.usage.spent_ns, backlog_busy_ns(&gate.backlog), 0)
+        gate.usage.metered = 1
     gate.untracked = 1
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
     gate.idle_since_ns = 0
@@ -192,6 +264,7 @@ cdef bint announced(Gate* gate, Pass* launch, Thread* thread, uint32_t epoch, in
         thread.launches -= 1             # it is counted once it is let through
         return 0
     launch.kind = PASS_ANNOUNCED
+    meter(gate, launch, thread, index, key)
     return 1
 
 
@@ -360,7 +433,14 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             continue
         open_epoch = load32(&gate.grants.open_epoch) if gate.baton_until_ns == FOREVER_NS else 0
         if open_epoch != 0 and not epoch_past(vgpu_spent_epoch(gate), open_epoch):
-            if announced(gate, launch, thread, open_epoch, now):
+            vgpu_turn_to(gate, thread)
+            if not affords(gate, thread):
+                vgpu_want(gate, now)
+                store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
+                wait(gate, change, now + LOOK_NS, FOREVER_NS)
+                store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
+                continue
+            if announced(gate, launch, thread, key, open_epoch, now):
                 break
             if load32(&gate.grants.open_epoch) == open_epoch and load32(&gate.activity.baton) == gate.baton:
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)    # given back a moment ago
@@ -455,7 +535,8 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
     launch.sample = -1
     launch.mark = 0
     launch.handle = stream
-    launch.thread = vgpu_announce_in_context(stream)
+    launch.tag = key_tag(key)
+    launch.thread = vgpu_announce_in_context(stream, launch.tag)
     if launch.thread != NULL:
         launch.kind = PASS_ANNOUNCED
         return CUDA_SUCCESS
@@ -471,6 +552,13 @@ cdef public void vgpu_leave(Pass* launch, int result) noexcept nogil:
     """The launch has reached the driver, which answered ``result``."""
     cdef Gate* gate = launch.gate
     if launch.kind == PASS_ANNOUNCED:
+        if launch.sample >= 0:
+            lock_acquire(&gate.lock)
+            if result != CUDA_SUCCESS:
+                vgpu_sample_void(gate, launch.sample)
+            elif not vgpu_sample_end(gate, launch.sample, launch.stream):
+                meter_carries(&launch.thread.meter, launch.tag, launch.weight)
+            lock_release(&gate.lock)
         store32(&launch.thread.inside, 0)
     elif launch.kind == PASS_TRACKED:
         if launch.sample >= 0 or launch.mark:

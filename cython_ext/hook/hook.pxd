@@ -5,8 +5,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.state cimport Foreseen, Gate, Pass, Pooled, State, Stream, Thread, state
 from cython_ext.layout cimport ActivityPage, Plan, Slot
 from cython_ext.logic.alloctable cimport Block
-from cython_ext.logic.durations cimport LaunchKey
+from cython_ext.logic.durations cimport Duration, LaunchKey
 from cython_ext.logic.gate cimport GateState
+from cython_ext.logic.meter cimport Timing
 from cython_ext.logic.pools cimport PoolDue
 from cython_ext.logic.window cimport backlog_end_ns, backlog_unpredicted
 from cython_ext.native cimport loadi64, rarely, store32, storei64
@@ -38,7 +39,7 @@ cdef extern:
     Gate* vgpu_gate_here() noexcept nogil
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
     void* vgpu_context_of_stream(void* stream) noexcept nogil
-    Thread* vgpu_announce_in_context(void* stream) noexcept nogil
+    Thread* vgpu_announce_in_context(void* stream, uint64_t tag) noexcept nogil
     void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
     unsigned int* vgpu_calling() noexcept nogil
     bint vgpu_is_calling() noexcept nogil
@@ -47,11 +48,13 @@ cdef extern:
     # ... the caller holds gate.lock
     void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil
     void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil
+    void vgpu_turn_to(Gate* gate, Thread* thread) noexcept nogil
     void vgpu_publish_counts(Gate* gate) noexcept nogil
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
     void vgpu_leave(Pass* launch, int result) noexcept nogil
     # foresight.pyx; the caller holds gate.lock
+    const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept nogil
     void vgpu_foresee(
         Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
     ) noexcept nogil
@@ -128,7 +131,10 @@ cdef extern:
     int vgpu_sample_begin(
         Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
     ) noexcept nogil
-    void vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
+    int vgpu_sample_metered(
+        Gate* gate, const LaunchKey* key, int stream, const Timing* timing
+    ) noexcept nogil
+    bint vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     void vgpu_sample_void(Gate* gate, int sample) noexcept nogil
     bint vgpu_leave_behind(Gate* gate, Stream* stream) noexcept nogil
     void vgpu_outdate_probe(Gate* gate) noexcept nogil

@@ -25,6 +25,7 @@ from cython_ext.logic.arenas cimport Arenas
 from cython_ext.logic.belief cimport Belief
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.graphs cimport GraphTable
+from cython_ext.logic.meter cimport Meter, Timing, Usage
 from cython_ext.logic.pieces cimport Pieces
 from cython_ext.logic.pools cimport PoolBook
 from cython_ext.logic.transfers cimport Trifles
@@ -94,7 +95,8 @@ cdef enum:
 
 
 cdef struct Thread:
-    # one application thread that launches; 64 bytes, its own cache line
+    # one application thread that launches, in a page of its own; the first 64 bytes are all that a launch reads besides
+    # its meter
     uint32_t inside          # between announcement and submission
     uint32_t taken
     Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
@@ -105,6 +107,7 @@ cdef struct Thread:
     uint64_t graph_launches  # of these
     Thread* next             # never unlinked: reused when its thread has ended
     void* context            # current when ``stream`` became known: of that one, if it is a default stream
+    Meter meter              # what it launches under open-ended leases
 
 
 cdef struct Stream:
@@ -135,6 +138,9 @@ cdef struct Sample:
     int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
     int64_t host_ns          # ... and so long before: not the kernel's
     int64_t least_ns         # a shorter one tells nothing
+    bint pair                # two events with nothing between them
+    bint metered             # under an open-ended lease ...
+    Timing timing            # ... and what it stands for
     bint cold                # the host may have loaded code in that time, and the kernel have run in part of it
     bint used
 
@@ -198,6 +204,16 @@ cdef struct Gate:
     uint32_t lock
     uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
     uint64_t past_graph_launches
+    uint64_t past_spent_ns   # ... by their meters
+    uint64_t spent_ns        # by all meters, when last added up ...
+    int64_t promised_ns      # ... and what was left of their allowances
+    Usage usage
+    uint32_t pairs           # of events that were timed with nothing between them ...
+    int64_t pair_ns          # ... and what they are apart
+    uint32_t doubts          # how often the meter was doubted
+    uint64_t quiet_launches  # at the last look that found some more ...
+    int64_t quiet_ns         # ... and when it was
+    bint limited             # the vGPU's limit was in force when the hook thread last looked
     uint64_t copies          # between host and device (atomic)
     uint64_t copied_bytes
     Trifles trifles          # without a lock: a race lets one more pass
@@ -348,6 +364,8 @@ cdef struct Pass:
     int kind                 # PASS_*
     bint mark                # a marker must follow at once
     int32_t sample           # index of Gate.samples to be closed, or -1
+    uint64_t tag             # of the key (logic/meter.pxd) ...
+    uint32_t weight          # ... and what the sample stands for
     int32_t stream           # index of Gate.streams
     void* handle             # the stream, normalised: 1 legacy, 2 own
     Gate* gate

@@ -18,8 +18,10 @@ from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
     Plan, Slot, epoch_past,
 )
+from cython_ext.logic.durations cimport durations_doubt
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
+from cython_ext.logic.meter cimport usage_doubtful, usage_settle
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
@@ -27,7 +29,7 @@ from cython_ext.logic.window cimport (
 )
 from cython_ext.logic.windowlength cimport overrun_tolerated_ns, window_adapt
 from cython_ext.native cimport (
-    cas32, exchange32, fence, futex_wait, futex_wake, load32, loadi64, now_ns, pause, store32, store64,
+    cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
     storei64,
 )
 
@@ -48,6 +50,7 @@ cdef enum:
     LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
     LOOK_IDLE_NS = 500_000
     LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
+    LOOK_METERED_NS = 10_000_000     # ... and work that the meter counts
     RETRY_NS = 20_000_000            # a server that restarts
     END_NS = 1_000_000_000           # for so long a process that ends waits for who has the lock
     KNOCK_NS = 1_000_000_000         # without a heartbeat for so long, the broker is asked, and that often
@@ -61,7 +64,8 @@ cdef enum:
 cdef void count(Gate* gate) noexcept nogil:
     """Everything that the slot tells in figures."""
     vgpu_publish_counts(gate)
-    store64(&gate.slot.busy_ns, backlog_busy_ns(&gate.backlog))
+    usage_settle(&gate.usage, gate.spent_ns, backlog_busy_ns(&gate.backlog), not gate.backlog.busy)
+    store64(&gate.slot.busy_ns, gate.usage.used_ns)
     storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
     storei64(&gate.slot.refill_ns, gate.backlog.refill_ns)
@@ -119,6 +123,17 @@ cdef inline int64_t ends_ns(const Gate* gate) noexcept nogil:
     return min(gate.lease_end_ns, gate.baton_until_ns)
 
 
+cdef void doubt(Gate* gate, int64_t now) noexcept nogil:
+    """The GPU was found at work. If that is for longer than the meter can explain, each key is timed anew."""
+    if load64(&gate.slot.launches) != gate.quiet_launches:
+        gate.quiet_launches = load64(&gate.slot.launches)
+        gate.quiet_ns = now
+    elif usage_doubtful(&gate.usage, now - gate.quiet_ns):
+        gate.doubts += 1
+        durations_doubt(&gate.durations)
+        store32(&gate.round, gate.round + 1)
+
+
 cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     """Look for the drain; whatever it tells, publish."""
     cdef Slot* slot = gate.slot
@@ -127,6 +142,8 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
+        if not drained and gate.untracked:
+            doubt(gate, now)
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
     count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
     publish_prediction(gate)         # behind a count: who finds it over finds us alive
@@ -176,6 +193,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     count(gate)
     vgpu_trace_busy(gate)
     in_charge = heard(gate)
+    heed_limit(gate)
     if gate.lost or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL:
         vgpu_let_go(gate)
     if not in_charge or not read_plan(gate.grants, &plan):
@@ -204,13 +222,32 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
     return gate.turn_due_ns if gate.ahead.launches else <int64_t>FOREVER_NS
 
 
+cdef inline int64_t alone_ns(const Gate* gate, int64_t now) noexcept nogil:
+    """How often, where nobody else is there. What runs for longer than predicted is looked at again after a quarter of
+    the time that it is overdue: it counts as run when it was predicted to, or when it was last seen running."""
+    cdef int64_t usual = LOOK_METERED_NS if gate.usage.metered or gate.limited else LOOK_ALONE_NS
+    cdef int64_t overdue = now - loadi64(&gate.slot.last_submit_ns) - gate.backlog.work_ns
+    if load32(&gate.slot.undrained) == 0 or gate.untracked or overdue <= 0:
+        return usual
+    return min(usual, max(<int64_t>LOOK_LEASED_NS, overdue / 4))
+
+
 cdef int64_t look_every_ns(const Gate* gate, int64_t now) noexcept nogil:
     """How often the queue is looked at, as things stand."""
     if state().spins and awake_for(due_ns(gate), AWAKE_BEFORE_NS, AWAKE_AFTER_NS, now):
         return LOOK_AWAKE_NS
     if gate.over_epoch:
         return LOOK_ENDED_MOST_NS
-    return LOOK_LEASED_NS if others_gain(gate) else LOOK_ALONE_NS
+    return LOOK_LEASED_NS if others_gain(gate) else alone_ns(gate, now)
+
+
+cdef void heed_limit(Gate* gate) noexcept nogil:
+    """The limit came into force under an open-ended lease, or is in force no more: threads on the fast path shall ask
+    for an allowance anew."""
+    cdef bint limited = loadi64(&gate.grants.allowed_ns) != 0
+    if limited != gate.limited:
+        gate.limited = limited
+        store32(&gate.round, gate.round + 1)
 
 
 cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
@@ -226,14 +263,14 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
         if others_gain(gate):            # the prediction may be too long, and what is idle is to be seen
             again = now + max((again - now) / 4, look_every_ns(gate, now))
             return max(min(ends_ns(gate), again), now + LOOK_ENDED_LEAST_NS)
-        return now + LOOK_ALONE_NS
+        return now + alone_ns(gate, now)
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and not gate.calls:
         give_back(gate, now)
     if vgpu_baton_over(gate, now):       # our turn may come any moment, and its work is to be seen
         return now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_ALONE_NS)
     if gate.began_epoch and others_gain(gate):
         return min(ends_ns(gate), now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
-    return now + LOOK_ALONE_NS
+    return now + alone_ns(gate, now)
 
 
 cdef void rest(Gate* gate, uint32_t change, int64_t due, int64_t until) noexcept nogil:

@@ -1,7 +1,7 @@
 """The application's threads: their records, what they count, whether they are in the driver, and which vGPU's gate they
 stand at."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from cython_ext.hook.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport (
@@ -10,7 +10,8 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport add64, fence, load32, load64, rarely, store32, store64
+from cython_ext.logic.meter cimport meter_promised_ns, meter_spent_ns, meter_turns
+from cython_ext.native cimport add64, fence, load32, load64, now_ns, rarely, store32, store64
 
 cdef extern from *:
     """
@@ -36,7 +37,7 @@ cdef extern from "hook/hook_native.h" nogil:
     void vgpu_at_thread_exit(const vgpu_thread_key* key, void* record) noexcept
 
 cdef enum:
-    PAGE_BYTES = 4096
+    RECORD_BYTES = 12288             # of one thread, in pages of its own
     DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
     OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
 
@@ -54,8 +55,10 @@ cdef void leave_gate(Thread* thread) noexcept nogil:
     if thread.gate != NULL:
         thread.gate.past_launches += thread.launches
         thread.gate.past_graph_launches += thread.graph_launches
+        thread.gate.past_spent_ns += <uint64_t>meter_spent_ns(&thread.meter)
     store64(&thread.launches, 0)
     store64(&thread.graph_launches, 0)
+    meter_turns(&thread.meter, <uint64_t>now_ns())
     thread.stream = NULL
     thread.gate = NULL
 
@@ -79,15 +82,12 @@ cdef Thread* fresh_record(State* all) noexcept nogil:
     """One that no thread has had, now among ``all.threads``; NULL: no memory. Spare ones are not among them, as those
     are walked whenever the queue is asked. The caller holds ``threads_lock``."""
     cdef Thread* thread
-    cdef unsigned int i
     if all.spare_threads == NULL:
-        thread = <Thread*>mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        thread = <Thread*>mmap(NULL, RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if thread == MAP_FAILED:
             return NULL
-        madvise(thread, PAGE_BYTES, MADV_WIPEONFORK)
-        for i in range(PAGE_BYTES // sizeof(Thread)):
-            thread[i].next = all.spare_threads
-            all.spare_threads = thread + i
+        madvise(thread, RECORD_BYTES, MADV_WIPEONFORK)
+        all.spare_threads = thread
     thread = all.spare_threads
     all.spare_threads = thread.next
     thread.next = all.threads
@@ -171,12 +171,12 @@ cdef inline void* name_in_context(void* stream) noexcept nogil:
     return <void*>(<size_t>stream | OF_CONTEXT) if <size_t>stream <= DEFAULT_HANDLES else stream
 
 
-cdef public Thread* vgpu_announce_in_context(void* stream) noexcept nogil:
+cdef public Thread* vgpu_announce_in_context(void* stream, uint64_t tag) noexcept nogil:
     """``announce`` for a default stream of a process with several vGPUs: the driver is asked for the context."""
     cdef Thread* thread = <Thread*>vgpu_thread
     if thread == NULL or <size_t>stream > DEFAULT_HANDLES or not attached() or state().gate_count == 1:
         return NULL
-    return announce(name_in_context(stream)) if thread.context == current_context() else NULL
+    return announce(name_in_context(stream), tag) if thread.context == current_context() else NULL
 
 
 cdef public void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noexcept nogil:
@@ -229,13 +229,18 @@ cdef public bint vgpu_is_calling() noexcept nogil:
 
 # --- counting
 
-cdef public void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil:
-    """One launch off the fast path. The caller holds ``gate.lock``."""
+cdef public void vgpu_turn_to(Gate* gate, Thread* thread) noexcept nogil:
+    """What the thread counts from now on is this gate's. The caller holds ``gate.lock``."""
     if thread.gate != gate:
         lock_acquire(&state().threads_lock)
         leave_gate(thread)
         thread.gate = gate
         lock_release(&state().threads_lock)
+
+
+cdef public void vgpu_count_launch(Gate* gate, Thread* thread) noexcept nogil:
+    """One launch off the fast path. The caller holds ``gate.lock``."""
+    vgpu_turn_to(gate, thread)
     thread.launches += 1
 
 
@@ -248,18 +253,24 @@ cdef public void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
 cdef public void vgpu_publish_counts(Gate* gate) noexcept nogil:
     """What was counted, into the slot. The caller holds ``gate.lock``."""
     cdef State* all = state()
-    cdef uint64_t launches, graphs
+    cdef uint64_t launches, graphs, spent_ns
+    cdef int64_t promised_ns = 0
     cdef Thread* thread
     lock_acquire(&all.threads_lock)
     launches = gate.past_launches
     graphs = gate.past_graph_launches
+    spent_ns = gate.past_spent_ns
     thread = all.threads
     while thread != NULL:
         if thread.gate == gate:
             launches += load64(&thread.launches)
             graphs += load64(&thread.graph_launches)
+            spent_ns += <uint64_t>meter_spent_ns(&thread.meter)
+            promised_ns += meter_promised_ns(&thread.meter)
         thread = thread.next
     lock_release(&all.threads_lock)
+    gate.spent_ns = spent_ns
+    gate.promised_ns = promised_ns
     store64(&gate.slot.launches, launches)
     store64(&gate.slot.graph_launches, graphs)
     store64(&gate.slot.copies, load64(&gate.copies))

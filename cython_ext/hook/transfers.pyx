@@ -18,8 +18,9 @@ from cython_ext.hook.state cimport (
     state,
 )
 from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
+from cython_ext.logic.meter cimport key_tag
 from cython_ext.logic.transfers cimport SMALL_BYTES, transfer_key, trifle_passes
-from cython_ext.native cimport now_ns
+from cython_ext.native cimport load32, now_ns
 
 cdef enum:
     # CUmemorytype
@@ -120,18 +121,20 @@ cdef void touching(Pass* work, Gate* gate) noexcept nogil:
 cdef int gated(
     Pass* work, void* stream, bint waits, uint32_t kind, uint64_t size_bytes, uint64_t row_bytes
 ) noexcept nogil:
-    cdef LaunchKey key
+    cdef LaunchKey key = transfer_key(kind, size_bytes, row_bytes)
     cdef Gate* gate
     work.kind = PASS_ANNOUNCED
-    work.thread = announce(stream)
+    work.sample = -1
+    work.thread = announce(stream, key_tag(&key))
     if work.thread != NULL:
         return CUDA_SUCCESS
     if size_bytes <= SMALL_BYTES:
         gate = vgpu_gate_here()
-        if gate == NULL or size_bytes == 0 or trifle_passes(&gate.trifles, now_ns()):
+        if gate == NULL or size_bytes == 0 or (
+            load32(&gate.grants.open_epoch) == 0 and trifle_passes(&gate.trifles, now_ns())
+        ):
             touching(work, gate)
             return CUDA_SUCCESS
-    key = transfer_key(kind, size_bytes, row_bytes)
     return vgpu_enter(work, stream, &key, LAUNCH_WAITS if waits else 0)
 
 

@@ -31,6 +31,7 @@ from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
 )
 from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
+from cython_ext.logic.meter cimport launch_tag
 from cython_ext.native cimport store32
 
 cdef extern from *:
@@ -127,7 +128,7 @@ cdef inline int kernel(
     bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
     unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params, void** extra,
 ) noexcept nogil:
-    cdef Thread* thread = announce(named(stream, own))
+    cdef Thread* thread = announce(named(stream, own), launch_tag(<uint64_t>f, gx, gy, gz, bx, by, bz))
     cdef LaunchKey key
     cdef Pass launch
     cdef int result, held
@@ -181,7 +182,10 @@ cdef inline int kernel_ex(bint own, const void* given, void* f, void** params, v
     cdef int result, held
     if config == NULL:
         return kernel_ex_real(own, given, f, params, extra)          # the driver's error
-    thread = announce(named(config.stream, own))
+    thread = announce(
+        named(config.stream, own),
+        launch_tag(<uint64_t>f, config.gx, config.gy, config.gz, config.bx, config.by, config.bz),
+    )
     if thread != NULL:
         result = kernel_ex_real(own, given, f, params, extra)
         store32(&thread.inside, 0)
@@ -217,7 +221,7 @@ cdef inline int cooperative(
     bint own, void* f, unsigned int gx, unsigned int gy, unsigned int gz,
     unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, void* stream, void** params,
 ) noexcept nogil:
-    cdef Thread* thread = announce(named(stream, own))
+    cdef Thread* thread = announce(named(stream, own), launch_tag(<uint64_t>f, gx, gy, gz, bx, by, bz))
     cdef LaunchKey key
     cdef Pass launch
     cdef int result, held
@@ -255,7 +259,8 @@ cdef public int vgpu_grid(
     """A launch whose block was set before (cuFuncSetBlockShape), and stands for one here."""
     cdef LaunchKey key
     work.kind = PASS_ANNOUNCED
-    work.thread = announce(named(stream, own))
+    work.sample = -1
+    work.thread = announce(named(stream, own), launch_tag(<uint64_t>function, width, height, 1, 1, 1, 1))
     if work.thread != NULL:
         return CUDA_SUCCESS
     key = launch_key(function, width, height, 1, 1, 1, 1)
@@ -338,7 +343,7 @@ cdef inline int launch_graph(bint own, void* graph, void* stream) noexcept nogil
         result = launch_taking_graph(own, graph, stream)
         vgpu_let_cancel(held)
         return result
-    thread = announce(named(stream, own))
+    thread = announce(named(stream, own), launch_tag(<uint64_t>graph, WORK_GRAPH, 0, 0, 0, 0, 0))
     if thread != NULL:
         thread.graph_launches += 1
         result = graph_real(own, graph, stream)

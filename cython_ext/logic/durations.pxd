@@ -30,6 +30,8 @@ cdef enum:
     SAMPLE_EVERY = 64        # later ones now and then
     DURATION_MAX_SECONDS = 86_400        # a longer sample is a broken clock
     LONGEST_SAMPLES = 256    # over which the highest estimate fades
+    STEADY_NS = 2_000        # of a sample, what the driver's and the GPU's queues make of it
+    MEAN_SAMPLES = 16        # over about which the mean moves
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x
@@ -53,6 +55,9 @@ cdef struct Duration:
     float[8] samples_ns      # the newest at [(learned - 1) % 8]
     int64_t estimate_ns      # UNKNOWN_NS before the first sample
     int64_t longest_ns       # the highest estimate of late
+    double mean_ns           # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
+    uint32_t means           # ... and of how many it is, since the meter was doubted
+    uint32_t pad
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
     uint32_t learned         # samples ever kept
@@ -166,6 +171,20 @@ cdef inline int64_t durations_longest(DurationTable* table, const Duration* entr
     return 0 if known == NULL else known.longest_ns
 
 
+cdef inline bint durations_steady(const Duration* entry) noexcept nogil:
+    """Whether the last eight samples are alike, but for what a clock makes of short ones, and so were those before: of
+    a kernel that is long once in four, eight short ones in a row are no rarity."""
+    cdef float least = entry.samples_ns[0], most = entry.samples_ns[0]
+    cdef double apart_ns = entry.mean_ns / 4 + <double>STEADY_NS
+    cdef int i
+    if entry.learned < 2 * DURATION_SAMPLES or <double>(entry.longest_ns - entry.estimate_ns) > apart_ns:
+        return 0
+    for i in range(1, DURATION_SAMPLES):
+        least = min(least, entry.samples_ns[i])
+        most = max(most, entry.samples_ns[i])
+    return <double>(most - least) <= apart_ns
+
+
 cdef inline bint should_sample(const Duration* entry) noexcept nogil:
     """Whether the launch just counted is worth timing."""
     cdef uint32_t every = SAMPLE_EVERY if entry.learned >= SAMPLE_ALWAYS else SAMPLE_EVERY_YOUNG
@@ -197,6 +216,8 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
     entry.learned += 1
     if entry.learned == 0:               # wrapped: all eight samples are still there
         entry.learned = DURATION_SAMPLES
+    entry.means = min(entry.means + 1, <uint32_t>MEAN_SAMPLES)
+    entry.mean_ns += (<double>sample_ns - entry.mean_ns) / entry.means
     kept = min(entry.learned, <uint32_t>DURATION_SAMPLES)
     for i in range(kept):
         sample = entry.samples_ns[i]
@@ -205,6 +226,13 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
     entry.estimate_ns = <int64_t>(largest if kept < 3 else (total - largest) / (kept - 1))
     if kept >= 3:                        # fewer may be one outlier
         entry.longest_ns = max(entry.estimate_ns, entry.longest_ns - entry.longest_ns / LONGEST_SAMPLES)
+
+
+cdef inline void durations_doubt(DurationTable* table) noexcept nogil:
+    """The next sample of each key is its mean."""
+    cdef size_t i
+    for i in range(<size_t>table.sets * DURATION_WAYS):
+        table.entries[i].means = 0
 
 
 cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:

@@ -1,8 +1,9 @@
 """One vGPU's account with a scheduler: virtual time, deadline, limit bucket, and the lease it may hold.
 
 Two books, two currencies. *Held* time (a lease was usable and not yet drained) moves virtual time: it is what the
-others could not use. *Busy* time (held minus observed idle gaps) empties the limit bucket: that is what the limit
-promises.
+others could not use. *Busy* time empties the limit bucket: that is what the limit
+promises. It is held time less observed idle gaps; under an open-ended lease in temporal mode, GPU time used by the
+hooks' meters (``cython_ext/logic/meter.pxd``).
 
 Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits, and what a division by the guarantee
 leaves over is carried, so that no share is lost to rounding. A bucket is nanoseconds × parts per million.
@@ -61,6 +62,13 @@ class Hold:
     tail_ns: int = 0
     idle_ns: int = 0
     drains_by_ns: int = 0
+    metered: bool = False
+    """It is, or was, open-ended: hooks count what is used under it, and do not observe each gap."""
+    used_ns: int | None = None
+    """Their count …"""
+    used_at_ns: int = 0
+    """… when it was read. From then on each moment counts as busy, once the lease has an end: nothing is read of it
+    often enough."""
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int, tail_ns: int) -> None:
         """``grace_ns``: the longest overlap that others pay for; ``tail_ns``: the longest that is the others' alone."""
@@ -91,6 +99,12 @@ class Hold:
             return max(self.usable_ns, min(now_ns, self.shadow_until_ns))
         return self.usable_ns
 
+    def observe(self, idle_ns: int, used_ns: int | None, at_ns: int) -> None:
+        """A reading of it at ``at_ns``. Neither figure ever falls."""
+        self.idle_ns = max(self.idle_ns, idle_ns)
+        if used_ns is not None:
+            self.used_ns, self.used_at_ns = max(self.used_ns or 0, used_ns), at_ns
+
     def unsettled(self, now_ns: int) -> int:
         """Held time that virtual time does not show yet."""
         if self.went_ns is None:
@@ -111,6 +125,8 @@ class Hold:
         so from GO on, whoever pays for the overlap; at a tail, which ends before a time slice does, it waits."""
         if self.went_ns is None:
             return 0
+        if self.metered and self.used_ns is not None:
+            return self.used_ns + (0 if self.lease.end_ns is None else max(0, now_ns - self.used_at_ns))
         begin_ns = self.usable_from(now_ns) if self.shares_overlap else self.went_ns
         return max(0, now_ns - begin_ns - self.idle_ns)
 
@@ -160,6 +176,10 @@ class Account:
     busy_ns: int = 0
     overuse_ns: int = 0
     tokens: int = 0
+    allowance_at_ns: int | None = None
+    """When it was last allowed more under its open-ended lease. None: it goes without a limit, or never has gone."""
+    allowance_told: bool = False
+    """Its hooks know of a limit."""
     guarantee: int = field(init=False)
     capped: bool = field(init=False)
     _carry: int = 0
@@ -174,6 +194,11 @@ class Account:
         self.capped = share.limit_ppm < PPM
         for hold in self.holds.values():
             hold.bursts = hold.bursts or share.bursts
+
+    @property
+    def always_ends(self) -> bool:
+        """Each of its leases has an end: the members of a gang with limits stop together, by their leases."""
+        return self.capped and self.muster is not None
 
     @property
     def throttled(self) -> bool:
@@ -289,7 +314,7 @@ class Account:
             wants=self.wants,
             holds=bool(self.holds),
             open_ended=self.open_ended,
-            throttled=self.throttled,
+            throttled=self.throttled or (self.capped and self.open_ended and self.bucket_at(now_ns) <= 0),
             barred=self.barred,
             waiting_since_ns=self.waiting_since_ns,
             lag_ns=lag_ns,
@@ -316,4 +341,4 @@ class Choice:
 
     @property
     def open_ended(self) -> bool:
-        return self.alone and not self.account.capped
+        return self.alone and not self.account.always_ends

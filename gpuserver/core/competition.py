@@ -102,6 +102,7 @@ class Competition(Membership):
         self._muster(now_ns)
         self._decide(now_ns)
         self._stand(now_ns)
+        self._allow(now_ns)
         commands, self._commands = self._commands, []
         return commands
 
@@ -129,6 +130,10 @@ class Competition(Membership):
     @abstractmethod
     def crowded(self) -> bool:
         """Whether others gain by it that an idle vGPU gives its lease back."""
+
+    def limited(self) -> list[VgpuKey]:
+        """Those that are allowed GPU time in parts: what they have used is to be observed before ``Tick``."""
+        return []
 
     @property
     def next_epoch(self) -> int:
@@ -182,6 +187,12 @@ class Competition(Membership):
                     raise InvariantError(f"lease {epoch} is granted, and still standing: {hold}")
                 if hold.lease.end_ns is not None and hold.lease.end_ns < hold.lease.start_ns:
                     raise InvariantError(f"lease {epoch} ends before it starts: {hold}")
+
+    _meters = False
+    """Whether what is used under open-ended leases is taken from the hooks' meters."""
+
+    def _allow(self, now_ns: int) -> None:
+        """Allow vGPUs with a limit more, under leases without an end."""
 
     @abstractmethod
     def _decide(self, now_ns: int) -> None:
@@ -327,7 +338,7 @@ class Competition(Membership):
             self._unshadow(epoch, now_ns)
             self._closed(older)
         at_ns = self._fair_end(event.epoch, min(max(event.at_ns, hold.usable_ns), now_ns))
-        hold.idle_ns = max(hold.idle_ns, event.idle_ns)
+        hold.observe(event.idle_ns, event.used_ns, at_ns)
         self._learn(account, event)
         self._settle(account, hold, at_ns)
         end = hold.lease.end_ns
@@ -367,7 +378,7 @@ class Competition(Membership):
         account = self._accounts[event.vgpu]
         hold = account.holds.get(event.epoch)
         if hold is not None:
-            hold.idle_ns = max(hold.idle_ns, event.idle_ns)
+            hold.observe(event.idle_ns, event.used_ns, now_ns)
             hold.drains_by_ns = event.drains_by_ns
             self._learn(account, event)
 
@@ -409,6 +420,8 @@ class Competition(Membership):
         if account.standing is not None:  # nobody has GO beside it, should it have begun already
             hold = self._take_up(account, lease.under(account.standing.lease.epoch))
             hold.revised_ns = now_ns
+            if lease.end_ns is None:
+                self._permit(account, hold)
             self._commands.append(Publish(hold.lease))
             return hold
         hold = self._issue(account, lease)
@@ -418,7 +431,10 @@ class Competition(Membership):
 
     def _issue(self, account: Account, lease: Lease) -> Hold:
         hold = account.hold(lease.under(self._next_epoch))
+        hold.metered = self._meters and lease.end_ns is None
         self._next_epoch += 1
+        if lease.end_ns is None:
+            self._permit(account, hold)
         self._commands.append(Publish(hold.lease))
         return hold
 
@@ -432,13 +448,9 @@ class Competition(Membership):
             if a.standing is not None:
                 self._unstand(a)
             else:
-                end_ns = None
-                if a.capped:
-                    length_ns = max(a.bucket_at(now_ns) // PPM, self.policy.quantum_min_ns // 2)
-                    end_ns = now_ns + min(length_ns, self.policy.quantum_max_ns)
                 window_ns = self._window(a)
                 a.standing = self._issue(
-                    a, Lease(a.key, 0, now_ns, end_ns, go_by_ns=FAR_NS, window_ns=window_ns, standing=True)
+                    a, Lease(a.key, 0, now_ns, None, go_by_ns=FAR_NS, window_ns=window_ns, standing=True)
                 )
 
     def _may_stand(self, account: Account) -> bool:
@@ -452,6 +464,7 @@ class Competition(Membership):
         account.standing = None
         self._note_wish(account)
         hold.lease = lease
+        hold.metered = hold.metered or (self._meters and lease.end_ns is None)
         account.holds[lease.epoch] = hold
         self._note_holds(account)
         return hold
@@ -467,7 +480,13 @@ class Competition(Membership):
         if any(getattr(hold.lease, name) != value for name, value in changes.items()):
             hold.lease = replace(hold.lease, **changes)
             hold.revised_ns = now_ns
+            if hold.lease.end_ns is None:
+                hold.metered = hold.metered or self._meters
+                self._permit(self._accounts[hold.lease.vgpu], hold)
             self._commands.append(Publish(hold.lease))
+
+    def _permit(self, account: Account, hold: Hold) -> None:
+        """What the vGPU may use under an open-ended lease: nothing is published before its hooks know it."""
 
     def _move(self, hold: Hold, start_ns: int) -> None:
         """The dispatcher starts the lease at another time than was planned: note it, say nothing."""

@@ -119,7 +119,7 @@ class Drained:
     epoch that has drained is over, with every older one of the vGPU, even if a new end for it was on its way. Also what
     the runtime reports for a holder that died (``at_ns``: when its work was seen gone, which may be in the past; the
     books settle there).
-    ``longest_kernel_ns``, ``handover_cost_ns``: as in ``Observed``; 0: nothing was learned.
+    ``longest_kernel_ns``, ``handover_cost_ns``, ``used_ns``: as in ``Observed``; 0: nothing was learned.
     """
 
     vgpu: VgpuKey
@@ -129,6 +129,7 @@ class Drained:
     wants: bool
     longest_kernel_ns: int = 0
     handover_cost_ns: int = 0
+    used_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class Observed:
     ``idle_ns``: observed idle gaps since the lease began. ``longest_kernel_ns``: the longest of the learned lengths of
     kernels launched lately. ``handover_cost_ns``: idle time that the first 8 ms of the lease before had more than the
     rest of leases has, the price of a hand-over to this vGPU. ``drains_by_ns``: predicted completion of everything
-    submitted. 0: nothing was learned.
+    submitted. 0: nothing was learned. ``used_ns``: GPU time used under the lease, as the hooks' meters count it; None:
+    they do not.
     """
 
     vgpu: VgpuKey
@@ -147,6 +149,7 @@ class Observed:
     longest_kernel_ns: int = 0
     handover_cost_ns: int = 0
     drains_by_ns: int = 0
+    used_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,17 @@ class Withdraw:
     epoch: int
 
 
-Command = Publish | Withdraw
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Under its open-ended lease ``epoch`` the vGPU may use ``allowance_ns`` of GPU time in all, and then waits for
+    more. None: as much as it can. Where that lease has not gone yet, what it used before does not count."""
+
+    vgpu: VgpuKey
+    epoch: int
+    allowance_ns: int | None
+
+
+Command = Publish | Withdraw | Allow
 
 
 # --- what another GPU has to know ---------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ class Policy:
     """Idle vGPUs have standing leases: a request on a free GPU is answered without the scheduler."""
     grace_ns: int = 100 * MILLISECOND
     """The longest that anyone waits for a predecessor to drain."""
+    allowance_ns: int = 10 * MILLISECOND
+    """A vGPU with a limit that holds an open-ended lease is allowed more that often …"""
+    allowance_ahead_ns: int = 12 * MILLISECOND
+    """… and what its bucket will get in this time at once: the scheduler may be late."""
     tail_ns: int = 500 * MICROSECOND
     """An overlap of two leases is the older one's work up to here. In a longer one the GPU went back and forth."""
     bursty_ppm: int = 500_000

@@ -4,7 +4,7 @@ At most two leases matter: ``current``, which is held or will be at once, and ``
 runs, so that the dispatcher hands over without asking. A decision about next may be revised until just before its
 start; the forecast behind it charges the holder to its end.
 
-    nobody holds          grant the best; open-ended where it is alone and has no limit
+    nobody holds          grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
     holder open-ended     gets an end as soon as somebody else waits
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible
@@ -19,9 +19,9 @@ from collections.abc import Iterator
 
 from gpuserver.core.account import Account, Choice, Hold
 from gpuserver.core.deadlines import Deadlines
-from gpuserver.core.leases import FAR_NS, Lease, Observed
+from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuKey
 from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
 
 class TemporalScheduler(Deadlines):
@@ -32,6 +32,8 @@ class TemporalScheduler(Deadlines):
         self._current: Hold | None = None
         self._next: Hold | None = None
 
+    _meters = True
+
     @property
     def crowded(self) -> bool:
         return True
@@ -41,6 +43,7 @@ class TemporalScheduler(Deadlines):
         due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
         if self._barred or self._members:
             due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
+        due += [self._allowance_due(self._accounts[key]) for key in self.limited()]
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
@@ -61,8 +64,8 @@ class TemporalScheduler(Deadlines):
             if account is None or account.holds.get(hold.lease.epoch) is not hold:
                 raise InvariantError(f"no account knows lease {hold.lease}")
             if hold.lease.end_ns is None:
-                if account.capped:
-                    raise InvariantError(f"open-ended lease for a vGPU with a limit: {hold.lease}")
+                if account.always_ends or (account.capped and account.allowance_at_ns is None):
+                    raise InvariantError(f"open-ended lease without an allowance for a vGPU with a limit: {hold.lease}")
                 if any(a.waiting for a in self._accounts.values()):
                     raise InvariantError(f"somebody waits beside the open-ended {hold.lease}")
         if current is not None and following is not None:
@@ -98,6 +101,36 @@ class TemporalScheduler(Deadlines):
         if not any(a.waiting and self._leads(a) for a in self._members.values()):
             return [lookahead]
         return [lookahead, lookahead + self.policy.decision_ns + self.policy.window_ns]
+
+    # --- limits under open-ended leases
+
+    def limited(self) -> list[VgpuKey]:
+        current = self._current
+        if current is None or current.lease.end_ns is not None or not self._accounts[current.lease.vgpu].capped:
+            return []
+        return [current.lease.vgpu]
+
+    def _allowance_due(self, account: Account) -> int:
+        return (account.allowance_at_ns or 0) + self.policy.allowance_ns
+
+    def _allow(self, now_ns: int) -> None:
+        current = self._current
+        if current is None or current.lease.end_ns is not None:
+            return
+        account = self._accounts[current.lease.vgpu]
+        if now_ns >= self._allowance_due(account) if account.capped else account.allowance_told:
+            self._permit(account, current)
+
+    def _permit(self, account: Account, hold: Hold) -> None:
+        """What its bucket has, and gets until the scheduler looks again."""
+        now_ns = self._now_ns
+        if account.capped:
+            left_ns = (account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns) // PPM
+            account.allowance_at_ns, account.allowance_told = now_ns, True
+            self._commands.append(Allow(account.key, hold.lease.epoch, max(0, hold.busy(now_ns) + left_ns)))
+        elif account.allowance_told:
+            account.allowance_told = False
+            self._commands.append(Allow(account.key, hold.lease.epoch, None))
 
     # --- events
 
@@ -171,7 +204,9 @@ class TemporalScheduler(Deadlines):
         holder = self._accounts[current.lease.vgpu]
         nearest = now_ns + self.policy.decision_ns + self._window(holder)
         end = current.lease.end_ns
-        if end is None and (holder.capped or any(self._in_line())):
+        if end is None and holder.capped:  # from now on no allowance holds it back
+            nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
+        if end is None and (holder.always_ends or any(self._in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = (
             holder.share.priority < self._highest

@@ -21,6 +21,7 @@ from gpuserver.core.bench import Bench
 from gpuserver.core.leases import (
     FAR_NS,
     Added,
+    Allow,
     Book,
     Changed,
     Command,
@@ -130,6 +131,7 @@ class TokenLoop:
             return
         book = self._bench.rise(key, time.monotonic_ns())
         self._published[key] = set()
+        self._dispatcher.allow(key, 0, None)
         for recorder in self._recorders:
             page = self._grants[key]
             recorder.enter(key, page.vgpu_id, time.monotonic_ns(), booked=(book.held_ns, book.busy_ns))
@@ -285,9 +287,10 @@ class TokenLoop:
         self._observe()
         return self._scheduler.served(time.monotonic_ns())
 
-    def _observe(self) -> None:
-        """Holders, before anybody reads the books: their idle gaps are not to count as busy."""
-        holders = [key for key, epochs in self._published.items() if epochs]
+    def _observe(self, holders: Iterable[VgpuKey] | None = None) -> None:
+        """Holders, or some of them, before anybody reads the books: their idle gaps are not to count as busy."""
+        if holders is None:
+            holders = [key for key, epochs in self._published.items() if epochs]
         observed = [seen for key in holders if (seen := self._dispatcher.observe(key)) is not None]
         self._take([_report(self._known(seen)) for seen in observed])
 
@@ -308,6 +311,7 @@ class TokenLoop:
             self.hear()  # what happened before, first
             deadline = self._scheduler.next_deadline_ns()
             if deadline is not None and deadline <= time.monotonic_ns():
+                self._observe(self._scheduler.limited())
                 self._handle(Tick())
 
     def _deadline_s(self) -> float:
@@ -449,6 +453,8 @@ class TokenLoop:
                     alone=lease.standing,
                     window_ns=lease.window_ns,
                 )
+            elif isinstance(command, Allow):
+                self._dispatcher.allow(command.vgpu, word_of(command.epoch), command.allowance_ns)
             elif self._dispatcher.withdraw(command.vgpu, word_of(command.epoch)):
                 self._published[command.vgpu].discard(command.epoch)
                 self.meters.withdrawn(command.vgpu, command.epoch)
@@ -472,6 +478,7 @@ def _report(seen: readings.Event) -> Report:
                 wants=seen.wants,
                 longest_kernel_ns=seen.longest_kernel_ns,
                 handover_cost_ns=seen.handover_cost_ns,
+                used_ns=seen.used_ns,
             )
         case _:
             return Observed(
@@ -481,4 +488,5 @@ def _report(seen: readings.Event) -> Report:
                 longest_kernel_ns=seen.longest_kernel_ns,
                 handover_cost_ns=seen.handover_cost_ns,
                 drains_by_ns=seen.drains_by_ns,
+                used_ns=seen.used_ns,
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuserver.core.leases import (
     Added,
+    Allow,
     Book,
     Changed,
     Command,
@@ -14,6 +15,8 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Muster,
+    Mustered,
     Observed,
     Priority,
     Publish,
@@ -42,21 +45,29 @@ class Desk:
     def __init__(self, scheduler: Scheduler, *shares: Share, standing: bool = False) -> None:
         self.scheduler = scheduler
         scheduler.adopt(replace(scheduler.policy, standing=standing))
+        self.allowed: dict[int, tuple[int, int | None]] = {}
+        """What the hooks of each know last: epoch, and the GPU time that they may use under it."""
         for key, share in enumerate(shares):
             scheduler.handle(Added(key, share), 0)
 
     def tell(self, event: Event, at_ms: float) -> list[Command]:
-        commands = self.scheduler.handle(event, round(at_ms * MS))
+        return self._noted(self.scheduler.handle(event, round(at_ms * MS)))
+
+    def _noted(self, commands: list[Command]) -> list[Command]:
         self.scheduler.check()
+        self.allowed.update({c.vgpu: (c.epoch, c.allowance_ns) for c in commands if isinstance(c, Allow)})
         return commands
 
     def tell_all(self, reports: list[Report], at_ms: float) -> list[Command]:
-        commands = self.scheduler.handle_all(reports, round(at_ms * MS))
-        self.scheduler.check()
-        return commands
+        return self._noted(self.scheduler.handle_all(reports, round(at_ms * MS)))
 
     def wants(self, key: int, at_ms: float) -> list[Command]:
         return self.tell(Wants(key), at_ms)
+
+    def ganged(self, key: int) -> Desk:
+        """``key`` is in a gang that binds it to nothing: under a limit each of its leases has an end."""
+        self.tell(Mustered(key, Muster()), 0)
+        return self
 
     def idle(self, key: int, at_ms: float) -> list[Command]:
         return self.tell(Idle(key), at_ms)

@@ -14,6 +14,7 @@ from typing import Any
 from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import (
     Added,
+    Allow,
     Book,
     Changed,
     Command,
@@ -72,13 +73,15 @@ class Record:
     planned_end_ns: int | None = None
     tail_ns: int | None = None
     """From here on it takes no more work, and others may have GO."""
+    beyond_ns: int = 0
+    """How far a kernel went beyond what it was allowed under a lease without an end."""
     shares_overlap: bool = False
     """It went at the tails of others: they divide the overlap."""
 
     def overrun_ns(self) -> int:
         if self.drained_ns is None or self.planned_end_ns is None:
-            return 0
-        return max(0, self.drained_ns - max(self.planned_end_ns, self.go_ns))
+            return self.beyond_ns
+        return max(self.beyond_ns, self.drained_ns - max(self.planned_end_ns, self.go_ns))
 
 
 @dataclass
@@ -104,6 +107,8 @@ class App:
     """When its kernel was."""
     stopped: bool = False
     generation: int = 0
+    allowed: tuple[int, int] | None = None
+    """Under its open-ended lease with that epoch it may use so much GPU time."""
     finished: list[tuple[int, int]] = field(default_factory=list)
     """(start, end) of every kernel."""
 
@@ -218,6 +223,12 @@ class Run(Timeline):
                 self._cut(held, replace(held.lease, end_ns=self.now_ns))
                 self._lease_moved(self.apps[command.vgpu])
             return
+        if isinstance(command, Allow):
+            app = self.apps[key]
+            app.allowed = None if command.allowance_ns is None else (epoch, command.allowance_ns)
+            if app.held is not None:
+                self._launch(app, app.held)
+            return
         assert isinstance(command, Publish)
         lease = command.lease
         if (lease.vgpu, lease.epoch) in self.drained:
@@ -311,7 +322,7 @@ class Run(Timeline):
         """The gate: start the next kernel if the lease allows it; drain if it does not."""
         if app.held is not held or app.running or not app.wants:
             return
-        if app.stopped:
+        if app.stopped or not self._affords(app, held):
             return
         length = self._length(app)
         end = held.lease.end_ns
@@ -321,11 +332,35 @@ class Run(Timeline):
             return
         app.running, app.first = True, False
         begun = app.begun = self.now_ns
+        if app.allowed is not None and end is None and app.allowed[0] == held.lease.epoch:
+            assert held.record is not None
+            held.record.beyond_ns = max(held.record.beyond_ns, held.record.busy_ns + length - app.allowed[1])
         if app.work.teaches and length > 5 * MS:
             self.tell(Observed(app.key, held.lease.epoch, 0, longest_kernel_ns=length, drains_by_ns=begun + length))
         if app.work.tails:
             self._close(app, held, begun, length)
         self.at(begun + length, lambda: self._complete(app, held, begun))
+
+    def _affords(self, app: App, held: Published) -> bool:
+        """Its hook's meter counts a kernel when it is launched."""
+        if app.allowed is None or held.lease.end_ns is not None or app.allowed[0] != held.lease.epoch:
+            return True
+        assert held.record is not None
+        return held.record.busy_ns < app.allowed[1]
+
+    def used_ns(self, app: App) -> int:
+        """What its hook's meter says of the lease that it has."""
+        assert app.held is not None
+        assert app.held.record is not None
+        return app.held.record.busy_ns + (self.now_ns - app.begun if app.running else 0)
+
+    def _tick(self) -> None:
+        if self.tick_ns == self.now_ns:
+            for app in [self.apps[key] for key in self.scheduler.limited() if key in self.apps]:
+                if app.held is not None:
+                    epoch = app.held.lease.epoch
+                    self._deliver(Observed(app.key, epoch, idle_ns=0, used_ns=self.used_ns(app)))
+        super()._tick()
 
     def _close(self, app: App, held: Published, begun: int, length: int) -> None:
         """Within its last millisecond a lease into which no other kernel fits behind this one takes no more."""
@@ -408,6 +443,7 @@ class Run(Timeline):
                 wants=app.wants,
                 longest_kernel_ns=work.kernel_ns if work.teaches else 0,
                 handover_cost_ns=work.refill_ns if work.teaches else 0,
+                used_ns=record.busy_ns,
             )
         )
         self._give_go()

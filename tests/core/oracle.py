@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuserver.core.leases import Command, Drained, Event, Lease, Observed, Publish, Went, Withdraw
+from gpuserver.core.leases import Allow, Command, Drained, Event, Lease, Observed, Publish, Went, Withdraw
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from tests.core.model import MS, Run
 
@@ -204,6 +204,7 @@ def limits(run: Run) -> list[str]:
         if share.limit_ppm < PPM:
             limit, line = share.limit_ppm / PPM, fill_line(share.limit_ppm)
             bound = max(2 * line, POLICY.wait_bucket_ns * limit) + line * (1 + limit) + longest_overrun(run, key)
+            bound += POLICY.allowance_ahead_ns * limit
             rise, _ = busy_against_limit(run, key)
             if rise > bound:
                 found.append(f"{key} was {rise / MS:.1f} ms above its limit, {rise / bound:.2f} of its bound")
@@ -269,6 +270,7 @@ class Watch:
         self.went: set[int] = set()
         self.standing: set[int] = set()
         self.over: set[int] = set()
+        self.allowed: dict[int, tuple[int, int | None]] = {}
 
     def __call__(self, events: Sequence[Event], now: int, commands: list[Command]) -> None:
         for event in events:
@@ -282,8 +284,11 @@ class Watch:
                 self.found.append(f"{command} at {now}, though that lease has drained")
             if isinstance(command, Withdraw):
                 self._withdrawn(events, now, command)
+            elif isinstance(command, Allow):
+                self.allowed[command.vgpu] = command.epoch, command.allowance_ns
             else:
                 self._published(now, command)
+                self._limited(now, command.lease)
         standings = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
         due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
         if any(s.throttled for s in standings) and due is None:
@@ -291,6 +296,16 @@ class Watch:
         left = all(isinstance(event, Observed) for event in events)  # readings decide nothing: a tick is due at once
         if due is not None and due <= now and not left:
             self.found.append(f"a deadline at {due} is not after {now}")
+
+    def _limited(self, now: int, lease: Lease) -> None:
+        """9: hooks of a vGPU with a limit know its allowance before they see a lease without an end; those of others
+        know none."""
+        limit = next(s.limit_ppm for s in self.scheduler.snapshot(now) if s.vgpu == lease.vgpu)  # type: ignore[attr-defined]
+        epoch, allowance_ns = self.allowed.get(lease.vgpu, (0, None))
+        if lease.end_ns is None and limit < PPM and (epoch != lease.epoch or allowance_ns is None):
+            self.found.append(f"9: {lease} at {now}, of a vGPU with a limit, without an allowance")
+        if lease.end_ns is None and limit == PPM and allowance_ns is not None:
+            self.found.append(f"9: {lease} at {now}, of a vGPU without a limit, with an allowance")
 
     def _withdrawn(self, events: Sequence[Event], now: int, command: Withdraw) -> None:
         start = self.leases[command.epoch].start_ns

@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])
 
 @BOTH
 def test_books_show_a_running_lease_up_to_the_last_event(kind: type[Competition]) -> None:
-    desk = Desk(kind(), CAPPED)
+    desk = Desk(kind(), CAPPED).ganged(0)
     assert desk.runs(0, 0).end_ns == 40 * MS  # its bucket: twice P·l
     desk.observed(0, 1, 10, idle_ns=2 * MS)
     assert desk.scheduler.books() == {
@@ -55,7 +55,7 @@ def test_a_lease_is_told_to_have_no_end_from_its_go_until_it_gets_one() -> None:
 
 @BOTH
 def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]) -> None:
-    desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH))
+    desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH)).ganged(0)
     desk.runs(0, 5)
     desk.observed(0, 1, 6, idle_ns=MS)
     expected = Statement(

@@ -218,7 +218,7 @@ def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[Competition], 
     due = desk.scheduler.next_deadline_ns()
     assert due == -(-(line * PPM + 7 * PPM) // limit_ppm)
     assert desk.scheduler.handle(Tick(), due - 1) == []
-    assert len(desk.scheduler.handle(Tick(), due)) == 1
+    assert len(leases(desk.scheduler.handle(Tick(), due))) == 1
 
 
 def test_who_comes_back_from_its_limit_is_where_it_was_among_the_others() -> None:

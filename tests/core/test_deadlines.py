@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import Account, Hold, virtual
-from gpuserver.core.leases import Drained, Lease, Priority, Share
+from gpuserver.core.leases import Drained, Lease, Muster, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
@@ -134,8 +134,12 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
     plant(scheduler, account)
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
-    assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, False)
+    assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, True)
     assert isinstance(choice.length_ns, int)
+    account.muster = Muster()
+    choice = scheduler._pick(10 * MS, None)
+    assert choice is not None
+    assert not choice.open_ended  # it stops together with the others of its gang
 
 
 def test_without_a_limit_no_bucket_runs_dry() -> None:

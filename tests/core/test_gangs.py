@@ -152,7 +152,9 @@ def test_outside_its_muster_it_stays_away() -> None:
 def test_leases_of_others_end_where_it_is_called() -> None:
     desk = Desk(aside=HARD)
     desk.call(binding(13 * MS, 33 * MS))
-    assert desk.scheduler.outlook(1).end_ns == 13 * MS
+    assert desk.scheduler.outlook(1).end_ns == 12_200_000  # somebody waits: a window and a decision from now
+    desk = Desk(aside=HARD)
+    desk.call(binding(12 * MS, 33 * MS))
 
 
 def test_inside_it_goes_first_for_as_long_as_its_leader() -> None:
@@ -271,9 +273,9 @@ def test_without_gangs_one_of_them_starves() -> None:
 
 
 def test_alone_with_a_hard_limit_a_gang_gets_its_limit() -> None:
-    """Without, its members are throttled at different times, and each spins away what the other saves."""
+    """Without, its members run out of their allowances at different times, and each spins away what the other saves."""
     assert part(Cluster(crossing(HARD)).run(4 * S), 0) > 0.45
-    assert part(Cluster(crossing(HARD, gang=False)).run(4 * S), 0) < 0.1
+    assert part(Cluster(crossing(HARD, gang=False)).run(4 * S), 0) < 0.4
 
 
 def test_a_ring_of_gangs_fills_its_gpus() -> None:

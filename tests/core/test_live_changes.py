@@ -59,7 +59,7 @@ def test_a_high_one_takes_its_sms_back_in_spatial_mode() -> None:
 
 
 def test_a_limit_that_is_taken_away_ends_the_wait() -> None:
-    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10))
+    desk = Desk(TemporalScheduler(), Share(PPM // 10, PPM // 10)).ganged(0)
     desk.runs(0, 0)
     end_ns = desk.scheduler.published(0)[0][0].end_ns
     assert end_ns is not None
@@ -88,3 +88,21 @@ def test_a_debt_is_kept_while_throttled_too(percent: int) -> None:
     desk.went(1, 2, 80)
     paid = desk.statement(0, 90).lag_ns - after.lag_ns
     assert paid == pytest.approx(10 * MS * share * PPM / (PPM * 4 // 5) / PPM, rel=0.01)
+
+
+def test_a_limit_comes_and_goes_under_a_lease_without_an_end() -> None:
+    """Its hooks are told at once: nothing else may ever happen on a GPU that one vGPU has for itself."""
+    capped = Share(PPM // 2, PPM // 2)
+    desk = Desk(TemporalScheduler(), HALF)
+    assert desk.runs(0, 0).end_ns is None
+    assert desk.allowed == {}
+    desk.changed(0, capped, 1000)
+    (epoch, allowance_ns) = desk.allowed[0]
+    assert allowance_ns is not None
+    assert 1000 * MS < allowance_ns < 1200 * MS  # what it has used, and a full bucket
+    assert desk.due_ms == 1010
+    desk.tick(1010)
+    assert desk.allowed[0][1] is not None
+    desk.changed(0, HALF, 1015)
+    assert desk.allowed[0] == (epoch, None)
+    assert desk.due_ms is None

@@ -13,7 +13,7 @@ import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Drained, Lease, Share, VgpuKey
+from gpuserver.core.leases import Allow, Drained, Lease, Share, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -119,6 +119,36 @@ class NothingRefillsByItself(TemporalScheduler):
     def next_deadline_ns(self) -> int | None:
         throttled = any(a.throttled for a in self._capped.values())
         return None if throttled else super().next_deadline_ns()
+
+
+class NothingIsRenewed(TemporalScheduler):
+    """A vGPU with a limit that holds a lease without an end is allowed what it has at the beginning."""
+
+    def _allow(self, now_ns: int) -> None:
+        pass
+
+    def next_deadline_ns(self) -> int | None:
+        return None
+
+
+class AllowsWithoutLimit(TemporalScheduler):
+    """All that anybody could use until the scheduler looks again."""
+
+    def _permit(self, account: Account, hold: Hold) -> None:
+        account.allowance_at_ns = self._now_ns
+        allowance_ns = hold.busy(self._now_ns) + self.policy.allowance_ahead_ns
+        self._commands.append(Allow(account.key, hold.lease.epoch, allowance_ns))
+
+
+class AllowsAnew(TemporalScheduler):
+    """What the bucket has, whatever was used of it under this lease."""
+
+    def _permit(self, account: Account, hold: Hold) -> None:
+        super()._permit(account, hold)
+        allow = self._commands[-1]
+        if isinstance(allow, Allow) and allow.allowance_ns is not None:
+            allowance_ns = allow.allowance_ns + hold.busy(self._now_ns)
+            self._commands[-1] = Allow(allow.vgpu, allow.epoch, allowance_ns)
 
 
 class ChosenByWidth(SpatialScheduler):
@@ -274,7 +304,10 @@ CASES = [
     Case(HandsOverByTheClock, temporal(50, 50), [Work(burst=3, pause_ns=5 * MS), Work()], oracle.idle_gpu),
     Case(LongTokens, temporal(40, *[6] * 10), [Work()] * 11, oracle.waits),
     Case(GoesAtOnce, temporal(30, 70), [Work()] * 2, oracle.one_holder),
-    Case(NothingRefillsByItself, [Share(300_000, 300_000)], [Work()], watched),
+    Case(NothingRefillsByItself, [Share(300_000, 300_000), *temporal(50)], [Work(), Work(stop_ns=S)], watched),
+    Case(NothingIsRenewed, [Share(300_000, 300_000)], [Work()], lambda run: oracle.limit_used(run, 0)),
+    Case(AllowsWithoutLimit, [Share(300_000, 300_000)], [Work()], oracle.limits),
+    Case(AllowsAnew, [Share(300_000, 300_000)], [Work()], oracle.limits),
     Case(ChosenByWidth, spatial((0.4, 80), (0.2, 60), (0.3, 30)), [Work()] * 3, oracle.round_waits),
     Case(
         FillWithoutKernelTest,
@@ -342,5 +375,5 @@ def test_what_is_said_of_a_lease_that_has_drained_is_found(kind: type[TemporalSc
     scheduler = kind()
     watch = oracle.Watch(scheduler)
     work = Work(20 * US, refill_ns=0, burst=1, pause_ns=5 * MS)
-    Run(scheduler, [Share(PPM // 2, PPM // 2)], [work], watch=watch, together=True).run(S)
+    Run(scheduler, [Share(PPM // 2, PPM // 2)] * 2, [work] * 2, watch=watch, together=True).run(S)
     assert bool(watch.found) == (kind is SpeaksOfTheDrained)

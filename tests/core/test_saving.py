@@ -39,7 +39,17 @@ def test_by_a_lease_that_goes_on_and_on(kind: type[Competition]) -> None:
 def test_by_a_lease_without_an_end_before_there_was_a_limit(kind: type[Competition]) -> None:
     desk = Desk(kind(), Share(PPM, PPM, 50_000))
     epoch = works_now_and_then(desk, 5000)
-    (lease,) = leases(desk.changed(0, HALF, 5000))
-    assert (lease.epoch, lease.end_ns is None) == (epoch, False)
+    changed = leases(desk.changed(0, HALF, 5000))
+    most_ms = 2 * FULL_MS  # full by the limit that it had until now
+    if kind is TemporalScheduler:
+        used_ms, ahead_ms = 5000 / 10, DEFAULT_POLICY.allowance_ahead_ns / 2 / MS
+        assert changed == []
+        (allowed_epoch, allowance_ns) = desk.allowed[0]
+        assert allowed_epoch == epoch
+        assert allowance_ns is not None
+        assert used_ms * MS < allowance_ns <= (used_ms + most_ms + ahead_ms) * MS
+        return
+    (lease,) = changed
+    assert lease.epoch == epoch
     assert lease.end_ns is not None
-    assert lease.end_ns <= (5000 + 2 * FULL_MS) * MS  # full by the limit that it had until now
+    assert lease.end_ns <= (5000 + most_ms) * MS

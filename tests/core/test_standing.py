@@ -38,7 +38,7 @@ def test_an_idle_vgpu_has_one_and_has_it_again_after_it_was_used() -> None:
 def test_a_limit_bounds_it() -> None:
     desk = Desk(TemporalScheduler(), standing=True)
     (lease,) = standing(desk.tell(Added(0, CAPPED), 0))
-    assert lease.end_ns == 40 * MS  # its bucket
+    assert (lease.end_ns, desk.allowed[0]) == (None, (lease.epoch, 46 * MS))  # its bucket, and what it gets in 12 ms
     desk.wants(0, 1)
     desk.went(0, 1, 1)
     assert desk.drained(0, 1, 60, wants=False) == []  # nothing left: it is to ask
@@ -49,7 +49,7 @@ def test_a_changed_share_changes_it() -> None:
     commands = desk.tell(Changed(0, CAPPED), 1)
     assert withdrawn(commands) == [(0, 1)]
     (lease,) = standing(commands)
-    assert lease.end_ns is not None
+    assert desk.allowed[0] == (lease.epoch, 46 * MS)
     assert lease.after == (() if lease.standing else ((0, 1),))  # that one's GO may be on the way
 
 

@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserver.core.account import Account
-from gpuserver.core.leases import Added, Book, Command, Drained, Idle, Priority, Publish, Share, Wants, Went, Withdraw
+from gpuserver.core.leases import (
+    Added,
+    Allow,
+    Book,
+    Command,
+    Drained,
+    Idle,
+    Priority,
+    Publish,
+    Share,
+    Wants,
+    Went,
+    Withdraw,
+)
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
@@ -30,7 +43,7 @@ def log_of(population: Population, shares: list[Share], keys: list[int]) -> list
 
 def renamed(commands: list[tuple[int, Command]], name: dict[int, int]) -> list[tuple[int, Command]]:
     def command(c: Command) -> Command:
-        if isinstance(c, Withdraw):
+        if isinstance(c, Withdraw | Allow):
             return replace(c, vgpu=name[c.vgpu])
         after = tuple((name[k], e) for k, e in c.lease.after)
         return Publish(replace(c.lease, vgpu=name[c.lease.vgpu], after=after))

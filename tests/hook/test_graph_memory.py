@@ -229,7 +229,8 @@ def test_what_is_trimmed_while_a_launch_waits_for_its_lease_is_not_taken_unasked
     program = talk(
         stage,
         """
-import threading
+import os, threading
+os.environ["VGPU_AHEAD"] = "0"  # the launch is to wait in the gate, not in the driver's queue
 context, answers = c_void_p(), []
 app.call("cuCtxGetCurrent", byref(context))
 graph = lasting(150 * MIB)

@@ -226,7 +226,7 @@ def test_the_driver_is_not_asked_for_the_device_at_each_launch(
     assert ran.returncode == 0, ran.stderr
     seen = [word[0].upper() for word in record.read_text().split()]
     assert seen.count("L") == 1000
-    assert seen.count("D") < 100
+    assert seen.count("D") < 1000 / 3  # the meter times a kernel without a sample that often, and here none ever ends
 
 
 REACHING = """

@@ -98,10 +98,14 @@ class Attached:
             return
         self._say(epoch=epoch)
         self.process.submit(epoch)
-        started = time.monotonic_ns()
         while self.process.usable() == epoch and not self.stale:
-            self.process.work(200_000)
-        self.process.drain(epoch, time.monotonic_ns() - started)
+            started = time.monotonic_ns()
+            if self.process.affords():
+                self.process.work(200_000)
+                self.process.count(time.monotonic_ns() - started)
+            else:
+                time.sleep(0.001)
+        self.process.drain(epoch)
 
 
 class Child:

@@ -182,6 +182,12 @@ def test_a_crowd_of_visitors_is_served(door: Path) -> None:
             visitor.close()
 
 
+def reading_of(node: SimulatedNode, vgpu: VgpuReading) -> VgpuReading:
+    found = node.reading(vgpu.vgpu_id)
+    assert found is not None
+    return found
+
+
 def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNode, vgpu: VgpuReading) -> None:
     import mmap
 
@@ -192,8 +198,9 @@ def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNod
         page[64:] = os.urandom(len(page) - 64)
         page[64:] = b"\xff" * (len(page) - 64)
     close(descriptors)
-    seen = len(neighbour.epochs)
-    eventually(lambda: len(neighbour.epochs) > seen, "the neighbour's leases")
+    eventually(lambda: neighbour.epochs, "the neighbour's lease")
+    used = reading_of(node, other).busy_ns
+    eventually(lambda: reading_of(node, other).busy_ns > used, "the neighbour's work under it")
     with node.link() as link:
         assert len(link.list()) == 2
         link.inspect(vgpu.vgpu_id)

@@ -41,6 +41,17 @@ def pair(node: SimulatedNode) -> tuple[VgpuReading, list[Child]]:
     return vgpus[0], children
 
 
+def other_works(node: SimulatedNode, vgpu: VgpuReading) -> None:
+    """The other vGPU's process uses the GPU, under one lease that has no end while it is alone."""
+
+    def used_ns() -> int:
+        with node.link() as link:
+            return next(other.busy_ns for other in link.list() if other.vgpu_id != vgpu.vgpu_id)
+
+    before = used_ns()
+    eventually(lambda: used_ns() > before + 50_000_000, "the other one's work")
+
+
 def goes_on(child: Child) -> None:
     """It is granted leases that it did not have before."""
     seen = len(child.epochs)
@@ -259,7 +270,7 @@ def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[Vgp
     vgpu, children = pair
     for _ in range(5):
         children[0].kill()
-        goes_on(children[1])
+        other_works(node, vgpu)
         children[0] = node.attach(vgpu.vgpu_id)
         goes_on(children[0])
     eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.processes == 1, "the dead being forgotten")
@@ -267,9 +278,9 @@ def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[Vgp
 
 @pytest.mark.slow
 def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
-    _, children = pair
+    vgpu, children = pair
     os.kill(children[0].pid, signal.SIGSTOP)
-    goes_on(children[1])
+    other_works(node, vgpu)
     os.kill(children[0].pid, signal.SIGCONT)
     goes_on(children[0])
 
