@@ -209,6 +209,11 @@ cdef class GrantsPage(Page):
         native.storei64(&self.get().grace_ns, as_ns(value, "grace_ns"))
 
     @property
+    def allowed_ns(self):
+        """What its processes may use in all, under a lease without an end; 0: no limit. Written by the dispatcher."""
+        return native.loadi64(&self.get().allowed_ns)
+
+    @property
     def alive_ns(self):
         """When the server last showed life. Written by the dispatcher."""
         return native.loadi64(&self.get().alive_ns)

@@ -39,8 +39,8 @@ from cython_ext.logic.gate cimport (
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter cimport (
-    UNLIMITED_NS, Timing, key_tag, meter_carries, meter_counts, meter_doubts, meter_grant, meter_never_times,
-    meter_recall, meter_times, usage_room_ns, usage_settle,
+    UNLIMITED_NS, Timing, key_tag, meter_carries, meter_counts, meter_doubts, meter_grant, meter_knows,
+    meter_never_times, meter_recall, meter_times, usage_room_ns, usage_settle,
 )
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
@@ -203,6 +203,17 @@ cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
     return 1
 
 
+cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept nogil:
+    """Whether the launch has to wait: under a limit, one of a key that nobody has timed is on its way at a time. Else a
+    program could queue any amount of work before its first kernel has run."""
+    if gate.sampling and now >= gate.asked_ns + ASK_NS:
+        gate.asked_ns = now
+        vgpu_collect(gate, now)
+    return (
+        gate.learning != 0 and loadi64(&gate.grants.allowed_ns) != 0 and not meter_knows(&thread.meter, launch.tag)
+    )
+
+
 cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key) noexcept nogil:
     """Add the launch to what the thread has used; one of many is timed. It is announced already."""
     cdef const Duration* known
@@ -223,7 +234,7 @@ cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* 
     if timing.weight == 0:
         return
     launch.weight = timing.weight
-    launch.sample = vgpu_sample_metered(gate, key, index, &timing)
+    launch.sample = vgpu_sample_metered(gate, key, index, &timing, known.means == 0)
     if launch.sample < 0:
         meter_carries(&thread.meter, launch.tag, timing.weight)
 
@@ -439,6 +450,9 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
                 wait(gate, change, now + LOOK_NS, FOREVER_NS)
                 store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))
+                continue
+            if learns(gate, launch, thread, now):
+                wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
                 continue
             if announced(gate, launch, thread, key, open_epoch, now):
                 break

@@ -132,7 +132,7 @@ cdef extern:
         Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
     ) noexcept nogil
     int vgpu_sample_metered(
-        Gate* gate, const LaunchKey* key, int stream, const Timing* timing
+        Gate* gate, const LaunchKey* key, int stream, const Timing* timing, bint first
     ) noexcept nogil
     bint vgpu_sample_end(Gate* gate, int sample, int stream) noexcept nogil
     void vgpu_sample_void(Gate* gate, int sample) noexcept nogil

@@ -139,6 +139,7 @@ cdef struct Sample:
     int64_t host_ns          # ... and so long before: not the kernel's
     int64_t least_ns         # a shorter one tells nothing
     bint pair                # two events with nothing between them
+    bint first               # of a key without a mean
     bint metered             # under an open-ended lease ...
     Timing timing            # ... and what it stands for
     bint cold                # the host may have loaded code in that time, and the kernel have run in part of it
@@ -208,6 +209,7 @@ cdef struct Gate:
     uint64_t spent_ns        # by all meters, when last added up ...
     int64_t promised_ns      # ... and what was left of their allowances
     Usage usage
+    uint32_t learning        # timed launches of keys without a mean, not seen to have run
     uint32_t pairs           # of events that were timed with nothing between them ...
     int64_t pair_ns          # ... and what they are apart
     uint32_t doubts          # how often the meter was doubted

@@ -178,7 +178,7 @@ cdef public int vgpu_sample_begin(
         sample.host_ns = 0
         sample.cold = cold
         sample.least_ns = least_ns
-        sample.metered = sample.pair = 0
+        sample.metered = sample.pair = sample.first = 0
         sample.used = 1
         gate.sampling += 1
         return i
@@ -186,9 +186,10 @@ cdef public int vgpu_sample_begin(
 
 
 cdef public int vgpu_sample_metered(
-    Gate* gate, const LaunchKey* key, int stream, const Timing* timing
+    Gate* gate, const LaunchKey* key, int stream, const Timing* timing, bint first
 ) noexcept nogil:
-    """The same for a launch under an open-ended lease, with nothing known of the queue before it."""
+    """The same for a launch under an open-ended lease, with nothing known of the queue before it. ``first``: its key
+    has no mean yet."""
     cdef int mode, status, index
     if load32(&state().captures):
         return -1            # no stream is asked
@@ -205,6 +206,8 @@ cdef public int vgpu_sample_metered(
     if index >= 0:
         gate.samples[index].metered = 1
         gate.samples[index].timing = timing[0]
+        gate.samples[index].first = first
+        gate.learning += first
     return index
 
 
@@ -213,8 +216,14 @@ cdef inline bint has_host_time(Gate* gate, const Sample* sample) noexcept nogil:
     return sample.host_ns > HOST_MOST_NS if sample.began_ns else done(gate, sample.start)
 
 
+cdef inline void forget_first(Gate* gate, const Sample* sample) noexcept nogil:
+    if sample.first:
+        gate.learning -= 1
+
+
 cdef public void vgpu_sample_void(Gate* gate, int index) noexcept nogil:
     """Nothing follows its start: there was no launch."""
+    forget_first(gate, &gate.samples[index])
     give_event(gate, gate.samples[index].start)
     gate.samples[index].used = 0
     gate.sampling -= 1
@@ -286,6 +295,7 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                     learn_one(gate, sample, lasted_ns, now)
                 if sample.metered:
                     usage_amends(&gate.usage, lasted_ns, sample.timing.assumed_ns, sample.timing.weight)
+        forget_first(gate, sample)
         give_event(gate, sample.start)
         give_event(gate, sample.end)
         sample.used = 0

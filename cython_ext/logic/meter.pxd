@@ -145,6 +145,12 @@ cdef inline bint meter_counts(Meter* meter, uint64_t tag) noexcept nogil:
     return 1
 
 
+cdef inline bint meter_knows(Meter* meter, uint64_t tag) noexcept nogil:
+    """Whether the key has a mean, and the next launch is not to be timed."""
+    cdef Known* known = meter_place(meter, tag)
+    return known.tag == tag and known.untimed != 0
+
+
 cdef inline uint32_t meter_dice(Meter* meter, uint32_t sides) noexcept nogil:
     """0 … sides − 1 (xorshift64, Marsaglia 2003)."""
     meter.dice ^= meter.dice << 13
@@ -154,6 +160,8 @@ cdef inline uint32_t meter_dice(Meter* meter, uint32_t sides) noexcept nogil:
 
 
 cdef inline uint32_t usual_distance(int64_t mean_ns, uint32_t samples, bint steady) noexcept nogil:
+    if samples == 0:
+        return 0             # each launch, until one has been timed
     if samples < YOUNG_SAMPLES:
         return TIMED_YOUNG
     return (TIMED_LONG if mean_ns >= LONG_LAUNCH_NS else TIMED_EVERY) * (STEADY_FACTOR if steady else 1)
@@ -163,7 +171,7 @@ cdef inline void meter_enters(Meter* meter, Known* known, uint64_t tag, int64_t 
     """The key's next timed launch is half to one and a half times the usual number of launches away."""
     known.tag = tag
     known.mean_ns = mean_ns
-    known.untimed = usual / 2 + meter_dice(meter, usual)
+    known.untimed = usual / 2 + meter_dice(meter, usual) if usual else 0
     known.distance = known.untimed + 1
     known.carried = 0
 
@@ -180,7 +188,7 @@ cdef inline Timing meter_times(
     if samples == 0:
         mean_ns = ASSUMED_NS
     timing.assumed_ns = mean_ns
-    if known.tag == tag and samples < YOUNG_SAMPLES:     # less and less often, while none can be timed
+    if known.tag == tag and 0 < samples < YOUNG_SAMPLES:     # less and less often, while none can be timed
         usual = min(max(<uint32_t>TIMED_YOUNG, <uint32_t>known.carried), <uint32_t>TIMED_EVERY)
     if known.tag == tag:
         timing.assumed_ns = known.mean_ns
@@ -278,8 +286,12 @@ cdef inline int64_t usage_room_ns(
     const Usage* usage, int64_t allowed_ns, int64_t others_ns, int64_t promised_ns
 ) noexcept nogil:
     """What is left of the vGPU's limit: ``allowed_ns`` in all, ``others_ns`` used by its other processes, and
-    ``promised_ns`` in the allowances of this one's threads."""
-    return allowed_ns - others_ns - <int64_t>usage.used_ns - usage.counted_ns - promised_ns
+    ``promised_ns`` in the allowances of this one's threads. Once all has run, what is counted beyond that never will;
+    and threads that launch no more may have been promised any amount."""
+    cdef int64_t left_ns = allowed_ns - others_ns - <int64_t>usage.used_ns
+    if not usage.metered:
+        return left_ns - min(usage.counted_ns, <int64_t>0)
+    return left_ns - usage.counted_ns - promised_ns
 
 
 cdef inline bint usage_doubtful(const Usage* usage, int64_t silent_ns) noexcept nogil:

@@ -81,6 +81,31 @@ def test_leases_follow_each_other_as_their_holders_drain(card: Card) -> None:
     assert (stats.gos, stats.forced, sum(stats.lateness_log2_ns)) == (3, 0, 3)
 
 
+def test_an_allowance_counts_from_the_go_of_its_lease(card: Card) -> None:
+    """Its page has it as a sum over all leases, which is what processes can compare."""
+    page = card.pages[0]
+    card.voices[0].say(want=True, busy_ns=5 * MS)
+    card.listener.wait(EventKind.WANTS, 0)
+    card.dispatcher.allow(0, 1, 20 * MS)  # before the lease: from now on
+    assert page.allowed_ns == 25 * MS
+    card.dispatcher.publish(0, 1, time.monotonic_ns(), None)
+    card.listener.wait(EventKind.WENT, 0, 1)
+    card.voices[0].say(want=True, busy_ns=9 * MS)
+    eventually(lambda: card.dispatcher.observe(0).used_ns == 4 * MS)
+    change = page.plan().change
+    card.dispatcher.allow(0, 1, 30 * MS)
+    assert page.allowed_ns == 35 * MS
+    assert page.plan().change == change  # whoever waits for more looks by itself
+    card.dispatcher.allow(0, 1, None)
+    assert page.allowed_ns == 0
+    assert page.plan().change != change  # threads on the fast path are to hear of it
+    card.dispatcher.allow(0, 1, 0)
+    assert page.allowed_ns > 0
+    card.dispatcher.remove(0)
+    card.dispatcher.add(0, page)
+    assert page.allowed_ns == 0
+
+
 def test_no_wait_is_unbounded(card: Card) -> None:
     card.want(0, 1)
     now_ns = time.monotonic_ns()

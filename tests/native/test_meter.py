@@ -260,6 +260,17 @@ def test_of_what_ran_side_by_side_no_more_than_a_little_is_kept() -> None:
     assert usage.counted_ns <= second // 5
 
 
+def test_what_never_runs_takes_no_room_for_ever() -> None:
+    """Two streams ran side by side, and a hundred threads have launched once. The GPU has nothing to do, and the bucket
+    is full: a launch that waited for room would wait for ever."""
+    usage = Usage()
+    usage.meter()
+    usage.settle(spent_ns=400_000_000, busy_ns=200_000_000, drained=False)
+    assert usage.room_ns(allowed_ns=340_000_000, others_ns=0, promised_ns=0) < 0  # it may yet run
+    usage.settle(spent_ns=400_000_000, busy_ns=200_000_000, drained=True)
+    assert usage.room_ns(allowed_ns=340_000_000, others_ns=0, promised_ns=200_000_000) == 140_000_000
+
+
 def test_a_meter_that_was_far_off_forgives_little() -> None:
     """A key whose launches took 30 ms takes 10 µs from now on: 60 of them are counted before one is timed."""
     usage, spent = Usage(), 60 * 30_000_000

@@ -61,8 +61,13 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
     if room < _SHORTEST_BAR:
         return (Span(text.rjust(width), style),)
     mark = vgpu.guarantee_ratio / limit
-    drawn = bar(vgpu.held_ratio / limit, room, "held", glyphs, mark if mark < 0.99 else None)
+    drawn = bar(share_of(vgpu) / limit, room, "held", glyphs, mark if mark < 0.99 else None)
     return (*drawn, Span(" "), Span(text, style))
+
+
+def share_of(vgpu: VgpuReading) -> float:
+    """What it holds. A token without an end takes nothing from others: then it is the GPU time used."""
+    return vgpu.busy_ratio if vgpu.open_ended else vgpu.held_ratio
 
 
 def share_text(vgpu: VgpuReading, decimals: int) -> str:
@@ -72,7 +77,7 @@ def share_text(vgpu: VgpuReading, decimals: int) -> str:
         return f"{round(ratio * 100, decimals):g}"
 
     least, most = number(vgpu.guarantee_ratio), number(vgpu.limit_ratio)
-    return f"{number(vgpu.held_ratio)}/{least if least == most else f'{least}–{most}'} %"
+    return f"{number(share_of(vgpu))}/{least if least == most else f'{least}–{most}'} %"
 
 
 def _memory(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:

@@ -66,10 +66,12 @@ export class Row {
   }
 
   drawShare(vgpu) {
-    const full = Math.max(vgpu.limit_ratio, vgpu.held_ratio, 0.001);
-    say(this.held, percent(vgpu.held_ratio));
+    // A token without an end takes nothing from anybody: what counts is the GPU time used under it.
+    const share = vgpu.open_ended ? vgpu.busy_ratio : vgpu.held_ratio;
+    const full = Math.max(vgpu.limit_ratio, share, 0.001);
+    say(this.held, percent(share));
     say(this.promised, ` of ${range(vgpu.guarantee_ratio, vgpu.limit_ratio)}`);
-    paint(this.bullet, "background-size", part(vgpu.held_ratio / full));
+    paint(this.bullet, "background-size", part(share / full));
     paint(this.tick, "left", `${Math.min(99, (100 * vgpu.guarantee_ratio) / full).toFixed(1)}%`);
     set(this.bullet, "title", `holds ${percent(vgpu.held_ratio)}, busy ${percent(vgpu.busy_ratio)}, guaranteed ${short(vgpu.guarantee_ratio)}, at most ${short(vgpu.limit_ratio)}`);
   }
