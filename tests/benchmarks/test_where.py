@@ -79,5 +79,5 @@ def test_a_launch_is_looked_at() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"paced: \d+ ns through the hook, \d+ past it, -?\d+ added, .* [1-9]\d* looks", done.stdout)
-    assert "from real_cuStreamQuery" in done.stdout  # the idle GPU is asked
+    assert "vgpu_" in done.stdout  # a launch that is timed: the others take the fast path, under the limit, too
     assert "all of our own code" in done.stdout

@@ -67,7 +67,6 @@ def test_two_processes_share_it(stage: Stage) -> None:
     allowed_ns = allow(vgpu, 100 * MS)
     eventually(lambda: used_ns(vgpu) >= allowed_ns - SLACK_NS, "100 ms are used by both together")
     assert all(program.is_held() for program in programs)
-    assert used_ns(vgpu) <= allowed_ns + 200 * MS  # each knows of the other's work what was published last
     assert all(program.ask()[0] > launched for program, launched in zip(programs, before, strict=True))
 
 
