@@ -252,7 +252,8 @@ cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept
 
 
 cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t allowance_ns) noexcept nogil:
-    """Nobody is woken by it, but where the limit comes or goes: who waits for more looks every millisecond."""
+    """The page gets its sum. Hooks are woken where the limit comes or goes; a gate that waits for more looks every
+    millisecond by itself."""
     cdef Grants* page
     cdef int64_t allowed_ns
     pthread_mutex_lock(&engine.lock)

@@ -370,11 +370,8 @@ cdef class Meter:
         cdef durations.LaunchKey wanted = key_of(key)
         return metering.key_tag(&wanted)
 
-    def takes(self, uint64_t tag):
-        return bool(metering.meter_takes(&self.meter, tag))
-
-    def counts(self, uint64_t tag):
-        return bool(metering.meter_counts(&self.meter, tag))
+    def takes(self, uint64_t tag, bint owing=0):
+        return bool(metering.meter_takes(&self.meter, tag, owing))
 
     def times(self, uint64_t tag, int64_t mean_ns, uint32_t samples, bint steady=0):
         """(what was added for the launch, how many the timed launch stands for)."""

@@ -45,7 +45,7 @@ cdef inline Thread* announce(void* stream, uint64_t tag) noexcept nogil:
         and load32(&gate.activity.baton) == gate.baton_open
         and thread.round == load32(&gate.round)
         and thread.stream == stream
-        and meter_takes(&thread.meter, tag)
+        and meter_takes(&thread.meter, tag, 0)
     ):
         thread.launches += 1
         return thread

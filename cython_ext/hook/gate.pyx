@@ -39,12 +39,12 @@ from cython_ext.logic.gate cimport (
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter cimport (
-    UNLIMITED_NS, Timing, key_tag, meter_carries, meter_counts, meter_doubts, meter_grant, meter_knows,
-    meter_never_times, meter_recall, meter_times, usage_room_ns, usage_settle,
+    UNLIMITED_NS, Timing, key_tag, meter_carries, meter_doubts, meter_grant, meter_knows, meter_never_times,
+    meter_recall, meter_takes, meter_times, usage_room_ns,
 )
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    FORGIVEN_NS, STALLED_NS, backlog_busy_ns, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
+    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
@@ -194,7 +194,6 @@ cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
     if thread.meter.left_ns > 0:
         return 1
     vgpu_publish_counts(gate)
-    usage_settle(&gate.usage, gate.spent_ns, backlog_busy_ns(&gate.backlog), not gate.backlog.busy)
     room_ns = usage_room_ns(&gate.usage, allowed_ns, others_used_ns(gate), gate.promised_ns)
     if room_ns <= 0:
         return 0
@@ -204,25 +203,27 @@ cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
 
 
 cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept nogil:
-    """Whether the launch has to wait: under a limit, one of a key that nobody has timed is on its way at a time. Else a
-    program could queue any amount of work before its first kernel has run."""
+    """Whether the launch has to wait. Under a limit, one launch of a kernel without a sample is in flight at a time: else
+    a program could queue any amount of work before its first kernel has run. A kernel may wait for another launch on
+    the GPU, so no launch waits here for longer than a stalled queue is believed (logic/window.pxd)."""
     if gate.sampling and now >= gate.asked_ns + ASK_NS:
         gate.asked_ns = now
         vgpu_collect(gate, now)
     return (
-        gate.learning != 0 and loadi64(&gate.grants.allowed_ns) != 0 and not meter_knows(&thread.meter, launch.tag)
+        gate.learning != 0 and loadi64(&gate.grants.allowed_ns) != 0
+        and now < gate.learning_ns + STALLED_NS and not meter_knows(&thread.meter, launch.tag)
     )
 
 
 cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key) noexcept nogil:
-    """Add the launch to what the thread has used; one of many is timed. It is announced already."""
+    """Add the launch, which is announced, to what the thread has used. One of many is timed."""
     cdef const Duration* known
     cdef Timing timing
     launch.stream = index
     if thread.meter.doubts != gate.doubts:
         thread.meter.doubts = gate.doubts
         meter_doubts(&thread.meter)
-    if meter_counts(&thread.meter, launch.tag):
+    if meter_takes(&thread.meter, launch.tag, 1):
         return
     known = vgpu_recollect(gate, key)
     timing = meter_times(
@@ -254,7 +255,7 @@ cdef bint announced(
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
     if not gate.usage.metered and gate.grants.mode == MODE_TEMPORAL:
-        usage_settle(&gate.usage, gate.usage.spent_ns, backlog_busy_ns(&gate.backlog), 0)
+        vgpu_publish_counts(gate)        # until here the books have observed each launch
         gate.usage.metered = 1
     gate.untracked = 1
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open

@@ -95,7 +95,7 @@ cdef enum:
 
 
 cdef struct Thread:
-    # one application thread that launches, in a page of its own; the first 64 bytes are all that a launch reads besides
+    # one application thread that launches, in pages of its own; the first 64 bytes are all that a launch reads besides
     # its meter
     uint32_t inside          # between announcement and submission
     uint32_t taken
@@ -206,10 +206,10 @@ cdef struct Gate:
     uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
     uint64_t past_graph_launches
     uint64_t past_spent_ns   # ... by their meters
-    uint64_t spent_ns        # by all meters, when last added up ...
-    int64_t promised_ns      # ... and what was left of their allowances
+    int64_t promised_ns      # left of their allowances, when last added up
     Usage usage
-    uint32_t learning        # timed launches of keys without a mean, not seen to have run
+    uint32_t learning        # timed launches of keys without a mean, not seen to have run ...
+    int64_t learning_ns      # ... and when the last of them went
     uint32_t pairs           # of events that were timed with nothing between them ...
     int64_t pair_ns          # ... and what they are apart
     uint32_t doubts          # how often the meter was doubted
@@ -318,7 +318,6 @@ cdef struct State:
     Capture capturing[64]    # the others
     uint32_t threads_lock
     Thread* threads          # all that ever launched
-    Thread* spare_threads    # records that none has had yet
     uint32_t dying           # contexts that are being destroyed just now
     AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)

@@ -21,11 +21,11 @@ from cython_ext.layout cimport (
 from cython_ext.logic.durations cimport durations_doubt
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
-from cython_ext.logic.meter cimport usage_doubtful, usage_settle
+from cython_ext.logic.meter cimport usage_doubtful
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
 from cython_ext.logic.window cimport (
-    backlog_busy_ns, backlog_counted_ns, backlog_end_ns, backlog_longest_ns, backlog_seen_busy,
+    backlog_counted_ns, backlog_end_ns, backlog_longest_ns, backlog_seen_busy,
 )
 from cython_ext.logic.windowlength cimport overrun_tolerated_ns, window_adapt
 from cython_ext.native cimport (
@@ -64,8 +64,6 @@ cdef enum:
 cdef void count(Gate* gate) noexcept nogil:
     """Everything that the slot tells in figures."""
     vgpu_publish_counts(gate)
-    usage_settle(&gate.usage, gate.spent_ns, backlog_busy_ns(&gate.backlog), not gate.backlog.busy)
-    store64(&gate.slot.busy_ns, gate.usage.used_ns)
     storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
     storei64(&gate.slot.refill_ns, gate.backlog.refill_ns)
@@ -223,8 +221,8 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
 
 
 cdef inline int64_t alone_ns(const Gate* gate, int64_t now) noexcept nogil:
-    """How often, where nobody else is there. What runs for longer than predicted is looked at again after a quarter of
-    the time that it is overdue: it counts as run when it was predicted to, or when it was last seen running."""
+    """How often the hook thread looks where no other vGPU wants. Work that is overdue is looked at again after a quarter
+    of that time. The books date its end by the prediction, or by the last look that found it running."""
     cdef int64_t usual = LOOK_METERED_NS if gate.usage.metered or gate.limited else LOOK_ALONE_NS
     cdef int64_t overdue = now - loadi64(&gate.slot.last_submit_ns) - gate.backlog.work_ns
     if load32(&gate.slot.undrained) == 0 or gate.untracked or overdue <= 0:

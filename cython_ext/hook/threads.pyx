@@ -10,7 +10,8 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
 from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.meter cimport meter_promised_ns, meter_spent_ns, meter_turns
+from cython_ext.logic.meter cimport meter_promised_ns, meter_spent_ns, meter_turns, usage_settle
+from cython_ext.logic.window cimport backlog_busy_ns
 from cython_ext.native cimport add64, fence, load32, load64, now_ns, rarely, store32, store64
 
 cdef extern from *:
@@ -37,7 +38,6 @@ cdef extern from "hook/hook_native.h" nogil:
     void vgpu_at_thread_exit(const vgpu_thread_key* key, void* record) noexcept
 
 cdef enum:
-    RECORD_BYTES = 12288             # of one thread, in pages of its own
     DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
     OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
 
@@ -79,17 +79,12 @@ cdef void release_thread(void* record) noexcept nogil:
 
 
 cdef Thread* fresh_record(State* all) noexcept nogil:
-    """One that no thread has had, now among ``all.threads``; NULL: no memory. Spare ones are not among them, as those
-    are walked whenever the queue is asked. The caller holds ``threads_lock``."""
+    """One that no thread has had, now among ``all.threads``; NULL: no memory. The caller holds ``threads_lock``."""
     cdef Thread* thread
-    if all.spare_threads == NULL:
-        thread = <Thread*>mmap(NULL, RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if thread == MAP_FAILED:
-            return NULL
-        madvise(thread, RECORD_BYTES, MADV_WIPEONFORK)
-        all.spare_threads = thread
-    thread = all.spare_threads
-    all.spare_threads = thread.next
+    thread = <Thread*>mmap(NULL, sizeof(Thread), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if thread == MAP_FAILED:
+        return NULL
+    madvise(thread, sizeof(Thread), MADV_WIPEONFORK)
     thread.next = all.threads
     fence()                          # who walks the list needs no lock
     all.threads = thread
@@ -269,8 +264,9 @@ cdef public void vgpu_publish_counts(Gate* gate) noexcept nogil:
             promised_ns += meter_promised_ns(&thread.meter)
         thread = thread.next
     lock_release(&all.threads_lock)
-    gate.spent_ns = spent_ns
     gate.promised_ns = promised_ns
+    usage_settle(&gate.usage, spent_ns, backlog_busy_ns(&gate.backlog), not gate.backlog.busy)
+    store64(&gate.slot.busy_ns, gate.usage.used_ns)
     store64(&gate.slot.launches, launches)
     store64(&gate.slot.graph_launches, graphs)
     store64(&gate.slot.copies, load64(&gate.copies))

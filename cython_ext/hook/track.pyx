@@ -46,7 +46,7 @@ cdef enum:
     LOADS_NS = 200_000           # a launch that takes the host longer than this does more than launch
     PAIRS = 8                    # of events with nothing between them are timed once
     PAIR_MOST_NS = 3_000
-    HOST_MOST_NS = 50_000        # ... and than this: its time is in the sample, and nobody knows which part of it
+    HOST_MOST_NS = 50_000        # a longer launch is in its own sample, by a part that the hook cannot know
 
 
 # --- streams
@@ -207,7 +207,9 @@ cdef public int vgpu_sample_metered(
         gate.samples[index].metered = 1
         gate.samples[index].timing = timing[0]
         gate.samples[index].first = first
-        gate.learning += first
+        if first:
+            gate.learning += 1
+            gate.learning_ns = now_ns()
     return index
 
 

@@ -113,32 +113,27 @@ cdef inline Known* meter_pair(Meter* meter, uint64_t tag) noexcept nogil:
     return &meter.known[tag >> (65 - METER_BITS) << 1]
 
 
+cdef inline Known* meter_find(Meter* meter, uint64_t tag) noexcept nogil:
+    """The key's place; NULL: it has none."""
+    cdef Known* known = meter_pair(meter, tag)
+    if known.tag != tag:
+        known += 1
+    return known if known.tag == tag else NULL
+
+
 cdef inline Known* meter_place(Meter* meter, uint64_t tag) noexcept nogil:
-    """Where the key is, or else where it may be entered."""
-    cdef Known* pair = meter_pair(meter, tag)
-    if pair.tag != tag and (pair[1].tag == tag or meter.dice & 1):
-        return pair + 1
-    return pair
+    """The key's place, or one of the two that it may have, at random."""
+    cdef Known* known = meter_find(meter, tag)
+    return meter_pair(meter, tag) + (meter.dice & 1) if known == NULL else known
 
 
 # --- one launch
 
-cdef inline bint meter_takes(Meter* meter, uint64_t tag) noexcept nogil:
-    """Add a launch of the key to what the thread has used. 0: it has to go by way of the gate; nothing was added."""
-    cdef Known* known = meter_pair(meter, tag)
-    if known.tag != tag:
-        known += 1
-    if known.tag != tag or known.untimed == 0 or meter.left_ns < known.mean_ns:
-        return 0
-    known.untimed -= 1
-    meter.left_ns -= known.mean_ns
-    return 1
-
-
-cdef inline bint meter_counts(Meter* meter, uint64_t tag) noexcept nogil:
-    """The same whatever is left of the allowance. 0: the key is not known, or this launch is to be timed."""
-    cdef Known* known = meter_place(meter, tag)
-    if known.tag != tag or known.untimed == 0:
+cdef inline bint meter_takes(Meter* meter, uint64_t tag, bint owing) noexcept nogil:
+    """Add a launch of the key to what the thread has used; ``owing``: even if that is more than its allowance has. 0:
+    the launch has to go by way of the gate, and nothing was added."""
+    cdef Known* known = meter_find(meter, tag)
+    if known == NULL or known.untimed == 0 or (not owing and meter.left_ns < known.mean_ns):
         return 0
     known.untimed -= 1
     meter.left_ns -= known.mean_ns
@@ -146,9 +141,9 @@ cdef inline bint meter_counts(Meter* meter, uint64_t tag) noexcept nogil:
 
 
 cdef inline bint meter_knows(Meter* meter, uint64_t tag) noexcept nogil:
-    """Whether the key has a mean, and the next launch is not to be timed."""
-    cdef Known* known = meter_place(meter, tag)
-    return known.tag == tag and known.untimed != 0
+    """Whether the key has a mean, and its next launch is not to be timed."""
+    cdef Known* known = meter_find(meter, tag)
+    return known != NULL and known.untimed != 0
 
 
 cdef inline uint32_t meter_dice(Meter* meter, uint32_t sides) noexcept nogil:
@@ -205,7 +200,7 @@ cdef inline Timing meter_times(
 
 
 cdef inline void meter_never_times(Meter* meter, uint64_t tag) noexcept nogil:
-    """The key's launches, where nobody needs to know how long they take."""
+    """The key's launches are counted, and none is timed: in spatial mode held time is charged."""
     meter_place(meter, tag).untimed = UINT32_MAX
 
 
@@ -220,8 +215,8 @@ cdef inline void meter_doubts(Meter* meter) noexcept nogil:
 
 cdef inline void meter_carries(Meter* meter, uint64_t tag, uint32_t weight) noexcept nogil:
     """The launch could not be timed: the next one that is stands for those with ``weight``, too."""
-    cdef Known* known = meter_place(meter, tag)
-    if known.tag == tag:
+    cdef Known* known = meter_find(meter, tag)
+    if known != NULL:
         known.carried = <uint16_t>min(weight, <uint32_t>WEIGHT_MOST)
 
 
@@ -295,6 +290,6 @@ cdef inline int64_t usage_room_ns(
 
 
 cdef inline bint usage_doubtful(const Usage* usage, int64_t silent_ns) noexcept nogil:
-    """Whether the GPU is at work for too long: it was found busy ``silent_ns`` after the last launch, which is longer
-    than all that is counted, and not seen to have run."""
+    """Whether the GPU works for too long: the hook found it busy ``silent_ns`` after the last launch. That is more than
+    twice what the meter has counted and the hook has not seen run."""
     return usage.metered and silent_ns > DOUBTED_NS and silent_ns / 2 > usage.counted_ns

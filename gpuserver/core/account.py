@@ -177,9 +177,7 @@ class Account:
     overuse_ns: int = 0
     tokens: int = 0
     allowance_at_ns: int | None = None
-    """When it was last allowed more under its open-ended lease. None: it goes without a limit, or never has gone."""
-    allowance_told: bool = False
-    """Its hooks know of a limit."""
+    """When its hooks were last allowed more under an open-ended lease. None: they know of no limit."""
     guarantee: int = field(init=False)
     capped: bool = field(init=False)
     _carry: int = 0

@@ -188,9 +188,6 @@ class Competition(Membership):
                 if hold.lease.end_ns is not None and hold.lease.end_ns < hold.lease.start_ns:
                     raise InvariantError(f"lease {epoch} ends before it starts: {hold}")
 
-    _meters = False
-    """Whether what is used under open-ended leases is taken from the hooks' meters."""
-
     def _allow(self, now_ns: int) -> None:
         """Allow vGPUs with a limit more, under leases without an end."""
 
@@ -431,7 +428,6 @@ class Competition(Membership):
 
     def _issue(self, account: Account, lease: Lease) -> Hold:
         hold = account.hold(lease.under(self._next_epoch))
-        hold.metered = self._meters and lease.end_ns is None
         self._next_epoch += 1
         if lease.end_ns is None:
             self._permit(account, hold)
@@ -464,7 +460,6 @@ class Competition(Membership):
         account.standing = None
         self._note_wish(account)
         hold.lease = lease
-        hold.metered = hold.metered or (self._meters and lease.end_ns is None)
         account.holds[lease.epoch] = hold
         self._note_holds(account)
         return hold
@@ -481,12 +476,11 @@ class Competition(Membership):
             hold.lease = replace(hold.lease, **changes)
             hold.revised_ns = now_ns
             if hold.lease.end_ns is None:
-                hold.metered = hold.metered or self._meters
                 self._permit(self._accounts[hold.lease.vgpu], hold)
             self._commands.append(Publish(hold.lease))
 
     def _permit(self, account: Account, hold: Hold) -> None:
-        """What the vGPU may use under an open-ended lease: nothing is published before its hooks know it."""
+        """An open-ended lease is about to be published: the hooks have to know before what may be used under it."""
 
     def _move(self, hold: Hold, start_ns: int) -> None:
         """The dispatcher starts the lease at another time than was planned: note it, say nothing."""

@@ -4,7 +4,7 @@ At most two leases matter: ``current``, which is held or will be at once, and ``
 runs, so that the dispatcher hands over without asking. A decision about next may be revised until just before its
 start; the forecast behind it charges the holder to its end.
 
-    nobody holds          grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
+    the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
     holder open-ended     gets an end as soon as somebody else waits
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible
@@ -31,8 +31,6 @@ class TemporalScheduler(Deadlines):
         super().__init__(policy, first_epoch=first_epoch)
         self._current: Hold | None = None
         self._next: Hold | None = None
-
-    _meters = True
 
     @property
     def crowded(self) -> bool:
@@ -104,32 +102,35 @@ class TemporalScheduler(Deadlines):
 
     # --- limits under open-ended leases
 
-    def limited(self) -> list[VgpuKey]:
+    def _open_ended(self) -> Account | None:
+        """Who holds without an end."""
         current = self._current
-        if current is None or current.lease.end_ns is not None or not self._accounts[current.lease.vgpu].capped:
-            return []
-        return [current.lease.vgpu]
+        return None if current is None or current.lease.end_ns is not None else self._accounts[current.lease.vgpu]
+
+    def limited(self) -> list[VgpuKey]:
+        account = self._open_ended()
+        return [account.key] if account is not None and account.capped else []
 
     def _allowance_due(self, account: Account) -> int:
         return (account.allowance_at_ns or 0) + self.policy.allowance_ns
 
     def _allow(self, now_ns: int) -> None:
-        current = self._current
-        if current is None or current.lease.end_ns is not None:
+        account = self._open_ended()
+        if account is None or self._current is None:
             return
-        account = self._accounts[current.lease.vgpu]
-        if now_ns >= self._allowance_due(account) if account.capped else account.allowance_told:
-            self._permit(account, current)
+        if now_ns >= self._allowance_due(account) if account.capped else account.allowance_at_ns is not None:
+            self._permit(account, self._current)
 
     def _permit(self, account: Account, hold: Hold) -> None:
-        """What its bucket has, and gets until the scheduler looks again."""
+        """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count."""
         now_ns = self._now_ns
+        hold.metered = True
         if account.capped:
             left_ns = (account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns) // PPM
-            account.allowance_at_ns, account.allowance_told = now_ns, True
+            account.allowance_at_ns = now_ns
             self._commands.append(Allow(account.key, hold.lease.epoch, max(0, hold.busy(now_ns) + left_ns)))
-        elif account.allowance_told:
-            account.allowance_told = False
+        elif account.allowance_at_ns is not None:
+            account.allowance_at_ns = None
             self._commands.append(Allow(account.key, hold.lease.epoch, None))
 
     # --- events

@@ -85,7 +85,6 @@ def run(programs: Sequence[subprocess.Popen[str]], seconds: float) -> float:
     ("kernels_ms", "host_us"),
     [
         pytest.param((0.04,), 200, id="short kernels"),
-        pytest.param((0.01, 0.01, 0.01, 0.4), 150, id="one kernel, of two lengths"),
         pytest.param((2.0,), 0, id="GPU-bound"),
     ],
 )
@@ -93,7 +92,6 @@ def run(programs: Sequence[subprocess.Popen[str]], seconds: float) -> float:
 def test_the_charge_is_what_the_gpu_ran(
     node: SimulatedNode, percent: int, kernels_ms: Sequence[float], host_us: float
 ) -> None:
-    error = 0.05 if len(kernels_ms) == 1 else 0.2  # of that kernel few launches are timed, in so short a time
     vgpu = node.create(sm_percent=percent, memory_bytes=MEMORY)
     program, engine = eager(node, vgpu, kernels_ms, host_us), card(node)
     run([program], 1.0)  # the meter knows its kernels
@@ -103,7 +101,7 @@ def test_the_charge_is_what_the_gpu_ran(
     ran = ran_s(engine) - ran
 
     def settled() -> bool:
-        return abs(charged_s(node) - charged - ran) <= error * ran + 0.01
+        return abs(charged_s(node) - charged - ran) <= 0.05 * ran + 0.01
 
     try:
         eventually(settled, f"a charge of about {ran:.3f} s", 10)

@@ -34,7 +34,7 @@ class Program:
         tag = Meter.tag(key)
         self.usage.meter()
         self.busy_ns += lasts_ns
-        if self.meter.takes(tag) or self.meter.counts(tag):
+        if self.meter.takes(tag) or self.meter.takes(tag, owing=True):
             return False
         self.table.launch(key)
         known = self.table.mean_ns(key)
