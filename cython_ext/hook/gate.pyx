@@ -203,9 +203,9 @@ cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
 
 
 cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept nogil:
-    """Whether the launch has to wait. Under a limit, one launch of a kernel without a sample is in flight at a time: else
-    a program could queue any amount of work before its first kernel has run. A kernel may wait for another launch on
-    the GPU, so no launch waits here for longer than a stalled queue is believed (logic/window.pxd)."""
+    """Whether the launch has to wait. Under a limit, one launch of a kernel without a sample is in flight at a time.
+    Else a program could queue any amount of work before its first kernel has run. A kernel may wait for another launch
+    on the GPU, so no launch waits here for longer than a stalled queue is believed (logic/window.pxd)."""
     if gate.sampling and now >= gate.asked_ns + ASK_NS:
         gate.asked_ns = now
         vgpu_collect(gate, now)

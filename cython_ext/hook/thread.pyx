@@ -221,8 +221,8 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
 
 
 cdef inline int64_t alone_ns(const Gate* gate, int64_t now) noexcept nogil:
-    """How often the hook thread looks where no other vGPU wants. Work that is overdue is looked at again after a quarter
-    of that time. The books date its end by the prediction, or by the last look that found it running."""
+    """How often the hook thread looks where no other vGPU wants. Work that is overdue is looked at again after a
+    quarter of that time. The books date its end by the prediction, or by the last look that found it running."""
     cdef int64_t usual = LOOK_METERED_NS if gate.usage.metered or gate.limited else LOOK_ALONE_NS
     cdef int64_t overdue = now - loadi64(&gate.slot.last_submit_ns) - gate.backlog.work_ns
     if load32(&gate.slot.undrained) == 0 or gate.untracked or overdue <= 0:
