@@ -51,7 +51,7 @@ def user_site(folder: Path) -> Path:
             shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("static", "__pycache__"))
         else:
             (place / package).symlink_to(ROOT / package)
-    real = [path for path in dependencies() if path.startswith(sys.prefix)]
+    real = [path for path in dependencies() if path.startswith(sys.prefix) and Path(path).is_dir()]  # Debian names more
     for path in real:
         for entry in Path(path).iterdir():
             if not entry.name.startswith(("__", "st_vgpu", "pip", "setuptools")) and entry.suffix != ".pth":
