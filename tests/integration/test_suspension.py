@@ -89,6 +89,8 @@ def test_its_counters_go_on_meanwhile_over_a_restart_and_to_its_end(
 ) -> None:
     vgpu = node.create(sm_percent=50, memory_bytes="8G")
     programs.append(Worker(node, vgpu, GIB))
+    beside = node.create(sm_percent=30, memory_bytes="8G")  # alone, the first one's token would not end
+    programs.append(Worker(node, beside, GIB))
     told: list[tuple[int, ...]] = [(0, 0, 0, 0)]
 
     def goes_on() -> bool:
