@@ -79,5 +79,15 @@ def test_nothing_to_draw_is_no_error(evidence: Evidence) -> None:
     assert "svg" not in Page(report(evidence)).elements
 
 
+@pytest.mark.parametrize("gone", ["shares", "killed", "launches"])
+def test_what_could_not_be_measured_is_not_drawn_and_the_rest_is(gone: str) -> None:
+    """On a starved host a measurement may have come to nothing."""
+    evidence = findings.good()
+    empty: dict[str, object] = {"shares": {}, "killed": type(evidence.killed)(), "launches": None}
+    drawn = Page(report(evidence)).elements.count("svg")
+    setattr(evidence, gone, empty[gone])
+    assert 0 < Page(report(evidence)).elements.count("svg") < drawn
+
+
 def test_names_are_text_and_never_markup() -> None:
     assert "<script>" not in report(findings.good(), "<script>alert(1)</script>")
