@@ -321,7 +321,12 @@ def test_stop_names_who_waits_and_what_ends_that(node: Node) -> None:
 @pytest.mark.parametrize("limits", [True, False])
 def test_the_demonstration_keeps_its_shares_and_without_limits_misses_them(node: Node, limits: bool) -> None:
     options, seconds = ("", 4) if limits else ("--no-limits", 2)  # half and half is far off, however short
-    done = node.shell(f"TMPDIR={node.directory} vgpuctl demo --simulate --duration {seconds}s -o json {options}")
+    command = f"TMPDIR={node.directory} vgpuctl demo --simulate --duration {seconds}s -o json {options}"
+    done = node.shell(command)
+    for _ in range(3):  # programs that waited for a processor cannot be measured, and the demonstration says so
+        if "try it once more" in done.stderr:
+            done = node.shell(command)
+    assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert report["simulated"]
     assert report["mode"] == ("temporal" if limits else "ungated")
