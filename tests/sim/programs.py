@@ -99,7 +99,7 @@ def die_inside() -> dict[str, object]:
 
 
 def stop_inside(rounds: str) -> dict[str, object]:
-    """Be stopped while holding the GPU's lock; once it goes on, leave, and say so."""
+    """Be stopped while holding the GPU's lock; once it goes on, leave, say so, and wait for a line."""
     from cython_ext.simengine import Engine
 
     Cuda()
@@ -109,6 +109,7 @@ def stop_inside(rounds: str) -> dict[str, object]:
         os.kill(os.getpid(), signal.SIGSTOP)
         engine.release_mutex()
         print("left", flush=True)
+        sys.stdin.readline()  # or it would be over before it is stopped again
     return {}
 
 

@@ -171,6 +171,7 @@ def test_a_gpu_goes_on_while_a_process_is_stopped_inside_the_lock(node: Node) ->
     """It leaves, and is stopped still, until somebody continues it."""
     rounds = 3
     stopped = node.start("stop_inside", str(rounds))
+    assert stopped.stdin is not None
     assert stopped.stdout is not None
     for _ in range(rounds):
         assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
@@ -178,6 +179,8 @@ def test_a_gpu_goes_on_while_a_process_is_stopped_inside_the_lock(node: Node) ->
         assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
         stopped.send_signal(signal.SIGCONT)
         assert stopped.stdout.readline() == "left\n"
+        stopped.stdin.write("on\n")
+        stopped.stdin.flush()
     assert stopped.wait() == 0
 
 
