@@ -12,6 +12,7 @@ PER_THREAD_SYNCHRONOUS = "_ptds"
 
 _FAST = ("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")
 _SEVERAL = "cuLaunchCooperativeKernelMultiDevice"
+_WAITING = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
 _UNCOUNTED = ("cuInit", "cuGetProcAddress", "cuLaunch", "cuGraphLaunch")
 
 
@@ -41,6 +42,13 @@ class Symbol:
     def counted(self) -> bool:
         """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
         return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it returns only once work of the GPU is done: the time in it is no host time
+        (``cython_ext/logic/demand.pxd``)."""
+        copies = self.name.startswith("cuMemcpy") and "Async" not in self.name
+        return self.counted and (copies or self.name.startswith(_WAITING))
 
     @property
     def guarded(self) -> bool:

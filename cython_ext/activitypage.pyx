@@ -13,7 +13,7 @@ from cython_ext.logic.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
 from cython_ext.logic.section cimport section_broker
 from cython_ext.logic.trace cimport trace_get
 from cython_ext.page cimport Page, text_of
-from cython_ext.tenant cimport at_least_zero, bounded
+from cython_ext.tenant cimport at_least_zero, bounded, part_of
 
 from cython_ext.readings import SlotReading, SlotState, TraceReading
 
@@ -95,6 +95,8 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         moved_ns=at_least_zero(slot.moved_ns),
         room_bytes=bounded(slot.room_bytes),
         pinned_ns=at_least_zero(slot.pinned_ns),
+        demand_ppm=part_of(native.load32(&slot.demand_ppm)),
+        waits_ppm=part_of(native.load32(&slot.waits_ppm)),
     )
 
 

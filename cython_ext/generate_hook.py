@@ -77,6 +77,8 @@ def header() -> str:
         "",
         "/* Threads that are in the driver: this one's count (threads.pyx). */",
         "extern unsigned *vgpu_calling(void);",
+        "extern void vgpu_begins_to_wait(void);",
+        "extern void vgpu_waited(void);",
         "",
         "/* The wrappers: exported, and the hook's own table means them and no namesake of another library. */",
         "#pragma GCC visibility push(protected)",
@@ -98,7 +100,9 @@ def header() -> str:
                 "    volatile unsigned *calling = vgpu_calling();",
                 "    int result;",
                 "    if (calling) *calling += 1;",
+                *(["    vgpu_begins_to_wait();"] if symbol.waits else []),
                 f"    result = {real};",
+                *(["    vgpu_waited();"] if symbol.waits else []),
                 "    if (calling) *calling -= 1;",
                 "    return result;",
             ]

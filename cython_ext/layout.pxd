@@ -66,6 +66,7 @@ cdef enum:
     GRANTS_SWAPPABLE = 128   # --oversubscribe swap: plain allocations can leave the card and come back
     GRANTS_AWAY = 256        # ... and are to be in the host's memory; with GRANTS_STILL, and while no lease is given
     GRANTS_PRESENT = 512     # ... are to be on the card; neither: where they are (a new server does not know yet)
+    GRANTS_SHARED = 1024     # its open-ended lease is a shared one: other vGPUs compute at the same time
 
     # Slot.state
     SLOT_FREE = 0
@@ -218,7 +219,9 @@ cdef struct Slot:
     uint32_t unpredicted     # 1: of some that was submitted nobody knows how long it takes: predicted_end_ns is void
     int64_t locked_out_ns    # its hook's thread has lived then, kept from its books by a thread of the program
     uint32_t ledger_name     # what its hook puts in ``ledger`` (logic/section.pxd); 0: an older hook, which puts TIDs
-    uint8_t[36] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t demand_ppm      # the part of its time in which it needs the GPU (logic/demand.pxd); 0: not measured
+    uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
+    uint8_t[28] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -278,7 +281,9 @@ cdef struct RelayEntry:
     uint32_t stranded_epoch  # in force, and drained by a process that wants: it can go on under another one only
     int64_t submitted_ns     # when the first work was submitted under the lease ...
     uint32_t submitted_epoch     # ... which is the newest that any was submitted under
-    uint8_t[28] pad
+    uint32_t demand_ppm      # the highest of the processes'
+    uint32_t waits_ppm       # likewise
+    uint8_t[20] pad
 
 
 cdef struct RelayPage:

@@ -105,6 +105,8 @@ cdef struct Merged:
     uint32_t submitted_epoch     # the newest lease that somebody submitted work under ...
     int64_t submitted_ns         # ... the first of them at this time
     uint32_t processes
+    uint32_t demand_ppm
+    uint32_t waits_ppm
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
     bint stranded                # a process wants that has drained the newest lease
@@ -283,6 +285,8 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             merged.tail = not merged.spent and undrained
         merged.drained_ns = max(merged.drained_ns, loadi64(&slot.drained_ns))
         merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
+        merged.demand_ppm = max(merged.demand_ppm, load32(&slot.demand_ppm))
+        merged.waits_ppm = max(merged.waits_ppm, load32(&slot.waits_ppm))
         merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
         if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
             merged.refill_ns = min(merged.refill_ns, loadi64(&slot.refill_ns))
@@ -478,6 +482,8 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     storei64(&entry.counted_ns, merged.counted_ns)
     store64(&entry.launches, wire.launches)
     storei64(&entry.longest_kernel_ns, merged.longest_kernel_ns)
+    store32(&entry.demand_ppm, merged.demand_ppm)
+    store32(&entry.waits_ppm, merged.waits_ppm)
     storei64(&entry.predicted_end_ns, merged.predicted_end_ns)
     storei64(&entry.want_since_ns, merged.want_since_ns)
     if merged.refill_ns != INT64_MAX:

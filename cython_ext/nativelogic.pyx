@@ -15,11 +15,12 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, durations, excess, gate, graphs, handover,
-    meter as metering, plan as planning, trace, transfers, window, windowlength,
+    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, demand as demanding, durations, excess, gate,
+    graphs, handover, meter as metering, plan as planning, trace, transfers, window, windowlength,
 )
 from cython_ext.logic.ahead cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
+from cython_ext.logic.demand cimport Demand as _Demand, Waits as _Waits
 from cython_ext.logic.meter cimport Meter as _Meter, Usage as _Usage
 from cython_ext.logic.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
@@ -250,6 +251,14 @@ cdef class Durations:
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return entry != NULL and bool(durations.durations_steady(entry))
 
+    def clip(self, key, int64_t sample_ns):
+        """Of a key that is in the table."""
+        cdef durations.LaunchKey wanted = key_of(key)
+        cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
+        if entry == NULL:
+            raise KeyError(key)
+        return durations.durations_clip(entry, sample_ns)
+
     def doubt(self):
         durations.durations_doubt(&self.table)
 
@@ -441,6 +450,32 @@ cdef class Usage:
     @property
     def metered(self):
         return bool(self.usage.metered)
+
+
+cdef class Demand:
+    """A process's demand and its threads' waits."""
+
+    cdef _Demand demand
+    cdef _Waits waits
+
+    def begins_to_wait(self, int64_t now_ns):
+        demanding.waits_begin(&self.waits, now_ns)
+
+    def waited(self, int64_t now_ns):
+        demanding.waits_end(&self.waits, now_ns)
+
+    def looks(self, int64_t now_ns, uint64_t work_ns, bint wants):
+        demanding.demand_looks(
+            &self.demand, now_ns, work_ns, demanding.waits_until(&self.waits, now_ns), wants
+        )
+
+    @property
+    def ratio(self):
+        return self.demand.ppm / 1e6
+
+    @property
+    def waits_ratio(self):
+        return self.demand.waits_ppm / 1e6
 
 
 cdef class Belief:

@@ -47,6 +47,8 @@ class GrantsFlag(IntFlag):
     """They are to be in the host's memory. With STILL, while no lease is given."""
     PRESENT = 512
     """They are to be on the card. Neither: they stay where they are."""
+    SHARED = 1024
+    """Its open-ended lease is a shared one: other vGPUs compute at the same time."""
 
 
 class SlotState(IntEnum):
@@ -143,7 +145,8 @@ class SlotReading:
     work, and what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no
     limit), and that its driver says it has (0: not known). ``where`` (``Where``): of what can leave the card;
     ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
-    waits for so much more of the card.
+    waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
+    ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU.
     """
 
     index: int
@@ -182,6 +185,8 @@ class SlotReading:
     moved_ns: int = 0
     room_bytes: int = 0
     pinned_ns: int = 0
+    demand_ppm: int = 0
+    waits_ppm: int = 0
 
     @property
     def charged_bytes(self) -> int:
@@ -207,6 +212,8 @@ class RelayReading:
     stranded_epoch: int
     submitted_epoch: int
     submitted_ns: int
+    demand_ppm: int
+    waits_ppm: int
 
 
 class TraceKind(IntEnum):

@@ -47,8 +47,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.layout cimport (
-    FOREVER_NS, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants, Lease, RelayEntry,
-    RelayPage as Relays, Slot,
+    FOREVER_NS, GRANTS_SHARED, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants,
+    Lease, RelayEntry, RelayPage as Relays, Slot,
 )
 from cython_ext.logic.baton cimport baton_forget
 from cython_ext.logic.handover cimport AWAKE_BEFORE_NS, awake_after_ns, awake_before_ns, awake_for
@@ -77,7 +77,7 @@ cdef extern from "vgpu_native.h" nogil:
 
 cdef enum:
     LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
-    LOOK_LIMITED_NS = 10_000_000     # ... and so often under an open-ended lease with a limit
+    LOOK_METERED_NS = 10_000_000     # ... and so often under an open-ended lease that is limited, or shared
     LOOK_WANTED_NS = 100_000_000     # plan and figures are looked at so often while the vGPU wants
     LOOK_TOLD_NS = 20_000_000    # so far apart the server is asked to look at NVML
     RING_BURST = 256
@@ -190,8 +190,8 @@ cdef void* wire_main(void* argument) noexcept nogil:
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
         look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
-        if wire.want and loadi64(&wire.grants.allowed_ns):
-            look_ns = min(look_ns, <int64_t>LOOK_LIMITED_NS)
+        if wire.want and (loadi64(&wire.grants.allowed_ns) or load32(&wire.grants.flags) & GRANTS_SHARED):
+            look_ns = min(look_ns, <int64_t>LOOK_METERED_NS)
         pthread_mutex_unlock(&wire.lock)
         rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
 

@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from cython_ext cimport layout, native
 from cython_ext.page cimport Page
-from cython_ext.tenant cimport at_least_zero, bounded
+from cython_ext.tenant cimport at_least_zero, bounded, part_of
 
 from cython_ext.readings import RelayReading
 
@@ -73,4 +73,6 @@ cdef class RelayPage(Page):
             stranded_epoch=native.load32(&entry.stranded_epoch),
             submitted_epoch=native.load32(&entry.submitted_epoch),
             submitted_ns=at_least_zero(entry.submitted_ns),
+            demand_ppm=part_of(native.load32(&entry.demand_ppm)),
+            waits_ppm=part_of(native.load32(&entry.waits_ppm)),
         )

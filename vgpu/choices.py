@@ -20,6 +20,15 @@ class Oversubscribe(StrEnum):
     MANAGED = "managed"
 
 
+class LeaseChoice(StrEnum):
+    """Which leases a vGPU may have in temporal mode."""
+
+    AUTO = "auto"
+    """A shared one while it is light (``gpuserver/core/kinds.py``), else an exclusive one."""
+    EXCLUSIVE = "exclusive"
+    """The GPU is its own while it holds one."""
+
+
 class OnServerLoss(StrEnum):
     """What a gate does once the GPU Server has been silent for the grace period."""
 

@@ -18,6 +18,8 @@ What a share means. Of the GPU's time, a vGPU is guaranteed r and gets l at most
 With --burst l is 1; in spatial mode its programs run on all SMs then, and those that burst, of one priority, run
 together as MPS has it, whether or not their percentages fit.
 
+In temporal mode vGPUs that need the GPU for half of their time or less hold it side by side, while no other wants it.
+
 Used time moves its virtual time v by held / r, and whoever is owed time goes first, the earliest deadline d before
 others; a turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with l × time and is
 emptied by computing. Priority orders those who are owed, and adds nothing.

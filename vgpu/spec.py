@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from vgpu.bounds import BoundedRequest
-from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
+from vgpu.choices import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain_words
 from vgpu.units import (
     MIB,
@@ -159,6 +159,7 @@ class VgpuSpec(BoundedRequest):
     ``quota_limit_percent``    largest part of the time (default 100).
     ``burst``           idle capacity may be used beyond the share.
     ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
+    ``lease``           in temporal mode: beside other light vGPUs, or always by itself.
     ``ttl_ns``          removed that long after creation (None: never).
     ``idle_suspend_ns``  suspended when nobody has used it for so long, until somebody wants to (0: never).
     ``share_group``     Unix group whose members may attach, besides the owner.
@@ -180,6 +181,7 @@ class VgpuSpec(BoundedRequest):
     overcommit: bool = False
     priority: PriorityName = PriorityName.NORMAL
     oversubscribe: Oversubscribe | None = None
+    lease: LeaseChoice = LeaseChoice.AUTO
     on_server_loss: OnServerLoss = OnServerLoss.BLOCK
     name: Name | None = None
     ttl_ns: DurationNs | None = None
@@ -263,6 +265,7 @@ class VgpuChanges(BoundedRequest):
     burst: bool | None = None
     overcommit: bool | None = None
     priority: PriorityName | None = None
+    lease: LeaseChoice | None = None
     on_server_loss: OnServerLoss | None = None
     name: Name | None = None
     ttl_ns: DurationNs | None = None
@@ -291,6 +294,7 @@ _OPTION: Final = {
     "quota_limit_percent": "--quota-limit",
     "priority": "--priority",
     "oversubscribe": "--oversubscribe",
+    "lease": "--lease",
     "on_server_loss": "--on-server-loss",
     "name": "--name",
     "group": "--group",

@@ -43,6 +43,8 @@ cdef extern:
     void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
     unsigned int* vgpu_calling() noexcept nogil
     bint vgpu_is_calling() noexcept nogil
+    void vgpu_begins_to_wait() noexcept nogil
+    void vgpu_waited() noexcept nogil
     void vgpu_context_turned() noexcept nogil
     void vgpu_context_made(int device) noexcept nogil
     # ... the caller holds gate.lock

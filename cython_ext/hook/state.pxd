@@ -23,6 +23,7 @@ from cython_ext.logic.alloctable cimport AllocTable, Block
 from cython_ext.logic.ahead cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
 from cython_ext.logic.belief cimport Belief
+from cython_ext.logic.demand cimport Demand, Waits
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.graphs cimport GraphTable
 from cython_ext.logic.meter cimport Meter, Timing, Usage
@@ -216,6 +217,8 @@ cdef struct Gate:
     uint64_t quiet_launches  # at the last look that found some more ...
     int64_t quiet_ns         # ... and when it was
     bint limited             # the vGPU's limit was in force when the hook thread last looked
+    uint64_t tracked_ns      # learned lengths of all launches under leases with an end
+    Demand demand
     uint64_t copies          # between host and device (atomic)
     uint64_t copied_bytes
     Trifles trifles          # without a lock: a race lets one more pass
@@ -318,6 +321,7 @@ cdef struct State:
     Capture capturing[64]    # the others
     uint32_t threads_lock
     Thread* threads          # all that ever launched
+    Waits waits              # of all threads, for the GPU
     uint32_t dying           # contexts that are being destroyed just now
     AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)

@@ -15,9 +15,10 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport Gate, State, is_removed, state
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
+    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_SHARED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
     Plan, Slot, epoch_past,
 )
+from cython_ext.logic.demand cimport demand_looks, waits_until
 from cython_ext.logic.durations cimport durations_doubt
 from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
 from cython_ext.logic.lock cimport lock_release, lock_soon
@@ -67,6 +68,17 @@ cdef void count(Gate* gate) noexcept nogil:
     storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
     storei64(&gate.slot.refill_ns, gate.backlog.refill_ns)
+
+
+cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
+    """A program that gave its lease back a moment ago is between two requests: that is host time, too."""
+    cdef Slot* slot = gate.slot
+    cdef int64_t worked_ns = max(loadi64(&slot.last_submit_ns), gate.backlog.drained_ns)
+    cdef bint wants = load32(&slot.want) != 0 or now - worked_ns < IDLE_ALONE_NS
+    cdef uint64_t waited_ns = waits_until(&state().waits, now)
+    demand_looks(&gate.demand, now, gate.usage.spent_ns + gate.tracked_ns, waited_ns, wants)
+    store32(&slot.demand_ppm, gate.demand.ppm)
+    store32(&slot.waits_ppm, gate.demand.waits_ppm)
 
 
 cdef inline bint superseded(const Gate* gate) noexcept nogil:
@@ -140,8 +152,8 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
-        if not drained and gate.untracked:
-            doubt(gate, now)
+        if not drained and gate.untracked and not load32(&gate.grants.flags) & GRANTS_SHARED:
+            doubt(gate, now)             # under a shared lease others keep the GPU busy
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
     count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
     publish_prediction(gate)         # behind a count: who finds it over finds us alive
@@ -189,6 +201,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     cdef bint in_charge
     cdef Plan plan
     count(gate)
+    sample_demand(gate, now)
     vgpu_trace_busy(gate)
     in_charge = heard(gate)
     heed_limit(gate)

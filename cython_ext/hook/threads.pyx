@@ -9,6 +9,7 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
+from cython_ext.logic.demand cimport waits_begin, waits_end
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter cimport meter_promised_ns, meter_spent_ns, meter_turns, usage_settle
 from cython_ext.logic.window cimport backlog_busy_ns
@@ -206,6 +207,18 @@ cdef public unsigned int* vgpu_calling() noexcept nogil:
     if rarely(thread == NULL or not load32(&thread.taken)):
         thread = vgpu_claim_thread() if attached() else NULL
     return NULL if thread == NULL else &thread.calling
+
+
+cdef public void vgpu_begins_to_wait() noexcept nogil:
+    """A call that waits for the GPU is about to be made (generate_hook.py), or the thread stops at the gate."""
+    if attached():
+        waits_begin(&state().waits, now_ns())
+
+
+cdef public void vgpu_waited() noexcept nogil:
+    """... and is over."""
+    if attached() and state().waits.threads:
+        waits_end(&state().waits, now_ns())
 
 
 cdef public bint vgpu_is_calling() noexcept nogil:

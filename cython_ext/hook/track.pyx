@@ -27,9 +27,10 @@ from cython_ext.hook.state cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
+from cython_ext.layout cimport GRANTS_SHARED
 from cython_ext.logic.ahead cimport ahead_mark
 from cython_ext.logic.durations cimport (
-    Duration, LaunchKey, durations_find, durations_learn, durations_predict, is_graph,
+    Duration, LaunchKey, durations_clip, durations_find, durations_learn, durations_predict, is_graph,
 )
 from cython_ext.logic.gate cimport UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_timed, graph_updates
@@ -270,6 +271,11 @@ cdef inline void note_pair(Gate* gate, int64_t lasted_ns) noexcept nogil:
     vgpu_log(b"two events are apart, ns; pairs", gate.pair_ns, gate.pairs)
 
 
+cdef inline int64_t clipped(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
+    cdef Duration* known = durations_find(&gate.durations, &sample.key)
+    return lasted_ns if known == NULL else durations_clip(known, lasted_ns)
+
+
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
     """Samples whose end has passed become durations."""
     cdef Sample* sample
@@ -290,6 +296,8 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                 lasted_ns = max(elapsed_ns - sample.host_ns, elapsed_ns / 4)
                 if sample.metered:
                     lasted_ns = max(lasted_ns - gate.pair_ns / 4, elapsed_ns / 8)
+                if sample.metered and load32(&gate.grants.flags) & GRANTS_SHARED:
+                    lasted_ns = clipped(gate, sample, lasted_ns)
                 cold = sample.cold and sample.host_ns >= max(<int64_t>LOADS_NS, elapsed_ns / 2)
                 if sample.pair:
                     note_pair(gate, elapsed_ns - sample.host_ns)

@@ -32,6 +32,7 @@ cdef enum:
     LONGEST_SAMPLES = 256    # over which the highest estimate fades
     STEADY_NS = 2_000        # of a sample, what the driver's and the GPU's queues make of it
     MEAN_SAMPLES = 16        # over about which the mean moves
+    CLIPPED_MOST = 4
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x
@@ -57,7 +58,7 @@ cdef struct Duration:
     int64_t longest_ns       # the highest estimate of late
     double mean_ns           # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
     uint32_t means           # ... and of how many it is, since the meter was doubted
-    uint32_t pad
+    uint32_t clipped         # of the last samples, how many more were clipped than were not
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
     uint32_t learned         # samples ever kept
@@ -189,6 +190,26 @@ cdef inline bint should_sample(const Duration* entry) noexcept nogil:
     """Whether the launch just counted is worth timing."""
     cdef uint32_t every = SAMPLE_EVERY if entry.learned >= SAMPLE_ALWAYS else SAMPLE_EVERY_YOUNG
     return entry.launches <= SAMPLE_ALWAYS or entry.launches % every == 0
+
+
+cdef inline int64_t durations_clip(Duration* entry, int64_t sample_ns) noexcept nogil:
+    """What a sample says that was taken while other vGPUs computed: it may have their time slices in it. One that is
+    longer than the key's longest launches of late counts as these. Where most samples are longer the key has grown, and
+    each CLIPPED_MOST of them double what one may say. Of a key without samples the first one is believed."""
+    cdef int64_t most_ns = entry.longest_ns
+    cdef uint32_t i
+    for i in range(min(entry.learned, <uint32_t>DURATION_SAMPLES)):
+        most_ns = max(most_ns, <int64_t>entry.samples_ns[i])
+    if entry.learned == 0:
+        return sample_ns
+    if sample_ns <= most_ns + most_ns / 4 + STEADY_NS:
+        entry.clipped -= entry.clipped > 0
+        return sample_ns
+    entry.clipped += 1
+    if entry.clipped < CLIPPED_MOST:
+        return most_ns
+    entry.clipped = 0
+    return min(sample_ns, 2 * most_ns + STEADY_NS)
 
 
 cdef inline void durations_learn(

@@ -1,9 +1,9 @@
 """One vGPU's account with a scheduler: virtual time, deadline, limit bucket, and the lease it may hold.
 
 Two books, two currencies. *Held* time (a lease was usable and not yet drained) moves virtual time: it is what the
-others could not use. *Busy* time empties the limit bucket: that is what the limit
-promises. It is held time less observed idle gaps; under an open-ended lease in temporal mode, GPU time used by the
-hooks' meters (``cython_ext/logic/meter.pxd``).
+others could not use. Under a shared lease others use the GPU, too, so there *used* time moves it. *Busy* time empties
+the limit bucket: that is what the limit promises. It is held time less observed idle gaps; under an open-ended lease in
+temporal mode, GPU time used by the hooks' meters (``cython_ext/logic/meter.pxd``).
 
 Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits, and what a division by the guarantee
 leaves over is carried, so that no share is lost to rounding. A bucket is nanoseconds × parts per million.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuserver.core.kinds import Kind
 from gpuserver.core.leases import Book, Lease, Muster, Share, Statement, VgpuKey
 from gpuserver.core.policy import PPM
 
@@ -69,6 +70,10 @@ class Hold:
     used_at_ns: int = 0
     """… when it was read. From then on each moment counts as busy, once the lease has an end: nothing is read of it
     often enough."""
+    shared: bool = False
+    """Others hold at the same time (``sharing.py``): it is charged for what it uses …"""
+    charged_ns: int | None = None
+    """… beyond this. None: it has held for a while already, and nothing was read since it is shared."""
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int, tail_ns: int) -> None:
         """``grace_ns``: the longest overlap that others pay for; ``tail_ns``: the longest that is the others' alone."""
@@ -104,11 +109,26 @@ class Hold:
         self.idle_ns = max(self.idle_ns, idle_ns)
         if used_ns is not None:
             self.used_ns, self.used_at_ns = max(self.used_ns or 0, used_ns), at_ns
+            if self.shared and self.charged_ns is None:
+                self.charged_ns = self.used_ns
+
+    def share(self) -> None:
+        """From now on others hold at the same time. What it held before is settled."""
+        self.shared = True
+        self.charged_ns = 0 if self.went_ns is None else None
+
+    def settle(self, at_ns: int) -> None:
+        """Virtual time shows all that there is up to ``at_ns``."""
+        self.settled_ns = max(self.settled_ns, at_ns)
+        if self.charged_ns is not None:
+            self.charged_ns = max(self.charged_ns, self.used_ns or 0)
 
     def unsettled(self, now_ns: int) -> int:
-        """Held time that virtual time does not show yet."""
+        """Held time that virtual time does not show yet; of a shared lease, used time."""
         if self.went_ns is None:
             return 0
+        if self.shared:
+            return 0 if self.charged_ns is None else max(0, (self.used_ns or 0) - self.charged_ns)
         return max(0, now_ns - max(self.settled_ns, self.usable_from(now_ns)))
 
     def held(self, now_ns: int) -> int:
@@ -180,6 +200,7 @@ class Account:
     """When its hooks were last allowed more under an open-ended lease. None: they know of no limit."""
     guarantee: int = field(init=False)
     capped: bool = field(init=False)
+    kind: Kind = field(default_factory=Kind)
     _carry: int = 0
     _handover_mean_ns: int = 0
 
@@ -300,6 +321,9 @@ class Account:
             busy_ns=self.busy_at(now_ns),
             overuse_ns=self.overuse_ns,
             tokens=self.tokens,
+            light=self.kind.light,
+            heavy_ns=max(0, self.kind.heavy_until_ns - now_ns),
+            stayed_ns=self.kind.stayed_ns,
         )
 
     def statement(self, lag_ns: int, now_ns: int) -> Statement:
@@ -321,6 +345,9 @@ class Account:
             busy_ns=self.busy_at(now_ns),
             overuse_ns=self.overuse_ns,
             tokens=self.tokens,
+            light=self.kind.light,
+            shared=any(h.shared for h in self.holds.values()),
+            demand_ppm=self.kind.demand_ppm,
         )
 
 

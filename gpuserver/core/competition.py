@@ -21,6 +21,7 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Measured,
     Mustered,
     Observed,
     Publish,
@@ -90,11 +91,13 @@ class Competition(Membership):
             if isinstance(event, Observed) and not self._matters_now(event):
                 self._on_observed(event, now_ns)
                 continue
+            if isinstance(event, Measured) and not self._take_measure(event, now_ns):
+                continue
             if not news:
                 self._now_ns = now_ns  # not by readings alone: a decision that is due would be overdue, and never made
                 self._refill(now_ns)
                 news = True
-            if not isinstance(event, Tick):
+            if not isinstance(event, Tick | Measured):
                 self._apply(event, now_ns)
         if not news:
             return []
@@ -106,7 +109,9 @@ class Competition(Membership):
         commands, self._commands = self._commands, []
         return commands
 
-    def _apply(self, event: Report | Added | Changed | Removed | Mustered, now_ns: int) -> None:
+    def _apply(
+        self, event: Wants | Idle | Went | Drained | Observed | Added | Changed | Removed | Mustered, now_ns: int
+    ) -> None:
         if event.vgpu in self._accounts:
             self._refill_one(self._accounts[event.vgpu], now_ns)
         self._on[type(event)](event, now_ns)
@@ -131,8 +136,16 @@ class Competition(Membership):
     def crowded(self) -> bool:
         """Whether others gain by it that an idle vGPU gives its lease back."""
 
-    def limited(self) -> list[VgpuKey]:
-        """Those that are allowed GPU time in parts: what they have used is to be observed before ``Tick``."""
+    def metered(self) -> list[VgpuKey]:
+        """Those that are allowed GPU time in parts, or share: what they have used is to be observed before ``Tick``."""
+        return []
+
+    def shared(self) -> list[VgpuKey]:
+        """Those that hold shared leases."""
+        return []
+
+    def comparable(self) -> list[VgpuKey]:
+        """Those whose demand decides who shares: it is to be measured before ``Tick``."""
         return []
 
     @property
@@ -214,6 +227,7 @@ class Competition(Membership):
             account.bucket = min(account.bucket, book.bucket_ns * PPM)
             account.held_ns, account.busy_ns = book.held_ns, book.busy_ns
             account.overuse_ns, account.tokens = book.overuse_ns, book.tokens
+            account.kind.restore(book.light, book.heavy_ns, book.stayed_ns, now_ns)
         self._accounts[event.vgpu] = account
         self._sort_in(account)
         self._note_wish(account)
@@ -378,6 +392,10 @@ class Competition(Membership):
             hold.observe(event.idle_ns, event.used_ns, now_ns)
             hold.drains_by_ns = event.drains_by_ns
             self._learn(account, event)
+
+    def _take_measure(self, event: Measured, now_ns: int) -> bool:
+        """Whether the vGPU's kind has changed: that calls for a decision."""
+        return self._accounts[event.vgpu].kind.measured(event.demand_ppm, event.waits_ppm, now_ns)
 
     def _on_mustered(self, event: Mustered, now_ns: int) -> None:
         account = self._accounts[event.vgpu]

@@ -50,6 +50,8 @@ class Share:
     sm_mpercent: int = 100_000
     priority: Priority = Priority.NORMAL
     bursts: bool = False
+    shareable: bool = False
+    """In temporal mode it may hold a shared lease, while it is light (``kinds.py``)."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -153,6 +155,16 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What the vGPU's hooks measured: its demand (0: not measured) and the part of the time in which it waited for the
+    GPU, both in parts per million (``cython_ext/logic/demand.pxd``)."""
+
+    vgpu: VgpuKey
+    demand_ppm: int
+    waits_ppm: int
+
+
+@dataclass(frozen=True, slots=True)
 class Muster:
     """When a member of a gang is to hold; see ``gangs.py``.
 
@@ -178,7 +190,7 @@ class Mustered:
     muster: Muster | None
 
 
-Report = Wants | Idle | Went | Drained | Observed
+Report = Wants | Idle | Went | Drained | Observed | Measured
 """What the dispatcher saw."""
 
 Event = Report | Added | Changed | Removed | Mustered | Tick
@@ -301,7 +313,10 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The journalled part of one vGPU's account. ``lag`` is r·(V − v) in ns: positive, the vGPU is owed time."""
+    """The journalled part of one vGPU's account. ``lag`` is r·(V − v) in ns: positive, the vGPU is owed time.
+
+    ``light``, ``heavy_ns`` and ``stayed_ns`` are its kind: how much longer it is heavy at least, and how long it had
+    to be the last time (``kinds.py``)."""
 
     lag_ns: int
     bucket_ns: int
@@ -309,6 +324,9 @@ class Book:
     busy_ns: int
     overuse_ns: int
     tokens: int
+    light: bool = False
+    heavy_ns: int = 0
+    stayed_ns: int = 0
 
     def refilled(self, limit_ppm: int, passed_ns: int) -> Book:
         """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
@@ -355,3 +373,8 @@ class Statement:
     busy_ns: int
     overuse_ns: int
     tokens: int
+    light: bool = False
+    shared: bool = False
+    """It holds a shared lease."""
+    demand_ppm: int = 0
+    """0: not measured."""

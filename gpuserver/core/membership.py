@@ -133,7 +133,7 @@ class Membership(ABC):
         """Charge the virtual time of a lease up to ``at_ns``, overuse included."""
         before = account.time
         self._charge(account, hold, at_ns)
-        hold.settled_ns = max(hold.settled_ns, at_ns)
+        hold.settle(at_ns)
         if account.competing:
             self._moment += account.guarantee * (account.time - before)
 
@@ -220,6 +220,12 @@ class Membership(ABC):
             self._barred[account.key] = account
         else:
             self._barred.pop(account.key, None)
+
+    def _shift(self, account: Account, time: int) -> None:
+        """Move virtual time, and the deadline with it, without a charge."""
+        if account.competing:
+            self._moment += account.guarantee * (time - account.time)
+        account.shift_to(time)
 
     def _note_wish(self, account: Account) -> None:
         """It began or ceased to want, or its standing lease came or went."""

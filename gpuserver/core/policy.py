@@ -65,6 +65,10 @@ class Policy:
     """A vGPU with a limit that holds an open-ended lease is allowed more that often …"""
     allowance_ahead_ns: int = 12 * MILLISECOND
     """… and what its bucket will get in this time at once: the scheduler may be late."""
+    measure_ns: int = 50 * MILLISECOND
+    """The demand of vGPUs that compete is measured that often."""
+    shared_window_ns: int = 2 * MILLISECOND
+    """A shared lease that is to end has so long to end in. Light vGPUs have little in flight."""
     tail_ns: int = 500 * MICROSECOND
     """An overlap of two leases is the older one's work up to here. In a longer one the GPU went back and forth."""
     bursty_ppm: int = 500_000

@@ -29,7 +29,7 @@ from gpuserver.core.knapsack import Work
 from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
 from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
 from gpuserver.core.partition import Partition, partition
-from vgpu.choices import Oversubscribe
+from vgpu.choices import LeaseChoice, Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
 from vgpu.units import MIB, counted, format_bytes
@@ -596,6 +596,12 @@ def _part(ratio: float) -> Fraction:
     return Fraction(ratio).limit_denominator(PPM)
 
 
+def may_share(spec: VgpuSpec) -> bool:
+    """Whether it may hold a shared lease in temporal mode. The members of a group hold at the same time as each other,
+    by turns; and vGPUs whose memory need not fit the card have it there one after the other."""
+    return spec.lease is LeaseChoice.AUTO and spec.group is None and spec.oversubscribe is None
+
+
 def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
     """The share that ``spec`` promises. Temporal mode (``granted`` None): time is the product of SM share and quota."""
     compute = Fraction(1) if granted is not None else _part(spec.compute_ratio)
@@ -608,4 +614,5 @@ def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
         sm_mpercent=100_000 if granted is None else granted.mpercent,
         priority=Priority[spec.priority.name],
         bursts=spec.burst,
+        shareable=granted is None and may_share(spec),
     )

@@ -1,8 +1,9 @@
-"""Temporal mode: one holder at a time. Who holds next, and for how long, is told in ``deadlines.py``.
+"""Temporal mode: one holder at a time, or light vGPUs side by side (``sharing.py``). Who holds next, and for how long,
+is told in ``deadlines.py``.
 
-At most two leases matter: ``current``, which is held or will be at once, and ``next``, published ahead while current
-runs, so that the dispatcher hands over without asking. A decision about next may be revised until just before its
-start; the forecast behind it charges the holder to its end.
+While vGPUs take turns, at most two leases matter: ``current``, which is held or will be at once, and ``next``,
+published ahead while current runs, so that the dispatcher hands over without asking. A decision about next may be
+revised until just before its start; the forecast behind it charges the holder to its end.
 
     the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
     holder open-ended     gets an end as soon as somebody else waits
@@ -11,17 +12,21 @@ start; the forecast behind it charges the holder to its end.
     gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
                           unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
+    all that want share   each holds an open-ended lease, and nobody waits; there is neither current nor next
+    one of them may not   the shared leases end; one of them is current, and turns go on from there
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from gpuserver.core.account import Account, Choice, Hold
+from gpuserver.core.account import Account, Choice, Hold, virtual
 from gpuserver.core.deadlines import Deadlines
 from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.sharing import Relief, may_share
 
 
 class TemporalScheduler(Deadlines):
@@ -31,17 +36,22 @@ class TemporalScheduler(Deadlines):
         super().__init__(policy, first_epoch=first_epoch)
         self._current: Hold | None = None
         self._next: Hold | None = None
+        self._shared: dict[VgpuKey, Hold] = {}
+        self._relief = Relief()
 
     @property
     def crowded(self) -> bool:
-        return True
+        """A shared lease is in nobody's way while its vGPU idles."""
+        return not self._shared
 
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
         due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
         if self._barred or self._members:
             due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
-        due += [self._allowance_due(self._accounts[key]) for key in self.limited()]
+        due += [self._allowance_due(account) for account, _ in self._open_ended() if self._allowed_ppm(account) < PPM]
+        if self.comparable():
+            due.append((now_ns // self.policy.measure_ns + 1) * self.policy.measure_ns)
         current = self._current
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
@@ -53,8 +63,14 @@ class TemporalScheduler(Deadlines):
     def check(self) -> None:
         super().check()
         current, following = self._current, self._next
+        if self._shared:
+            self._check_shared()
+            return
         if following is not None and current is None:
             raise InvariantError("a next lease is published and nobody holds")
+        for holder in self._holding.values():
+            if any(hold.shared for hold in holder.holds.values()):
+                raise InvariantError(f"vGPU {holder.key} holds a shared lease, and takes turns")
         for hold in (current, following):
             if hold is None:
                 continue
@@ -73,6 +89,20 @@ class TemporalScheduler(Deadlines):
                 raise InvariantError(f"{following.lease} starts before {current.lease} ends")
         if current is None and any(a.waiting for a in self._accounts.values()):
             raise InvariantError("somebody waits and nobody holds")
+
+    def _check_shared(self) -> None:
+        if self._current is not None or self._next is not None:
+            raise InvariantError(f"there are turns beside shared leases: {self._current}, {self._next}")
+        if not may_share(self._company.values()):
+            raise InvariantError(f"there are shared leases beside vGPUs that may not share: {self._company}")
+        for key, hold in self._shared.items():
+            account = self._accounts[key]
+            if not hold.shared or hold.lease.end_ns is not None or account.holds.get(hold.lease.epoch) is not hold:
+                raise InvariantError(f"no shared lease, or one that no account knows: {hold}")
+            if self._allowed_ppm(account) < PPM and account.allowance_at_ns is None:
+                raise InvariantError(f"a shared lease without an allowance for a vGPU with a limit: {hold.lease}")
+        if any(a.waiting for a in self._accounts.values()):
+            raise InvariantError("somebody waits beside shared leases")
 
     # --- how long one waits, and looks ahead
 
@@ -102,31 +132,47 @@ class TemporalScheduler(Deadlines):
 
     # --- limits under open-ended leases
 
-    def _open_ended(self) -> Account | None:
-        """Who holds without an end."""
+    def _open_ended(self) -> list[tuple[Account, Hold]]:
+        """Who holds without an end, and what."""
         current = self._current
-        return None if current is None or current.lease.end_ns is not None else self._accounts[current.lease.vgpu]
+        if current is not None and current.lease.end_ns is None:
+            return [(self._accounts[current.lease.vgpu], current)]
+        return [(self._accounts[key], hold) for key, hold in self._shared.items()]
 
-    def limited(self) -> list[VgpuKey]:
-        account = self._open_ended()
-        return [account.key] if account is not None and account.capped else []
+    def _allowed_ppm(self, account: Account) -> int:
+        """Of the time, by its limit; its guarantee while it is curbed."""
+        return account.guarantee if account.key == self._relief.curbed else account.share.limit_ppm
+
+    def metered(self) -> list[VgpuKey]:
+        return [account.key for account, _ in self._open_ended() if self._shared or account.capped]
+
+    def shared(self) -> list[VgpuKey]:
+        return list(self._shared)
+
+    def comparable(self) -> list[VgpuKey]:
+        company = self._company.values()
+        if len(company) < 2 or not any(a.share.shareable for a in company):
+            return []
+        return [a.key for a in company]
 
     def _allowance_due(self, account: Account) -> int:
         return (account.allowance_at_ns or 0) + self.policy.allowance_ns
 
     def _allow(self, now_ns: int) -> None:
-        account = self._open_ended()
-        if account is None or self._current is None:
-            return
-        if now_ns >= self._allowance_due(account) if account.capped else account.allowance_at_ns is not None:
-            self._permit(account, self._current)
+        for account, hold in self._open_ended():
+            limited = self._allowed_ppm(account) < PPM
+            if now_ns >= self._allowance_due(account) if limited else account.allowance_at_ns is not None:
+                self._permit(account, hold)
 
     def _permit(self, account: Account, hold: Hold) -> None:
         """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count."""
         now_ns = self._now_ns
         hold.metered = True
-        if account.capped:
-            left_ns = (account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns) // PPM
+        if self._allowed_ppm(account) < PPM:
+            left_ns = self._allowed_ppm(account) * self.policy.allowance_ahead_ns // PPM
+            if account.capped:
+                filled = account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns
+                left_ns = filled // PPM if account.key != self._relief.curbed else min(left_ns, filled // PPM)
             account.allowance_at_ns = now_ns
             self._commands.append(Allow(account.key, hold.lease.epoch, max(0, hold.busy(now_ns) + left_ns)))
         elif account.allowance_at_ns is not None:
@@ -148,6 +194,8 @@ class TemporalScheduler(Deadlines):
         self._current = hold
 
     def _closed(self, hold: Hold) -> None:
+        if self._shared.get(hold.lease.vgpu) is hold:
+            del self._shared[hold.lease.vgpu]
         if hold is self._current:
             self._current = None
         elif hold is self._next:
@@ -162,6 +210,11 @@ class TemporalScheduler(Deadlines):
     def _decide(self, now_ns: int) -> None:
         self._adapt_period(now_ns)
         self._drop_unwanted()
+        if may_share(self._company.values()):
+            self._share(now_ns)
+            return
+        if self._shared:
+            self._end_sharing(now_ns)
         if self._current is None and self._next is not None:
             self._current, self._next = self._next, None
             if self._current.lease.start_ns > now_ns:
@@ -179,9 +232,78 @@ class TemporalScheduler(Deadlines):
 
     def _drop_unwanted(self) -> None:
         """Take back what was published for a vGPU that has stopped wanting it."""
-        for hold in (self._current, self._next):
+        for hold in (self._current, self._next, *self._shared.values()):
             if hold is not None and hold.went_ns is None and not self._accounts[hold.lease.vgpu].wants:
                 self._take_back(hold)
+
+    # --- shared leases
+
+    def _share(self, now_ns: int) -> None:
+        """Everybody that wants holds an open-ended lease."""
+        begins = not self._shared
+        for hold in (self._next, self._current):
+            if hold is not None:
+                self._share_turn(hold, now_ns)
+        self._current = self._next = None
+        for account in list(self._competing.values()):
+            if account.waiting:
+                window_ns = self.policy.shared_window_ns
+                lease = Lease(account.key, 0, now_ns, None, go_by_ns=now_ns, window_ns=window_ns)
+                self._let_share(account, self._publish(account, lease))
+        sharers = [self._accounts[key] for key in self._shared]
+        if begins:
+            self._relief.reset(sharers, now_ns)
+        else:
+            self._relief.look(sharers, now_ns)
+        self._settle_shared(now_ns)
+
+    def _share_turn(self, hold: Hold, now_ns: int) -> None:
+        """A turn becomes a shared lease, unless it is about to end. One that has not begun waits for no other lease."""
+        account, end = self._accounts[hold.lease.vgpu], hold.lease.end_ns
+        changes: dict[str, Any] = {"end_ns": None, "window_ns": self.policy.shared_window_ns}
+        if hold.went_ns is None:
+            changes |= {"start_ns": now_ns, "go_by_ns": now_ns, "after": (), "early": True}
+        elif end is not None and end <= now_ns + self.policy.decision_ns:
+            return
+        self._settle(account, hold, now_ns)
+        self._let_share(account, hold)
+        self._revise(hold, now_ns, **changes)
+
+    def _let_share(self, account: Account, hold: Hold) -> None:
+        hold.share()
+        self._shared[account.key] = hold
+
+    def _settle_shared(self, now_ns: int) -> None:
+        """Charge what they have used. While nobody is short, nobody is owed more than one that was idle, nor owes more:
+        what one does not use the others may have."""
+        for key, hold in self._shared.items():
+            self._settle(self._accounts[key], hold, now_ns)
+        if self._relief.curbed is not None:
+            return
+        clock = self._keep_clock(now_ns)
+        for key in self._shared:
+            account = self._accounts[key]
+            apart = virtual(self._idle_credit(account), account.guarantee)
+            self._shift(account, min(max(account.time, clock - apart), clock + apart))
+
+    def _end_sharing(self, now_ns: int) -> None:
+        """They take turns from now on. One that is alone goes on as it is."""
+        holds = list(self._shared.values())
+        self._shared.clear()
+        self._relief.curbed = None
+        alone = len(self._company) == 1
+        for hold in holds:
+            account = self._accounts[hold.lease.vgpu]
+            self._settle(account, hold, now_ns)
+            hold.shared = False
+            if alone:
+                self._current = hold
+            elif hold.went_ns is None:
+                self._take_back(hold)
+            else:
+                end = now_ns + self.policy.decision_ns + self.policy.shared_window_ns
+                self._revise(hold, now_ns, end_ns=end)
+                self._current = hold
 
     def _take_back(self, hold: Hold) -> None:
         account = self._accounts[hold.lease.vgpu]

@@ -30,6 +30,8 @@ _STEPS: Final = 100
 TURNS_SECONDS: Final = 60
 TURNS_HELD: Final = 0.5
 """Of a second that counts: so much of it was held."""
+TOGETHER: Final = 1.1
+"""Held more than that all together, a GPU was held side by side."""
 TURNS_USED: Final = 0.85
 """Programs that keep a GPU busy use more of what they hold: 0.96 and more on an H100, a trainer beside streams 0.75."""
 
@@ -104,8 +106,10 @@ class Turns:
             for key, so_far in served.items()
             if so_far.held_ns > self._held_ns.get(key, so_far.held_ns)
         ]
-        part = min(1.0, sum(held) / passed_ns)
-        if kernel_ratio is not None and len(held) > 1 and part >= TURNS_HELD:
+        all_held = sum(held) / passed_ns
+        part = min(1.0, all_held)
+        in_turns = all_held < TOGETHER  # else they held it side by side
+        if kernel_ratio is not None and len(held) > 1 and part >= TURNS_HELD and in_turns:
             self._seconds.append((part, min(part, kernel_ratio)))
         self._at_ns, self._held_ns = now_ns, {key: so_far.held_ns for key, so_far in served.items()}
 

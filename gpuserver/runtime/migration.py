@@ -42,6 +42,7 @@ AGAIN_S: Final = 0.2
 RELEASE_S: Final = 1.0
 PATIENCE_S: Final = 30.0
 """So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
+_BOOK: Final = TypeAdapter(Book)
 NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
 
 
@@ -236,7 +237,7 @@ class Migration:
         programs = tuple(Process(*program) for program in arriving.programs)
         passage = Passage(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(arriving.source)
         # What the other GPU owes it, or it owes there, is no matter of this one.
-        book = None if arriving.book is None else replace(Book(**arriving.book), lag_ns=0)
+        book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
         if arriving.origin is not None:
             vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -29,6 +29,7 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Measured,
     Mustered,
     Observed,
     Outlook,
@@ -79,6 +80,9 @@ class TokenLoop:
         self._recorders: tuple[Recorder, ...] = ()
         self._curious: set[Recorder] = set()
         """Those for whom hooks note what they see."""
+        self._measured_ns = 0
+        self._sharing: frozenset[VgpuKey] = frozenset()
+        """Those whose pages say that their lease is a shared one."""
         self._alarm: trio.CancelScope | None = None
         self._alarm_ns: int | None = None
         """The scheduler's deadline for which it is set."""
@@ -280,12 +284,21 @@ class TokenLoop:
     def statements(self) -> dict[VgpuKey, Statement]:
         """Every vGPU that competes, settled up to now."""
         self._observe()
+        self._take([Measured(key, *self._dispatcher.demand(key)) for key in self._wanting if key in self._published])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     def served(self) -> dict[VgpuKey, Served]:
         """What every vGPU has had up to now."""
         self._observe()
         return self._scheduler.served(time.monotonic_ns())
+
+    def _measures(self, keys: Collection[VgpuKey]) -> list[Report]:
+        """The demand of those vGPUs, for the scheduler to decide who shares; nothing if it was read a moment ago."""
+        now_ns = time.monotonic_ns()
+        if len(keys) < 2 or now_ns - self._measured_ns < self._scheduler.policy.measure_ns // 2:
+            return []
+        self._measured_ns = now_ns
+        return [Measured(key, *self._dispatcher.demand(key)) for key in keys if key in self._published]
 
     def _observe(self, holders: Iterable[VgpuKey] | None = None) -> None:
         """Holders, or some of them, before anybody reads the books: their idle gaps are not to count as busy."""
@@ -311,7 +324,8 @@ class TokenLoop:
             self.hear()  # what happened before, first
             deadline = self._scheduler.next_deadline_ns()
             if deadline is not None and deadline <= time.monotonic_ns():
-                self._observe(self._scheduler.limited())
+                self._observe(self._scheduler.metered())
+                self._take(self._measures(self._scheduler.comparable()))
                 self._handle(Tick())
 
     def _deadline_s(self) -> float:
@@ -342,6 +356,10 @@ class TokenLoop:
                     self._note(known)
                     self.meters.saw(known)
                 reports.append(_report(known))
+        if any(
+            isinstance(report, Wants) for report in reports
+        ):  # two may never want at a tick, and get in each other's way
+            reports = self._measures(self._wanted_ns) + reports
         self._take(reports)
         if lost:
             log.warning("dispatcher events lost", count=lost)
@@ -401,6 +419,18 @@ class TokenLoop:
             if contended != bool(page.flags & GrantsFlag.CONTENDED):
                 page.flags = page.flags ^ GrantsFlag.CONTENDED
 
+    def _show_sharing(self) -> None:
+        """Hooks are to know that others compute at the same time. Sharers give nothing back early for each other."""
+        sharing = frozenset(self._scheduler.shared())
+        if sharing == self._sharing:
+            return
+        for key in sharing ^ self._sharing:
+            page = self._grants.get(key)
+            if page is not None and (key in sharing) != bool(page.flags & GrantsFlag.SHARED):
+                page.flags = page.flags ^ GrantsFlag.SHARED
+        self._sharing = sharing
+        self._show_contention()
+
     def _reconcile(self) -> None:
         """Reports were lost: settle with what the dispatcher knows now."""
         now_ns = time.monotonic_ns()
@@ -431,6 +461,7 @@ class TokenLoop:
         if self._recorders:
             self._tell_recorders(events, commands, now_ns)
         self._execute(commands)
+        self._show_sharing()
         if self._alarm is not None and self._alarm_ns != self._scheduler.next_deadline_ns():
             self._alarm.deadline = self._deadline_s()
         self._look()

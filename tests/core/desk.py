@@ -15,6 +15,7 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Measured,
     Muster,
     Mustered,
     Observed,
@@ -90,6 +91,15 @@ class Desk:
 
     def observed(self, key: int, epoch: int, at_ms: float, **what: Any) -> list[Command]:
         return self.tell(Observed(key, epoch, **{"idle_ns": 0, **what}), at_ms)
+
+    def measured(self, at_ms: float, *demands: float, waits: dict[int, float] | None = None) -> list[Command]:
+        """What hooks measure of each vGPU, as ratios, and then a tick."""
+        waits = waits or {}
+        measures = [Measured(k, round(d * PPM), round(waits.get(k, 0) * PPM)) for k, d in enumerate(demands)]
+        return self.tell_all([*measures], at_ms) + self.tick(at_ms)
+
+    def added(self, key: int, share: Share, at_ms: float) -> list[Command]:
+        return self.tell(Added(key, share), at_ms)
 
     def changed(self, key: int, share: Share, at_ms: float) -> list[Command]:
         return self.tell(Changed(key, share), at_ms)

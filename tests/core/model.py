@@ -8,6 +8,7 @@ or run kernels far longer than their lease. ``Run.records`` is what an outside o
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    Measured,
     Observed,
     Publish,
     Removed,
@@ -57,8 +59,13 @@ class Work:
     resume_ns: int | None = None
     teaches: bool = True
     """Whether its hook reports kernel lengths and refill gaps."""
+    demands_ppm: tuple[int, ...] = (0,)
+    """What its hook measures of its demand, in each of these seconds, over and over; 0: nothing yet."""
     tails: bool = False
     """Whether its hook says that the last kernel of a lease is about to end; the next holder then has GO."""
+
+    def demand_at(self, now_ns: int) -> int:
+        return self.demands_ppm[now_ns // S % len(self.demands_ppm)]
 
 
 @dataclass
@@ -161,6 +168,7 @@ class Run(Timeline):
         """Where the scheduler broke the contract with its dispatcher."""
         self.shares = dict(zip(self.keys, shares, strict=True))
         self.spans: tuple[int, list[tuple[int, int, int]]] | None = None
+        self.measured_ns = -S
         self.over = False
         """Nobody arrives any more."""
         for key, share in self.shares.items():
@@ -356,11 +364,32 @@ class Run(Timeline):
 
     def _tick(self) -> None:
         if self.tick_ns == self.now_ns:
-            for app in [self.apps[key] for key in self.scheduler.limited() if key in self.apps]:
+            self._measure(self.scheduler.comparable())
+            for app in [self.apps[key] for key in self.scheduler.metered() if key in self.apps]:
                 if app.held is not None:
                     epoch = app.held.lease.epoch
                     self._deliver(Observed(app.key, epoch, idle_ns=0, used_ns=self.used_ns(app)))
+            self.tick_ns = self.now_ns  # readings decide nothing: it is due still
         super()._tick()
+
+    def _measure(self, keys: Iterable[int]) -> None:
+        for key in [key for key in keys if key in self.shares]:
+            self._deliver(Measured(key, self.apps[key].work.demand_at(self.now_ns), 0))
+
+    def _deliver(self, event: Event) -> None:
+        self._measure_with([event])
+        super()._deliver(event)
+
+    def _deliver_all(self) -> None:
+        self._measure_with(self.reports)
+        super()._deliver_all()
+
+    def _measure_with(self, events: Sequence[Event]) -> None:
+        if any(isinstance(event, Wants) for event in events) and self.now_ns - self.measured_ns > 25 * MS:
+            self.measured_ns = self.now_ns
+            for key in self.keys:
+                measured = Measured(key, self.apps[key].work.demand_at(self.now_ns), 0)
+                self._heard([measured], self.scheduler.handle(measured, self.now_ns))
 
     def _close(self, app: App, held: Published, begun: int, length: int) -> None:
         """Within its last millisecond a lease into which no other kernel fits behind this one takes no more."""

@@ -9,7 +9,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuserver.core.leases import Allow, Command, Drained, Event, Lease, Observed, Publish, Went, Withdraw
+from gpuserver.core.leases import (
+    Added,
+    Allow,
+    Command,
+    Drained,
+    Event,
+    Lease,
+    Measured,
+    Observed,
+    Publish,
+    Went,
+    Withdraw,
+)
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from tests.core.model import MS, Run
 
@@ -274,6 +286,8 @@ class Watch:
 
     def __call__(self, events: Sequence[Event], now: int, commands: list[Command]) -> None:
         for event in events:
+            if isinstance(event, Added):  # its page says that it has no limit yet
+                self.allowed.pop(event.vgpu, None)
             if isinstance(event, Went) and event.epoch in self.leases:
                 self.went.add(event.epoch)
                 self.leases[event.epoch] = self.leases[event.epoch].begun(event.at_ns)
@@ -293,7 +307,7 @@ class Watch:
         due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
         if any(s.throttled for s in standings) and due is None:
             self.found.append(f"10: somebody is throttled at {now} and no timer is set")
-        left = all(isinstance(event, Observed) for event in events)  # readings decide nothing: a tick is due at once
+        left = all(isinstance(event, Observed | Measured) for event in events)  # a reading: a tick is due at once
         if due is not None and due <= now and not left:
             self.found.append(f"a deadline at {due} is not after {now}")
 

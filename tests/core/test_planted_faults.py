@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 
 from gpuserver.core.account import Account, Hold
 from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Allow, Drained, Lease, Share, VgpuKey
+from gpuserver.core.kinds import LIGHT_PPM
+from gpuserver.core.leases import Allow, Drained, Lease, Measured, Share, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -138,6 +140,24 @@ class AllowsWithoutLimit(TemporalScheduler):
         account.allowance_at_ns = self._now_ns
         allowance_ns = hold.busy(self._now_ns) + self.policy.allowance_ahead_ns
         self._commands.append(Allow(account.key, hold.lease.epoch, allowance_ns))
+
+
+class NeverLeaves(TemporalScheduler):
+    """A light vGPU that turns heavy keeps its shared lease."""
+
+    def _take_measure(self, event: Measured, now_ns: int) -> bool:
+        return event.demand_ppm <= LIGHT_PPM and super()._take_measure(event, now_ns)
+
+
+def side_by_side(run: Run) -> list[str]:
+    """Leases of two vGPUs in force at the same time, from the third second on."""
+    late = [r for r in run.records if r.drained_ns is None or r.drained_ns > 3 * S]
+    spans = sorted((max(r.go_ns, 3 * S), r.drained_ns or run.now_ns, r.key) for r in late)
+    return [
+        f"{after[2]} held from {after[0]} on, {before[2]} until {before[1]}"
+        for before, after in pairwise(spans)
+        if after[0] < before[1] - MS
+    ]
 
 
 class AllowsAnew(TemporalScheduler):
@@ -308,6 +328,12 @@ CASES = [
     Case(NothingIsRenewed, [Share(300_000, 300_000)], [Work()], lambda run: oracle.limit_used(run, 0)),
     Case(AllowsWithoutLimit, [Share(300_000, 300_000)], [Work()], oracle.limits),
     Case(AllowsAnew, [Share(300_000, 300_000)], [Work()], oracle.limits),
+    Case(
+        NeverLeaves,
+        [replace(share, shareable=True) for share in temporal(50, 50)],
+        [Work(demands_ppm=(200_000, 200_000, *[900_000] * 8))] * 2,
+        side_by_side,
+    ),
     Case(ChosenByWidth, spatial((0.4, 80), (0.2, 60), (0.3, 30)), [Work()] * 3, oracle.round_waits),
     Case(
         FillWithoutKernelTest,

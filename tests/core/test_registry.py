@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -51,7 +52,14 @@ def refused(code: ErrorCode, found: Registry, vgpu_id: str, **fields: Any) -> Vg
     ],
 )
 def test_what_a_specification_means_in_temporal_mode(fields: dict[str, Any], share: Share) -> None:
-    assert create(registry(), "a", **fields).share == share
+    assert create(registry(), "a", **fields).share == replace(share, shareable=True)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lease": "exclusive"}, {"group": "trainer"}, {"oversubscribe": "swap"}, {"oversubscribe": "managed"}]
+)
+def test_which_vgpus_never_share(fields: dict[str, Any]) -> None:
+    assert not create(registry(), "a", sm_percent=30, **fields).share.shareable
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: 
         ([0.99], 0.27, None),  # a vGPU alone keeps no other from the GPU
         ([0.1, 0.1], 0.05, None),  # nor do those that are idle
         ([0.5, 0.49], None, None),
+        ([1.0, 1.0, 1.0], 0.6, None),  # shared leases keep nobody from the GPU
     ],
 )
 def test_turns_of_programs_that_wait_for_their_hosts_are_wasted(

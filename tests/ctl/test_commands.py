@@ -51,7 +51,22 @@ def refuse(code: ErrorCode, message: str = "no", hint: str = "") -> Any:
 def test_create_asks_for_what_the_options_say(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["create"] = lambda _: dump(vgpu_reading())
     options = "--sm 30% --mem 8G --quota-request 40 --quota-limit 60 --burst --priority high --gpu 1 --name t --ttl 8h"
-    assert run(["create", *options.split(), "--overcommit", "--on-server-loss", "error", "--idle-suspend", "10m"]) == 0
+    assert (
+        run(
+            [
+                "create",
+                *options.split(),
+                "--overcommit",
+                "--on-server-loss",
+                "error",
+                "--lease",
+                "exclusive",
+                "--idle-suspend",
+                "10m",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == "vgpu-0a1b2c3d\n"
     [asked] = node.asked
     assert isinstance(asked, Create)
@@ -64,6 +79,7 @@ def test_create_asks_for_what_the_options_say(node: FakeNode, capsys: pytest.Cap
         "burst": True,
         "overcommit": True,
         "priority": "high",
+        "lease": "exclusive",
         "on_server_loss": "error",
         "name": "t",
         "ttl_ns": 8 * 3600 * 10**9,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
-from vgpu.choices import OnServerLoss, Oversubscribe, PriorityName
+from vgpu.choices import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.ctl import completion
 
 if TYPE_CHECKING:
@@ -93,6 +93,10 @@ OversubscribeOption = Annotated[
     Oversubscribe | None,
     typer.Option(help="Allow more memory than the card has left: we swap between tokens, or the driver pages."),
 ]
+LeaseOption = Annotated[
+    LeaseChoice | None,
+    typer.Option(help="exclusive: never on the GPU beside others. New vGPUs: auto, beside other light ones."),
+]
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server. New vGPUs: block.")
 ]
@@ -136,6 +140,7 @@ def _wanted(
     idle_suspend: IdleSuspend = None,
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     oversubscribe: OversubscribeOption = None,
+    lease: LeaseOption = None,
     on_server_loss: LossOption = None,
     share_group: ShareGroup = None,
     group: Group = None,
@@ -157,6 +162,7 @@ def _wanted(
         idle_suspend_ns=idle_suspend,
         overcommit=overcommit,
         oversubscribe=oversubscribe,
+        lease=lease,
         on_server_loss=on_server_loss,
         share_group=share_group,
         group=group,

@@ -129,6 +129,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",
         "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, "
         f"{'a token without an end' if vgpu.open_ended else f'{tables.token_rate(vgpu)} tokens/s'}",
+        **({"lease": _lease(vgpu)} if vgpu.mode == "temporal" and vgpu.demand_ratio else {}),
         **_moving(vgpu),
         "total": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
@@ -136,6 +137,16 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
         "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
     }
+
+
+def _lease(vgpu: VgpuReading) -> str:
+    """Which leases it gets, and why."""
+    needs = f"its programs need the GPU for {tables.percent(vgpu.demand_ratio)} of their time"
+    if vgpu.shares:
+        return f"shared with other light vGPUs: {needs}"
+    if vgpu.light and vgpu.spec.lease == "exclusive":
+        return f"exclusive, as asked for: {needs}"
+    return f"{'light' if vgpu.light else 'heavy'}, in turns beside others: {needs}"
 
 
 def _print_detail(detail: VgpuDetail) -> None:
@@ -208,6 +219,7 @@ def set_(
     name: options.Name = None,
     ttl: options.Ttl = None,
     idle_suspend: options.IdleSuspend = None,
+    lease: options.LeaseOption = None,
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -230,6 +242,7 @@ def set_(
         name=name,
         ttl=ttl,
         idle_suspend=idle_suspend,
+        lease=lease,
         on_server_loss=on_server_loss,
     )
     with ControlLink() as node:

@@ -338,6 +338,9 @@ class VgpuReading(Reading):
     wants: bool  # a process waits for a token, or holds one and has work
     holds: bool  # a lease is in force now
     open_ended: bool = False  # one without an end, and no other has ended lately: no rate tells of it
+    shares: bool = False  # that is a shared one: other light vGPUs compute at the same time
+    light: bool = False  # it needs so little of the GPU's time that it may have a shared lease
+    demand_ratio: float = 0.0  # the part of its time in which it needs the GPU; 0: not measured yet
 
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit

@@ -1,0 +1,104 @@
+"""Demand: how much of its time a process needs the GPU. By it the GPU Server tells light vGPUs from heavy ones.
+
+Theory of operation
+-------------------
+    demand = W ÷ (W + H)
+
+W is the GPU time that the process's launches take by themselves, as the hook has learned it. H is host time: the
+process wants the GPU, and none of its threads waits for it, neither in the gate nor in the driver. Other vGPUs on the
+GPU make a program wait for longer, and change neither W nor H. So the demand of a GPU-bound program is near 1 in any
+company, and a program that computes for a fifth of its time alone has a demand of a fifth.
+
+A thread waits from the beginning of a call that waits for the GPU to its end, in the gate or in the driver
+(``Waits``, which adds up the time in which at least one thread does). Host time is what is left of the time in which
+the process wants the GPU. A program that asks again and again whether its work is done does not wait, by this measure:
+its demand is too low.
+
+A figure needs MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a tenth of a
+second. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
+share, and waits half of the time, is short of GPU time.
+
+All times are nanoseconds. The caller serialises.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from cython_ext.logic.lock cimport lock_acquire, lock_release
+
+cdef enum:
+    MEASURED_NS = 100_000_000    # W + H of one figure
+    WAITED_NS = 200_000_000      # wall time of one figure of the waits
+    LOOK_MOST_NS = 20_000_000    # of a pause, at most so much is host time
+
+
+cdef struct Waits:
+    uint32_t lock            # of the other fields
+    uint32_t threads         # that wait now
+    int64_t since_ns         # since then at least one does
+    uint64_t waited_ns       # before
+
+
+cdef struct Demand:
+    uint32_t ppm             # W ÷ (W + H), at least 1; 0: not measured yet
+    uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
+    int64_t looked_ns        # the last look; 0: none yet
+    uint64_t waited_ns       # Waits at the last look
+    uint64_t work_ns         # W at the last figure
+    int64_t host_ns          # H since then
+    int64_t waiting_ns       # waited since the last figure of the waits ...
+    int64_t watched_ns       # ... and how long that is
+
+
+cdef inline void waits_begin(Waits* waits, int64_t now_ns) noexcept nogil:
+    lock_acquire(&waits.lock)
+    if waits.threads == 0:
+        waits.since_ns = now_ns
+    waits.threads += 1
+    lock_release(&waits.lock)
+
+
+cdef inline void waits_end(Waits* waits, int64_t now_ns) noexcept nogil:
+    lock_acquire(&waits.lock)
+    waits.threads -= 1
+    if waits.threads == 0:
+        waits.waited_ns += <uint64_t>max(now_ns - waits.since_ns, <int64_t>0)
+    lock_release(&waits.lock)
+
+
+cdef inline uint64_t waits_until(Waits* waits, int64_t now_ns) noexcept nogil:
+    """The time up to now in which at least one thread waited."""
+    cdef uint64_t waited_ns
+    lock_acquire(&waits.lock)
+    waited_ns = waits.waited_ns
+    if waits.threads:
+        waited_ns += <uint64_t>max(now_ns - waits.since_ns, <int64_t>0)
+    lock_release(&waits.lock)
+    return waited_ns
+
+
+cdef inline void demand_looks(
+    Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, bint wants
+) noexcept nogil:
+    """A look of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
+    threads waited; ``wants``: it has work for the GPU, or had some a moment ago."""
+    cdef int64_t passed_ns = now_ns - demand.looked_ns
+    cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
+    cdef uint64_t done_ns = work_ns - min(work_ns, demand.work_ns)
+    cdef uint64_t all_ns
+    cdef bint first = demand.looked_ns == 0
+    demand.looked_ns = now_ns
+    demand.waited_ns = waited_ns
+    if first:
+        demand.work_ns = work_ns
+        return
+    demand.watched_ns += passed_ns
+    demand.waiting_ns += waiting_ns
+    demand.host_ns += max((passed_ns if wants else min(passed_ns, <int64_t>LOOK_MOST_NS)) - waiting_ns, <int64_t>0)
+    if demand.watched_ns >= WAITED_NS:
+        demand.waits_ppm = <uint32_t>min(demand.waiting_ns * 1_000_000 / demand.watched_ns, <int64_t>1_000_000)
+        demand.waiting_ns = demand.watched_ns = 0
+    all_ns = done_ns + <uint64_t>demand.host_ns
+    if all_ns >= MEASURED_NS:
+        demand.ppm = max(<uint32_t>(<double>done_ns / <double>all_ns * 1e6), <uint32_t>1)
+        demand.work_ns = work_ns
+        demand.host_ns = 0

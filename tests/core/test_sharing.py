@@ -1,0 +1,288 @@
+"""Light vGPUs hold shared leases side by side, and turns begin as soon as one that may not share wants the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuserver.core.account import Account
+from gpuserver.core.leases import Allow, Muster, Mustered, Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.sharing import Relief, may_share
+from gpuserver.core.temporal import TemporalScheduler
+from tests.core import oracle
+from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
+from tests.core.model import S, Work
+from tests.core.populations import Population, works
+
+LIGHT, HEAVY = 0.2, 0.9
+
+
+def sharer(guarantee: float = 0.3, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
+    return replace(share(guarantee, 100, limit, priority), shareable=True)
+
+
+def sharing(*shares: Share) -> Desk:
+    """All of them are light, want the GPU, and hold shared leases by 100 ms."""
+    desk = Desk(TemporalScheduler(), *shares)
+    desk.measured(0, *(LIGHT for _ in shares))
+    desk.runs(0, 0)
+    for key in range(1, len(shares)):
+        desk.wants(key, 1)
+        desk.went(key, held(desk, key)[0], 1)
+    assert sorted(desk.scheduler.shared()) == list(range(len(shares)))
+    return desk
+
+
+def held(desk: Desk, key: int) -> tuple[int, int | None]:
+    """Epoch and end of the newest lease of ``key``, in ns."""
+    lease, _ = desk.scheduler.published(key)[-1]
+    return lease.epoch, lease.end_ns
+
+
+def test_light_ones_hold_side_by_side_and_nobody_waits() -> None:
+    desk = sharing(sharer(), sharer(), sharer())
+    assert all(held(desk, key)[1] is None for key in range(3))
+    assert not desk.scheduler.crowded
+    assert all(desk.statement(key, 110).shared for key in range(3))
+
+
+def test_one_that_comes_later_holds_at_once() -> None:
+    desk = sharing(sharer(), sharer(), sharer(0.1))
+    desk.drained(2, held(desk, 2)[0], 110, wants=False)
+    assert desk.scheduler.shared() == [0, 1]
+    assert [(key, end) for key, _, _, end in spans(desk.wants(2, 150))] == [(2, None)]
+
+
+def test_one_that_is_not_measured_yet_takes_turns_and_so_do_the_others() -> None:
+    desk = sharing(sharer(), sharer())
+    newcomer = sharer(0.1)
+    desk.added(2, newcomer, 110)
+    ends = {key: end for key, _, _, end in spans(desk.wants(2, 120)) if end is not None}
+    latest = 120 + (DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.shared_window_ns) / MS
+    assert ends[0] == ends[1] == pytest.approx(latest)
+    assert desk.scheduler.shared() == []
+    assert desk.scheduler.crowded
+
+
+def test_the_turn_after_shared_leases_waits_for_all_of_them() -> None:
+    desk = sharing(sharer(), sharer(), sharer(0.1))
+    epochs = {(key, held(desk, key)[0]) for key in range(3)}
+    desk.added(3, sharer(0.1), 110)
+    commands = desk.wants(3, 120)
+    commands += desk.tick(121)
+    (first,) = [lease for lease in leases(commands) if lease.vgpu == 3]
+    assert set(first.after) == epochs
+    assert first.go_by_ns - first.start_ns <= DEFAULT_POLICY.grace_ns
+
+
+def test_a_light_one_that_turns_heavy_ends_the_sharing() -> None:
+    desk = sharing(sharer(), sharer())
+    desk.measured(150, LIGHT, HEAVY)
+    assert desk.scheduler.shared() == []
+    assert all(held(desk, key)[1] is not None for key in range(2))
+
+
+def test_they_share_again_once_the_heavy_one_is_gone() -> None:
+    desk = sharing(sharer(), sharer(), sharer(0.1))
+    desk.measured(150, LIGHT, LIGHT, HEAVY)
+    for key in range(3):
+        desk.drained(key, held(desk, key)[0], 153, wants=key != 2)
+    for key in (0, 1):
+        if desk.scheduler.published(key) and not desk.scheduler.published(key)[-1][1]:
+            desk.went(key, held(desk, key)[0], 154)
+    assert sorted(desk.scheduler.shared()) == [0, 1]
+
+
+def test_the_last_one_goes_on_without_a_gap() -> None:
+    desk = sharing(sharer(), sharer())
+    epoch, end = held(desk, 0)
+    commands = desk.drained(1, held(desk, 1)[0], 110, wants=False)
+    assert held(desk, 0) == (epoch, end) == (epoch, None)
+    assert not leases(commands)
+    assert not withdrawn(commands)
+    assert desk.scheduler.shared() == []
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (sharer(), sharer(priority=Priority.HIGH)),
+        (sharer(), replace(sharer(), shareable=False)),
+    ],
+)
+def test_which_light_ones_take_turns_all_the_same(others: tuple[Share, ...]) -> None:
+    desk = Desk(TemporalScheduler(), *others)
+    desk.runs(0, 0)
+    desk.wants(1, 0)
+    desk.measured(50, LIGHT, LIGHT)
+    assert desk.scheduler.shared() == []
+
+
+def test_members_of_a_gang_take_turns() -> None:
+    desk = Desk(TemporalScheduler(), sharer(), sharer())
+    desk.tell(Mustered(1, Muster()), 0)
+    desk.runs(0, 0)
+    desk.wants(1, 0)
+    desk.measured(50, LIGHT, LIGHT)
+    assert desk.scheduler.shared() == []
+
+
+def test_a_limit_holds_under_a_shared_lease() -> None:
+    desk = sharing(sharer(limit=0.3), sharer())
+    epoch = held(desk, 0)[0]
+    assert desk.allowed[0][0] == epoch
+    assert desk.allowed.get(1, (0, None))[1] is None
+    for at_ms in range(110, 1110, 10):
+        allowed_ns = desk.allowed[0][1]
+        assert allowed_ns is not None
+        desk.observed(0, epoch, at_ms, used_ns=allowed_ns)
+        desk.tick(at_ms)
+    assert 0.28 * S < (desk.allowed[0][1] or 0) < 0.45 * S, "a second at 30 %, and what the bucket had"
+
+
+def test_used_time_is_charged_and_nobody_is_owed_what_it_did_not_use() -> None:
+    desk = sharing(sharer(), sharer(), sharer(0.1))
+    used_ns = [0, 0, 0]
+    for at_ms in range(110, 2110, 50):
+        for key, rate in enumerate((0.4, 0.05, 0.1)):
+            used_ns[key] += round(rate * 50 * MS)
+            desk.observed(key, held(desk, key)[0], at_ms, used_ns=used_ns[key])
+        desk.measured(at_ms, LIGHT, LIGHT, LIGHT)
+    for key in range(3):
+        statement = desk.statement(key, 2110)
+        assert statement.busy_ns == pytest.approx(used_ns[key], abs=60 * MS)
+        assert abs(statement.lag_ns) <= 2 * DEFAULT_POLICY.idle_credit_ns
+
+
+# --- who is curbed
+
+
+def accounts(*guarantees: float) -> list[Account]:
+    return [Account(key, key, sharer(guarantee)) for key, guarantee in enumerate(guarantees)]
+
+
+def window(relief: Relief, shared: list[Account], number: int, used: list[float], waits: list[float]) -> int | None:
+    """One more window, in which each used and waited so much of the time. Who is curbed after it."""
+    for account, part, waited in zip(shared, used, waits, strict=True):
+        account.busy_ns += round(part * 200 * MS)
+        account.kind.waits_ppm = round(waited * PPM)
+    relief.look(shared, number * 200 * MS)
+    return relief.curbed
+
+
+def test_the_one_most_ahead_is_curbed_while_another_is_short() -> None:
+    shared, relief = accounts(0.7, 0.2, 0.1), Relief()
+    relief.reset(shared, 0)
+    assert window(relief, shared, 1, [0.3, 0.3, 0.3], [0.9, 0.9, 0.9]) == 2, "0.3 of 0.1"
+    assert window(relief, shared, 2, [0.45, 0.4, 0.1], [0.9, 0.9, 0.9]) == 2, "the first is short still, and gains"
+    assert window(relief, shared, 3, [0.72, 0.15, 0.1], [0.4, 0.9, 0.9]) is None
+
+
+def test_nobody_is_curbed_for_one_that_does_not_wait() -> None:
+    shared, relief = accounts(0.7, 0.3), Relief()
+    relief.reset(shared, 0)
+    assert window(relief, shared, 1, [0.1, 0.6], [0.2, 0.9]) is None
+
+
+def test_what_does_not_help_ends_and_comes_again_ever_later() -> None:
+    shared, relief = accounts(0.7, 0.3), Relief()
+    relief.reset(shared, 0)
+    curbed = [window(relief, shared, n, [0.3, 0.6 if relief.curbed is None else 0.3], [0.9, 0.9]) for n in range(1, 80)]
+    begins = [n for n, (was, now) in enumerate(pairwise(curbed)) if was is None and now == 1]
+    assert curbed.count(1) < 10
+    pauses = [after - before for before, after in pairwise(begins)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 2 * pauses[0] - 2
+
+
+def test_a_curbed_one_is_allowed_its_guarantee() -> None:
+    desk = sharing(sharer(0.7), sharer(0.2))
+    used_ns = [0, 0]
+    waits = {0: 0.9, 1: 0.9}
+    for at_ms in range(110, 560, 10):
+        for key, rate in enumerate((0.3, 0.5)):
+            used_ns[key] += round(rate * 10 * MS)
+            desk.observed(key, held(desk, key)[0], at_ms, used_ns=used_ns[key])
+        desk.measured(at_ms, LIGHT, LIGHT, waits=waits)
+    epoch, allowed_ns = desk.allowed[1]
+    assert epoch == held(desk, 1)[0]
+    assert allowed_ns is not None
+    assert desk.allowed.get(0, (0, None))[1] is None
+    assert allowed_ns - used_ns[1] <= 0.2 * DEFAULT_POLICY.allowance_ahead_ns + 10 * MS
+    commands = []
+    for at_ms in range(560, 1200, 10):
+        used_ns[0] += round(0.7 * 10 * MS)
+        desk.observed(0, held(desk, 0)[0], at_ms, used_ns=used_ns[0])
+        desk.observed(1, held(desk, 1)[0], at_ms, used_ns=used_ns[1])
+        commands += desk.measured(at_ms, LIGHT, LIGHT, waits={0: 0.1, 1: 0.9})
+    assert [c.allowance_ns for c in commands if isinstance(c, Allow) and c.vgpu == 1][-1] is None
+
+
+# --- any population
+
+
+@st.composite
+def light_and_heavy(draw: st.DrawFn, *, heavy: bool) -> Population:
+    """Two to five vGPUs that may share, some with a limit, whose demand is another one in each second."""
+    parts = draw(st.lists(st.integers(3, 60), min_size=2, max_size=5))
+    scale = max(100, sum(parts))
+    demands = st.sampled_from([0, 100_000, 400_000, 600_000, 900_000]) if heavy else st.just(200_000)
+    shares, drawn = [], []
+    for part in parts:
+        guarantee = part * PPM // scale
+        limit = guarantee if heavy and draw(st.integers(0, 2)) == 0 else PPM
+        shares.append(Share(guarantee, limit, shareable=draw(st.booleans()) or not heavy))
+        seen = tuple(draw(st.lists(demands, min_size=1, max_size=3)))
+        drawn.append(replace(draw(works(longest_ms=5)), demands_ppm=seen))
+    return Population(tuple(shares), tuple(drawn), draw(st.integers(0, 2**16)), draw(st.booleans()))
+
+
+@given(light_and_heavy(heavy=True))
+@settings(max_examples=60)
+def test_the_contract_and_limits_hold_for_any_kinds(population: Population) -> None:
+    scheduler = TemporalScheduler()
+    watch = oracle.Watch(scheduler)
+    run = population.run(scheduler, watch).run(4 * S)
+    assert not watch.found
+    assert not oracle.limits(run)
+    assert not oracle.idle_gpu(run)
+
+
+@given(light_and_heavy(heavy=False))
+@settings(max_examples=40)
+def test_no_light_one_ever_waits(population: Population) -> None:
+    run = population.run(TemporalScheduler())
+    run.run(S)
+    for at_ms in range(1000, 2000, 7):
+        run.run(at_ms * MS)
+        for key, app in run.apps.items():
+            since, until = run.wanting[key][-1] if run.wanting[key] else (0, 0)
+            if app.wants and until is None and run.now_ns - since > MS:
+                assert app.held is not None, f"{key} wants since {since} and holds nothing at {run.now_ns}"
+
+
+@given(light_and_heavy(heavy=False))
+@settings(max_examples=20)
+def test_beside_one_that_never_shares_turns_are_as_ever(population: Population) -> None:
+    """A vGPU that takes turns and always wants: who shares otherwise has what it would have without sharing."""
+    works_ = (*population.works, Work(kernel_ns=MS, jitter=0.0))
+    rest = (*(s.guarantee_ppm * 8 // 10 for s in population.shares), 150_000)
+    spent = []
+    for shareable in (True, False):
+        shares = tuple(Share(r, PPM, shareable=shareable and i < len(rest) - 1) for i, r in enumerate(rest))
+        run = Population(shares, works_, population.seed).run(TemporalScheduler()).run(4 * S)
+        assert run.scheduler.shared() == []
+        spent.append({key: book.held_ns for key, book in run.scheduler.books(run.now_ns).items()})
+    for key, without_ns in spent[1].items():
+        assert spent[0][key] == pytest.approx(without_ns, abs=120 * MS)
+
+
+def test_may_share_asks_for_two() -> None:
+    one = Account(0, 0, sharer())
+    one.kind.light = True
+    assert not may_share([one])

@@ -1,0 +1,191 @@
+"""Light programs hold the GPU side by side, under shared leases: who does, when that ends, and what each is charged.
+
+What a program finishes goes by the machine's speed, so nothing here is timed: figures are compared with what the
+simulated GPU ran in the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pytest
+
+from cython_ext.simengine import Engine
+from tests.integration.node import SimulatedNode, eventually
+from tests.integration.worker import Spoken
+from vgpu.protocol.messages import VgpuReading
+from vgpu.spec import VgpuChanges
+
+LIGHT: Final = """
+import sys, threading, time
+from tests.hook.app import App
+kernel_ms, kernels, host_ms = (float(word) for word in sys.argv[1:])
+app = App()
+kernel = app.kernel(kernel_ms)
+steps = 0
+print("started", flush=True)
+def answer():
+    for line in sys.stdin:
+        print(steps, flush=True)
+threading.Thread(target=answer, daemon=True).start()
+while True:
+    for _ in range(int(kernels)):
+        kernel.launch()
+    app.synchronize()
+    time.sleep(host_ms / 1e3)
+    steps += 1
+"""
+FIFTH: Final = ("0.1", "10", "4")
+"""Ten kernels of 0.1 ms, then 4 ms of the host: a demand of a fifth, or less on a slow machine."""
+SHORTER: Final = ("0.05", "10", "4")
+WHOLE: Final = ("2", "10", "0")
+MEMORY: Final = 1 << 30
+
+
+class Program(Spoken):
+    """A program that computes in steps."""
+
+    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, what: Sequence[str]) -> None:
+        super().__init__(node, vgpu, LIGHT, *what)
+
+    @property
+    def steps(self) -> int:
+        self.say("steps")
+        return int(self.heard())
+
+    def goes_on(self) -> None:
+        before = self.steps
+        eventually(lambda: self.steps > before + 5, "it works")
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    with SimulatedNode() as running:
+        yield running
+
+
+def beside(node: SimulatedNode, count: int, percent: float = 30, **spec: object) -> list[VgpuReading]:
+    return [node.create(sm_percent=percent, memory_bytes=MEMORY, **spec) for _ in range(count)]
+
+
+def shared(node: SimulatedNode) -> list[bool]:
+    with node.link() as link:
+        return [vgpu.shares for vgpu in link.list()]
+
+
+def all_share(node: SimulatedNode, count: int) -> None:
+    eventually(lambda: shared(node).count(True) == count, f"{count} vGPUs share")
+
+
+def test_light_ones_share_until_a_heavy_one_comes_and_again_once_it_is_gone(node: SimulatedNode) -> None:
+    vgpus = beside(node, 3)
+    light = [Program(node, vgpu, FIFTH) for vgpu in vgpus[:2]]
+    all_share(node, 2)
+    for program in light:
+        program.goes_on()
+    heavy = Program(node, vgpus[2], WHOLE)
+    heavy.goes_on()
+    eventually(lambda: not any(shared(node)), "they take turns")
+    with node.link() as link:
+        assert not link.inspect(vgpus[2].vgpu_id).vgpu.light
+    for program in light:
+        program.goes_on()
+    heavy.end()
+    all_share(node, 2)
+    for program in light:
+        program.goes_on()
+        program.end()
+
+
+def test_one_that_asked_for_exclusive_leases_never_shares(node: SimulatedNode) -> None:
+    first, second = beside(node, 1)[0], beside(node, 1, lease="exclusive")[0]
+    programs = [Program(node, vgpu, FIFTH) for vgpu in (first, second)]
+
+    def measured() -> bool:
+        with node.link() as link:
+            return all(vgpu.light for vgpu in link.list())
+
+    eventually(measured, "both are found light")
+    for program in programs:
+        program.goes_on()
+    assert not any(shared(node))
+    with node.link() as link:
+        link.set(second.vgpu_id, VgpuChanges.parse(lease="auto"))
+    all_share(node, 2)
+    with node.link() as link:
+        link.set(first.vgpu_id, VgpuChanges.parse(lease="exclusive"))
+    eventually(lambda: not any(shared(node)), "they take turns")
+    for program in programs:
+        program.goes_on()
+        program.end()
+
+
+def test_what_each_is_charged_adds_up_to_what_the_gpu_ran(node: SimulatedNode) -> None:
+    vgpus = beside(node, 3)
+    programs = [
+        Program(node, vgpu, what) for vgpu, what in zip(vgpus, (FIFTH, FIFTH, ("0.05", "10", "4")), strict=True)
+    ]
+    all_share(node, 3)
+    engine = Engine(node.paths.runtime / "sim", 0)
+
+    def charged_and_ran() -> tuple[float, float, list[int]]:
+        with node.link() as link:
+            used = [vgpu.busy_ns for vgpu in link.list()]
+        engine.refresh()
+        return sum(used) / 1e9, engine.kernel_ns / 1e9, [program.steps for program in programs]
+
+    before = charged_and_ran()
+    until = time.monotonic() + 60
+    while (after := charged_and_ran())[1] - before[1] < 0.5 and time.monotonic() < until:
+        time.sleep(0.1)
+    charged, ran = after[0] - before[0], after[1] - before[1]
+    assert charged == pytest.approx(ran, rel=0.15), "a reading is up to 20 ms old"
+    for program in programs:
+        program.end()
+
+
+def test_a_limit_holds_under_a_shared_lease(node: SimulatedNode) -> None:
+    limited, other = node.create(sm_percent=8, memory_bytes=MEMORY), beside(node, 1)[0]
+    programs = [Program(node, vgpu, FIFTH) for vgpu in (limited, other)]
+    all_share(node, 2)
+    begun, before = time.monotonic(), node.reading(limited.vgpu_id)
+    assert before is not None
+    time.sleep(2)
+    after, passed = node.reading(limited.vgpu_id), time.monotonic() - begun
+    assert after is not None
+    assert (after.busy_ns - before.busy_ns) / 1e9 <= 0.08 * passed + 0.05, "and what its bucket had saved up"
+    for program in programs:
+        program.goes_on()
+        program.end()
+
+
+def test_one_is_killed_another_stands_still_and_the_third_goes_on(node: SimulatedNode) -> None:
+    programs = [Program(node, vgpu, FIFTH) for vgpu in beside(node, 3)]
+    all_share(node, 3)
+    programs[0].popen.kill()
+    programs[0].popen.wait()
+    os.kill(programs[1].popen.pid, signal.SIGSTOP)
+    programs[2].goes_on()
+    os.kill(programs[1].popen.pid, signal.SIGCONT)
+    all_share(node, 2)
+    for program in programs[1:]:
+        program.goes_on()
+        program.end()
+
+
+def test_a_server_that_was_killed_finds_them_light_again(node: SimulatedNode) -> None:
+    vgpus = beside(node, 2)
+    programs = [Program(node, vgpu, FIFTH) for vgpu in vgpus]
+    all_share(node, 2)
+    time.sleep(1.5)  # the journal is written once a second
+    killed = node.server_pid()
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: node.server_pid() not in (0, killed), "its successor is there")
+    all_share(node, 2)
+    for program in programs:
+        program.goes_on()
+        program.end()

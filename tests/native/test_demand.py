@@ -1,0 +1,136 @@
+"""Demand: what a process needs of the GPU, whatever else runs there; and samples that others' time slices are in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cython_ext.nativelogic import Demand, Durations
+
+US, MS = 1_000, 1_000_000
+KEY = (7, 1, 1, 1, 128, 1, 1, 0)
+
+
+def steps(work_ms: float, host_ms: float, stretch: float = 1.0, look_ms: float = 10.0, seconds: float = 3.0) -> Demand:
+    """A program that computes ``work_ms`` and waits for that, which takes ``stretch`` times as long in company, and
+    then needs ``host_ms``. The hook thread looks about every ``look_ms``, at any time."""
+    demand, dice = Demand(), random.Random(1)
+    now_ns, looks_ns, work_ns = 1.0, 1.0, 0.0
+
+    def passes(lasts_ns: float) -> None:
+        nonlocal now_ns, looks_ns
+        until_ns = now_ns + lasts_ns
+        while looks_ns <= until_ns:
+            demand.looks(int(looks_ns), int(work_ns), True)
+            looks_ns += look_ms * MS * dice.uniform(0.5, 1.5)
+        now_ns = until_ns
+
+    while now_ns < seconds * 1e9:
+        work_ns += work_ms * MS
+        demand.begins_to_wait(int(now_ns))
+        passes(work_ms * MS * stretch)
+        demand.waited(int(now_ns))
+        passes(host_ms * MS)
+    return demand
+
+
+@given(
+    st.sampled_from([0.1, 0.5, 2.0]),
+    st.sampled_from([0.1, 0.5, 2.0, 8.0]),
+    st.sampled_from([1.0, 2.0, 5.0]),
+    st.sampled_from([0.2, 2.0, 10.0, 50.0]),
+)
+def test_company_does_not_change_it(work_ms: float, host_ms: float, stretch: float, look_ms: float) -> None:
+    demand = steps(work_ms, host_ms, stretch, look_ms)
+    assert demand.ratio == pytest.approx(work_ms / (work_ms + host_ms), abs=0.06)
+
+
+def test_a_gpu_bound_program_in_company_has_a_demand_of_one() -> None:
+    assert steps(1.0, 0.001, stretch=3.0).ratio > 0.99
+
+
+def test_what_waits_half_of_the_time_is_seen() -> None:
+    assert steps(0.5, 1.0, stretch=1.0).waits_ratio == pytest.approx(1 / 3, abs=0.05)
+    assert steps(0.5, 1.0, stretch=4.0).waits_ratio == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_nothing_is_said_before_a_tenth_of_a_second_was_measured() -> None:
+    demand = Demand()
+    for ms in range(100):
+        demand.looks(1 + ms * MS, 0, True)
+        assert demand.ratio == 0
+    demand.looks(1 + 101 * MS, 0, True)
+    assert 0 < demand.ratio < 0.001
+
+
+def test_a_pause_is_host_time_for_a_moment_only() -> None:
+    demand = Demand()
+    demand.looks(1, 0, False)
+    demand.looks(1 + 10_000 * MS, 15 * MS, False)
+    assert demand.ratio == 0, "20 ms of it, and 15 of work"
+
+
+def test_threads_that_wait_at_the_same_time_count_once() -> None:
+    demand = Demand()
+    demand.looks(1, 0, True)
+    demand.begins_to_wait(1)
+    demand.begins_to_wait(1 + 50 * MS)
+    demand.waited(1 + 100 * MS)
+    demand.waited(1 + 150 * MS)
+    demand.looks(1 + 250 * MS, 100 * MS, True)
+    assert demand.ratio == pytest.approx(0.5)
+    assert demand.waits_ratio == pytest.approx(0.6, abs=0.01)
+
+
+# --- samples with others' time slices in them
+
+
+def learned(*samples_ns: int) -> Durations:
+    table = Durations(1 << 16)
+    table.launch(KEY)
+    for sample_ns in samples_ns:
+        table.learn(KEY, table.generation, sample_ns)
+    return table
+
+
+def test_a_slice_of_another_is_not_learned() -> None:
+    table = learned(*[40 * US] * 10)
+    assert table.clip(KEY, 41 * US) == 41 * US
+    assert table.clip(KEY, 2_090 * US) <= 60 * US
+
+
+def test_long_launches_of_late_are_no_slices() -> None:
+    table = learned(*[40 * US, 40 * US, 5 * MS, 40 * US] * 4)
+    assert table.clip(KEY, 5 * MS) == 5 * MS
+    assert table.clip(KEY, 7 * MS) < 7 * MS
+
+
+def test_what_has_grown_is_learned_all_the_same() -> None:
+    table = learned(*[40 * US] * 10)
+    for launches in range(200):  # noqa: B007
+        clipped = table.clip(KEY, 3 * MS)
+        if clipped == 3 * MS:
+            break
+        table.learn(KEY, table.generation, clipped)
+    assert clipped == 3 * MS
+    assert launches < 60
+
+
+@given(st.floats(0.0, 0.15), st.integers(0, 1000))
+def test_rare_slices_hardly_move_the_mean(part: float, seed: int) -> None:
+    """A kernel of 40 µs in slices of 2.05 ms is cut by another's slice once in fifty launches, in any company."""
+    dice, table, total = random.Random(seed), learned(*[40 * US] * 16), 0
+    for _ in range(400):
+        sliced = dice.random() < part
+        sample_ns = table.clip(KEY, 40 * US + (2_050 * US if sliced else 0))
+        table.learn(KEY, table.generation, sample_ns)
+        total += sample_ns
+    assert total / 400 <= 40 * US * (1 + 3 * part) + 1 * US
+
+
+def test_a_key_without_a_sample_is_believed() -> None:
+    table = learned()
+    assert table.clip(KEY, 9 * MS) == 9 * MS
