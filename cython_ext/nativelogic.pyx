@@ -456,17 +456,22 @@ cdef class Demand:
     """A process's demand and its threads' waits."""
 
     cdef _Demand demand
-    cdef _Waits waits
+    cdef _Waits waits, held_up
 
-    def begins_to_wait(self, int64_t now_ns):
+    def begins_to_wait(self, int64_t now_ns, bint at_gate=0):
         demanding.waits_begin(&self.waits, now_ns)
+        if at_gate:
+            demanding.waits_begin(&self.held_up, now_ns)
 
-    def waited(self, int64_t now_ns):
+    def waited(self, int64_t now_ns, bint at_gate=0):
         demanding.waits_end(&self.waits, now_ns)
+        if at_gate:
+            demanding.waits_end(&self.held_up, now_ns)
 
-    def looks(self, int64_t now_ns, uint64_t work_ns, bint wants):
+    def looks(self, int64_t now_ns, uint64_t work_ns, bint wants, bint holds=1, bint shared=0):
         demanding.demand_looks(
-            &self.demand, now_ns, work_ns, demanding.waits_until(&self.waits, now_ns), wants
+            &self.demand, now_ns, work_ns, demanding.waits_until(&self.waits, now_ns),
+            demanding.waits_until(&self.held_up, now_ns), wants, holds, shared
         )
 
     @property

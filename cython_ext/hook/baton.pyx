@@ -6,7 +6,7 @@ Everything here is called with ``gate.lock`` held.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.hook cimport vgpu_begins_to_wait, vgpu_look, vgpu_ring, vgpu_waited, vgpu_want
+from cython_ext.hook.hook cimport vgpu_is_held_up, vgpu_look, vgpu_ring, vgpu_want, vgpu_was_held_up
 from cython_ext.hook.state cimport Gate
 from cython_ext.layout cimport FOREVER_NS, Plan
 from cython_ext.logic.baton cimport LOST_NS, baton_names, baton_ours, baton_until_ns
@@ -66,9 +66,9 @@ cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
         vgpu_ring(gate)      # the relay has not heard of us, or takes us to be asleep
     gate.waiters += 1
     lock_release(&gate.lock)
-    vgpu_begins_to_wait()
+    vgpu_is_held_up()
     futex_wait(&gate.activity.baton, word, now + LOOK_NS)
-    vgpu_waited()
+    vgpu_was_held_up()
     lock_acquire(&gate.lock)
     gate.waiters -= 1
     store64(&gate.slot.gate_wait_ns, gate.slot.gate_wait_ns + <uint64_t>(now_ns() - now))

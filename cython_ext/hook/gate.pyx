@@ -10,14 +10,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
-    publish_prediction, vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_begins_to_wait, vgpu_calling,
-    vgpu_capturing,
+    publish_prediction, vgpu_announce_in_context, vgpu_baton, vgpu_begin, vgpu_calling, vgpu_capturing,
     vgpu_claim_thread, vgpu_collect, vgpu_context_of_stream, vgpu_count_launch, vgpu_drained,
-    vgpu_drained_as_predicted, vgpu_end, vgpu_foresee, vgpu_gate_here, vgpu_go_follows, vgpu_know_stream, vgpu_look,
-    vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared, vgpu_outdate_probe, vgpu_publish_counts, vgpu_publish_submission,
-    vgpu_queue_ahead, vgpu_recollect, vgpu_ring, vgpu_sample_begin, vgpu_sample_end, vgpu_sample_metered,
-    vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch, vgpu_stream_index, vgpu_take, vgpu_touch,
-    vgpu_touched, vgpu_turn_to, vgpu_wait_for_baton, vgpu_waited, vgpu_want,
+    vgpu_drained_as_predicted, vgpu_end, vgpu_foresee, vgpu_gate_here, vgpu_go_follows, vgpu_is_held_up,
+    vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared, vgpu_outdate_probe,
+    vgpu_publish_counts, vgpu_publish_submission, vgpu_queue_ahead, vgpu_recollect, vgpu_ring, vgpu_sample_begin,
+    vgpu_sample_end, vgpu_sample_metered, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
+    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_turn_to, vgpu_wait_for_baton, vgpu_want,
+    vgpu_was_held_up,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -93,12 +93,12 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
         spin_from = FOREVER_NS
     gate.waiters += 1
     lock_release(&gate.lock)
-    vgpu_begins_to_wait()
+    vgpu_is_held_up()
     if now_ns() < spin_from:
         futex_wait(word, change, min(until, spin_from))
     while load32(word) == change and spin_from <= now_ns() < until:
         pause()
-    vgpu_waited()
+    vgpu_was_held_up()
     lock_acquire(&gate.lock)
     gate.waiters -= 1
     cease(gate)

@@ -45,6 +45,8 @@ cdef extern:
     bint vgpu_is_calling() noexcept nogil
     void vgpu_begins_to_wait() noexcept nogil
     void vgpu_waited() noexcept nogil
+    void vgpu_is_held_up() noexcept nogil
+    void vgpu_was_held_up() noexcept nogil
     void vgpu_context_turned() noexcept nogil
     void vgpu_context_made(int device) noexcept nogil
     # ... the caller holds gate.lock

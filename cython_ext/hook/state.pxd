@@ -321,7 +321,8 @@ cdef struct State:
     Capture capturing[64]    # the others
     uint32_t threads_lock
     Thread* threads          # all that ever launched
-    Waits waits              # of all threads, for the GPU
+    Waits waits              # of all threads, for the GPU ...
+    Waits held_up            # ... and at a gate alone
     uint32_t dying           # contexts that are being destroyed just now
     AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)

@@ -76,7 +76,10 @@ cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
     cdef int64_t worked_ns = max(loadi64(&slot.last_submit_ns), gate.backlog.drained_ns)
     cdef bint wants = load32(&slot.want) != 0 or now - worked_ns < IDLE_ALONE_NS
     cdef uint64_t waited_ns = waits_until(&state().waits, now)
-    demand_looks(&gate.demand, now, gate.usage.spent_ns + gate.tracked_ns, waited_ns, wants)
+    cdef uint64_t held_up_ns = waits_until(&state().held_up, now)
+    cdef bint shared = load32(&gate.grants.flags) & GRANTS_SHARED != 0
+    cdef uint64_t work_ns = gate.usage.spent_ns + gate.tracked_ns
+    demand_looks(&gate.demand, now, work_ns, waited_ns, held_up_ns, wants, gate.began_epoch != 0, shared)
     store32(&slot.demand_ppm, gate.demand.ppm)
     store32(&slot.waits_ppm, gate.demand.waits_ppm)
 

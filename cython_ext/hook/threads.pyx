@@ -210,7 +210,7 @@ cdef public unsigned int* vgpu_calling() noexcept nogil:
 
 
 cdef public void vgpu_begins_to_wait() noexcept nogil:
-    """A call that waits for the GPU is about to be made (generate_hook.py), or the thread stops at the gate."""
+    """A call that waits for the GPU is about to be made (generate_hook.py)."""
     if attached():
         waits_begin(&state().waits, now_ns())
 
@@ -219,6 +219,17 @@ cdef public void vgpu_waited() noexcept nogil:
     """... and is over."""
     if attached() and state().waits.threads:
         waits_end(&state().waits, now_ns())
+
+
+cdef public void vgpu_is_held_up() noexcept nogil:
+    """The thread stops at a gate."""
+    vgpu_begins_to_wait()
+    waits_begin(&state().held_up, now_ns())
+
+
+cdef public void vgpu_was_held_up() noexcept nogil:
+    waits_end(&state().held_up, now_ns())
+    vgpu_waited()
 
 
 cdef public bint vgpu_is_calling() noexcept nogil:

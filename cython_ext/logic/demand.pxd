@@ -2,12 +2,16 @@
 
 Theory of operation
 -------------------
-    demand = W ÷ (W + H)
+    demand = W ÷ (W + H); under an exclusive lease W ÷ (the time in which it may submit), if that is more
 
 W is the GPU time that the process's launches take by themselves, as the hook has learned it. H is host time: the
 process wants the GPU, and none of its threads waits for it, neither in the gate nor in the driver. Other vGPUs on the
 GPU make a program wait for longer, and change neither W nor H. So the demand of a GPU-bound program is near 1 in any
 company, and a program that computes for a fifth of its time alone has a demand of a fifth.
+
+A program that launches without waiting may keep host and GPU busy at the same time: training does. Its W ÷ (W + H) is a
+half, and the GPU has no time for another. Under an exclusive lease that shows: its work fills the time in which it has
+the lease and is not held up at the gate. Under a shared lease it does not, for others' work is in that time.
 
 A thread waits from the beginning of a call that waits for the GPU to its end, in the gate or in the driver
 (``Waits``, which adds up the time in which at least one thread does). Host time is what is left of the time in which
@@ -42,7 +46,11 @@ cdef struct Demand:
     uint32_t ppm             # W ÷ (W + H), at least 1; 0: not measured yet
     uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
     int64_t looked_ns        # the last look; 0: none yet
-    uint64_t waited_ns       # Waits at the last look
+    uint64_t waited_ns       # Waits at the last look ...
+    uint64_t held_up_ns      # ... and those at the gate
+    int64_t submits_ns       # since the last figure, the time in which it might submit
+    bint holds               # at the last look it had a lease
+    bint shared              # since then, its lease was a shared one
     uint64_t work_ns         # W at the last figure
     int64_t host_ns          # H since then
     int64_t waiting_ns       # waited since the last figure of the waits ...
@@ -77,28 +85,39 @@ cdef inline uint64_t waits_until(Waits* waits, int64_t now_ns) noexcept nogil:
 
 
 cdef inline void demand_looks(
-    Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, bint wants
+    Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, uint64_t held_up_ns,
+    bint wants, bint holds, bint shared
 ) noexcept nogil:
     """A look of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
-    threads waited; ``wants``: it has work for the GPU, or had some a moment ago."""
+    threads waited, ``held_up_ns`` of it at the gate; ``wants``: it has work for the GPU, or had some a moment ago;
+    ``holds``: it has a lease; ``shared``: that is a shared one."""
     cdef int64_t passed_ns = now_ns - demand.looked_ns
     cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
+    cdef int64_t gate_ns = <int64_t>(held_up_ns - min(held_up_ns, demand.held_up_ns))
+    cdef int64_t active_ns = passed_ns if wants else min(passed_ns, <int64_t>LOOK_MOST_NS)
     cdef uint64_t done_ns = work_ns - min(work_ns, demand.work_ns)
     cdef uint64_t all_ns
-    cdef bint first = demand.looked_ns == 0
+    cdef bint first = demand.looked_ns == 0, held = demand.holds
     demand.looked_ns = now_ns
     demand.waited_ns = waited_ns
+    demand.held_up_ns = held_up_ns
+    demand.holds = holds
     if first:
         demand.work_ns = work_ns
         return
     demand.watched_ns += passed_ns
     demand.waiting_ns += waiting_ns
-    demand.host_ns += max((passed_ns if wants else min(passed_ns, <int64_t>LOOK_MOST_NS)) - waiting_ns, <int64_t>0)
+    demand.host_ns += max(active_ns - waiting_ns, <int64_t>0)
+    demand.submits_ns += max(active_ns - gate_ns, <int64_t>0) if held else 0
+    demand.shared = demand.shared or shared
     if demand.watched_ns >= WAITED_NS:
         demand.waits_ppm = <uint32_t>min(demand.waiting_ns * 1_000_000 / demand.watched_ns, <int64_t>1_000_000)
         demand.waiting_ns = demand.watched_ns = 0
     all_ns = done_ns + <uint64_t>demand.host_ns
     if all_ns >= MEASURED_NS:
+        if not demand.shared:
+            all_ns = max(min(all_ns, <uint64_t>demand.submits_ns), done_ns)
         demand.ppm = max(<uint32_t>(<double>done_ns / <double>all_ns * 1e6), <uint32_t>1)
         demand.work_ns = work_ns
-        demand.host_ns = 0
+        demand.host_ns = demand.submits_ns = 0
+        demand.shared = 0

@@ -23,7 +23,7 @@ from vgpu.spec import VgpuChanges
 LIGHT: Final = """
 import sys, threading, time
 from tests.hook.app import App
-kernel_ms, kernels, host_ms = (float(word) for word in sys.argv[1:])
+kernel_ms, kernels, host_ms, between_ms = (float(word) for word in sys.argv[1:])
 app = App()
 kernel = app.kernel(kernel_ms)
 steps = 0
@@ -35,14 +35,17 @@ threading.Thread(target=answer, daemon=True).start()
 while True:
     for _ in range(int(kernels)):
         kernel.launch()
+        time.sleep(between_ms / 1e3)
     app.synchronize()
     time.sleep(host_ms / 1e3)
     steps += 1
 """
-FIFTH: Final = ("0.1", "10", "4")
+FIFTH: Final = ("0.1", "10", "4", "0")
 """Ten kernels of 0.1 ms, then 4 ms of the host: a demand of a fifth, or less on a slow machine."""
-SHORTER: Final = ("0.05", "10", "4")
-WHOLE: Final = ("2", "10", "0")
+SHORTER: Final = ("0.05", "10", "4", "0")
+WHOLE: Final = ("2", "10", "0", "0")
+TRAINER: Final = ("3", "50", "0", "2")
+"""The host is busy while the GPU is, and launches without waiting."""
 MEMORY: Final = 1 << 30
 
 
@@ -101,6 +104,20 @@ def test_light_ones_share_until_a_heavy_one_comes_and_again_once_it_is_gone(node
         program.end()
 
 
+def test_one_that_keeps_host_and_gpu_busy_at_the_same_time_takes_turns(node: SimulatedNode) -> None:
+    vgpus = beside(node, 2)
+    programs = [Program(node, vgpu, what) for vgpu, what in zip(vgpus, (FIFTH, TRAINER), strict=True)]
+
+    def found() -> list[bool]:
+        with node.link() as link:
+            return [vgpu.light for vgpu in link.list() if vgpu.demand_ratio]
+
+    eventually(lambda: found() == [True, False], "both are measured, the trainer is heavy")
+    assert not any(shared(node))
+    for program in programs:
+        program.end()
+
+
 def test_one_that_asked_for_exclusive_leases_never_shares(node: SimulatedNode) -> None:
     first, second = beside(node, 1)[0], beside(node, 1, lease="exclusive")[0]
     programs = [Program(node, vgpu, FIFTH) for vgpu in (first, second)]
@@ -126,9 +143,7 @@ def test_one_that_asked_for_exclusive_leases_never_shares(node: SimulatedNode) -
 
 def test_what_each_is_charged_adds_up_to_what_the_gpu_ran(node: SimulatedNode) -> None:
     vgpus = beside(node, 3)
-    programs = [
-        Program(node, vgpu, what) for vgpu, what in zip(vgpus, (FIFTH, FIFTH, ("0.05", "10", "4")), strict=True)
-    ]
+    programs = [Program(node, vgpu, what) for vgpu, what in zip(vgpus, (FIFTH, FIFTH, SHORTER), strict=True)]
     all_share(node, 3)
     engine = Engine(node.paths.runtime / "sim", 0)
 

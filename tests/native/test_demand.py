@@ -24,7 +24,7 @@ def steps(work_ms: float, host_ms: float, stretch: float = 1.0, look_ms: float =
         nonlocal now_ns, looks_ns
         until_ns = now_ns + lasts_ns
         while looks_ns <= until_ns:
-            demand.looks(int(looks_ns), int(work_ns), True)
+            demand.looks(int(looks_ns), int(work_ns), True, True, stretch > 1)
             looks_ns += look_ms * MS * dice.uniform(0.5, 1.5)
         now_ns = until_ns
 
@@ -46,6 +46,34 @@ def steps(work_ms: float, host_ms: float, stretch: float = 1.0, look_ms: float =
 def test_company_does_not_change_it(work_ms: float, host_ms: float, stretch: float, look_ms: float) -> None:
     demand = steps(work_ms, host_ms, stretch, look_ms)
     assert demand.ratio == pytest.approx(work_ms / (work_ms + host_ms), abs=0.06)
+
+
+def overlapped(work_ms: float, host_ms: float, *, held: float = 1.0, shared: bool = False) -> Demand:
+    """A program that launches without waiting. It has the GPU for the part ``held`` of the time, and stops at the gate
+    in the rest of it."""
+    demand, now_ns, work_ns = Demand(), 1.0, 0.0
+    demand.looks(int(now_ns), 0, True, True, shared)
+    for _ in range(int(2e3 / host_ms)):
+        now_ns += host_ms * MS
+        work_ns += work_ms * MS
+        demand.looks(int(now_ns), int(work_ns), True, held == 1.0, shared)
+        if held < 1.0:
+            demand.begins_to_wait(int(now_ns), True)
+            now_ns += host_ms * MS * (1 - held) / held
+            demand.waited(int(now_ns), True)
+            demand.looks(int(now_ns), int(work_ns), True, True, shared)
+    return demand
+
+
+@pytest.mark.parametrize("held", [1.0, 0.5, 0.2])
+def test_one_that_keeps_host_and_gpu_busy_at_the_same_time_is_not_light(held: float) -> None:
+    """A trainer, alone and in turns. By W ÷ (W + H) it would be a half."""
+    assert overlapped(9.5, 10.0, held=held).ratio == pytest.approx(0.95, abs=0.03)
+    assert overlapped(2.0, 10.0, held=held).ratio == pytest.approx(0.2, abs=0.03)
+
+
+def test_under_a_shared_lease_its_time_is_that_of_others_too() -> None:
+    assert overlapped(5.0, 10.0, shared=True).ratio == pytest.approx(1 / 3, abs=0.03)
 
 
 def test_a_gpu_bound_program_in_company_has_a_demand_of_one() -> None:
