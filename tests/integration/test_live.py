@@ -21,9 +21,11 @@ CLOSE = 0.06
 
 @pytest.fixture
 def pair(node: SimulatedNode) -> Iterator[tuple[str, str]]:
-    """Two vGPUs of 30 and 60 % with a program each that wants all it can get."""
+    """Two vGPUs of 30 and 60 % with a program each that wants all it can get. On a busy host such a program waits for
+    a processor, and may be found light: these take turns all the same."""
     with ExitStack() as owned:
-        made = [node.create(sm_percent=percent, memory_bytes="1G").vgpu_id for percent in (30, 60)]
+        spec = {"memory_bytes": "1G", "lease": "exclusive"}
+        made = [node.create(sm_percent=percent, **spec).vgpu_id for percent in (30, 60)]
         for vgpu_id in made:
             command = [sys.executable, "-m", "vgpu.ctl", "exec", vgpu_id, "--"]
             command += [sys.executable, "-m", "vgpu.workload", "--seconds", "600", "-o", "json"]

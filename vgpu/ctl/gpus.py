@@ -64,15 +64,17 @@ The two modes of a GPU:
 \b
              temporal                          spatial
 --sm 30      30 % of the time, all SMs         30 % of the SMs, all the time
-together     one vGPU at a time                side by side, by NVIDIA's MPS
+together     one vGPU at a time; light ones    side by side, by NVIDIA's MPS
+             side by side (--lease auto)
 a limit      holds within 1 point              in steps of 2 SMs, 8 at least
 a fault      ends its own program              ends every program of the GPU
 suspend,     yes                               no
 migrate
-best for     training, long kernels, tenants   services, notebooks: programs
-             that must not disturb others      that wait for their hosts
+best for     training, long kernels, tenants   services and notebooks beside
+             that must not disturb others      training or long kernels
 
-Three replicas of ResNet-50, batch 1, on an H100: 207 img/s in temporal mode, 640 in spatial mode, 596 without vGPUs.
+A vGPU is light if its programs need the GPU for half of their time or less. Beside a heavy one, light ones take turns.
+Three replicas of ResNet-50, batch 1, on an H100: 207 img/s in turns, 640 in spatial mode, 596 without vGPUs.
 `vgpuctl inspect` names the other mode where it measured that the vGPUs hold the GPU, but do not use it.
 """
 
