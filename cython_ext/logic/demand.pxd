@@ -10,8 +10,9 @@ GPU make a program wait for longer, and change neither W nor H. So the demand of
 company, and a program that computes for a fifth of its time alone has a demand of a fifth.
 
 A program that launches without waiting may keep host and GPU busy at the same time: training does. Its W ÷ (W + H) is a
-half, and the GPU has no time for another. Under an exclusive lease that shows: its work fills the time in which it has
-the lease and is not held up at the gate. Under a shared lease it does not, for others' work is in that time.
+half, and the GPU has no time for another. Under an exclusive lease that shows: its work fills the time in which it
+might submit. Not in that time are waits at the gate, and without a lease all waits. A vGPU that gave its lease back
+might submit, too: it would have a lease if it wanted one. Under a shared lease others' work is in that time.
 
 A thread waits from the beginning of a call that waits for the GPU to its end, in the gate or in the driver
 (``Waits``, which adds up the time in which at least one thread does). Host time is what is left of the time in which
@@ -108,7 +109,7 @@ cdef inline void demand_looks(
     demand.watched_ns += passed_ns
     demand.waiting_ns += waiting_ns
     demand.host_ns += max(active_ns - waiting_ns, <int64_t>0)
-    demand.submits_ns += max(active_ns - gate_ns, <int64_t>0) if held else 0
+    demand.submits_ns += max(active_ns - (gate_ns if held else waiting_ns), <int64_t>0)
     demand.shared = demand.shared or shared
     if demand.watched_ns >= WAITED_NS:
         demand.waits_ppm = <uint32_t>min(demand.waiting_ns * 1_000_000 / demand.watched_ns, <int64_t>1_000_000)

@@ -407,7 +407,9 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
                 "While only vGPUs that burst want, of one priority, all run together, and MPS divides the SMs.",
             ]
     else:
-        notes.append("In temporal mode one vGPU runs at a time: --sm is a share of the GPU's time.")
+        notes.append(
+            "In temporal mode one vGPU runs at a time, or light ones side by side: --sm is a share of the GPU's time."
+        )
         if record.spec.group is not None:
             notes.append(
                 f"It holds at the same time as other vGPUs of uid {record.owner.uid} in group {record.spec.group}, "

@@ -72,6 +72,26 @@ def test_one_that_keeps_host_and_gpu_busy_at_the_same_time_is_not_light(held: fl
     assert overlapped(2.0, 10.0, held=held).ratio == pytest.approx(0.2, abs=0.03)
 
 
+@pytest.mark.parametrize("idle_ms", [0.1, 0.8])
+def test_one_that_gives_its_lease_back_while_its_host_computes_is_light(idle_ms: float) -> None:
+    """In turns beside others: 1 ms of work, 4 ms of host, of which it holds the lease for ``idle_ms``."""
+    demand, now_ns, work_ns = Demand(), 1.0, 0.0
+    for _ in range(200):
+        demand.begins_to_wait(int(now_ns), True)  # for its lease
+        now_ns += 10 * MS
+        demand.waited(int(now_ns), True)
+        demand.looks(int(now_ns), int(work_ns), True, True)
+        work_ns += 1 * MS
+        demand.begins_to_wait(int(now_ns))
+        now_ns += 1 * MS
+        demand.waited(int(now_ns))
+        now_ns += idle_ms * MS
+        demand.looks(int(now_ns), int(work_ns), True, False)
+        now_ns += (4 - idle_ms) * MS
+        demand.looks(int(now_ns), int(work_ns), True, False)
+    assert demand.ratio == pytest.approx(0.2, abs=0.02)
+
+
 def test_under_a_shared_lease_its_time_is_that_of_others_too() -> None:
     assert overlapped(5.0, 10.0, shared=True).ratio == pytest.approx(1 / 3, abs=0.03)
 
