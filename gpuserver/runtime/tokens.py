@@ -356,9 +356,8 @@ class TokenLoop:
                     self._note(known)
                     self.meters.saw(known)
                 reports.append(_report(known))
-        if any(
-            isinstance(report, Wants) for report in reports
-        ):  # two may never want at a tick, and get in each other's way
+        if any(isinstance(report, Wants) for report in reports):
+            # Two may want in turns, and never both at a tick: they would not be measured.
             reports = self._measures(self._wanted_ns) + reports
         self._take(reports)
         if lost:
