@@ -239,6 +239,18 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         lambda v: v.reading.open_ended,
     ),
     _vgpu(
+        "shared",
+        GAUGE,
+        "1 while it holds a shared token: other light vGPUs compute at the same time.",
+        lambda v: v.reading.shares,
+    ),
+    _vgpu(
+        "demand_ratio",
+        GAUGE,
+        "The part of their time in which its programs need the GPU, of which it is light or heavy; 0: not measured.",
+        lambda v: v.reading.demand_ratio,
+    ),
+    _vgpu(
         "token_seconds_total",
         COUNTER,
         "Time for which it held a usable token, until drained or returned: what others could not use.",
