@@ -66,7 +66,7 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
 
 
 def share_of(vgpu: VgpuReading) -> float:
-    """What it holds. A token without an end, and a shared one, take nothing from others: then it is the GPU time used."""
+    """What it holds; of a token without an end, and of a shared one, the GPU time used: others lose no more by it."""
     return vgpu.busy_ratio if vgpu.open_ended or vgpu.shares else vgpu.held_ratio
 
 
