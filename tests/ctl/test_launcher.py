@@ -141,7 +141,10 @@ def test_ctrl_c_in_a_terminal_arrives_once() -> None:
         def until(word: bytes) -> None:
             nonlocal said
             while word not in said:
-                said += console.read(1024)
+                try:
+                    said += console.read(1024)
+                except OSError as error:  # nobody has the terminal any more
+                    raise AssertionError(f"{word!r} did not come, but {said!r}") from error
 
         until(b"ready")
         console.write(b"\x03")
