@@ -32,7 +32,7 @@ cdef enum:
     LONGEST_SAMPLES = 256    # over which the highest estimate fades
     STEADY_NS = 2_000        # of a sample, what the driver's and the GPU's queues make of it
     MEAN_SAMPLES = 16        # over about which the mean moves
-    CLIPPED_MOST = 4
+    CLIPPED_MOST = 4         # so many more clipped samples than others show that a key has grown
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x

@@ -6,13 +6,13 @@ uses. As soon as a vGPU that may not share wants the GPU, the shared leases end,
 
 Time slicing knows no shares. A shared vGPU is *short* when it waits for the GPU half of the time or more, and got less
 than its guarantee, less a tenth of the time that was looked at. Then the vGPU that is most ahead of its guarantee is
-*curbed*: it is allowed its guarantee, as if that was its limit, until nobody is short. Where the short ones gain less
-than half of what the curbed one gives up, curbing does not help. It pauses for 1, 2, 4 … 60 s.
+*curbed*: the scheduler allows it its guarantee, as if that was its limit, until no vGPU is short. Where the short ones
+gain less than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
 
 Source: Start-time fair queueing with depth D (Jin, Chase, Kaur: Interposed proportional sharing for a storage service
 utility, 2004) delays the one that is ahead in used time ÷ share; here it is delayed only while another one is short.
 
-Pure: accounts and the time in, who is curbed out. Times are CLOCK_MONOTONIC ns.
+Pure: accounts and the time in, the curbed vGPU out. Times are CLOCK_MONOTONIC ns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def may_share(company: Collection[Account]) -> bool:
 
 
 class Relief:
-    """Who is curbed because another vGPU is short."""
+    """Decides which vGPU is curbed because another one is short."""
 
     def __init__(self) -> None:
         self.curbed: VgpuKey | None = None
@@ -55,7 +55,7 @@ class Relief:
         self._pause_ns = PAUSE_LEAST_NS
 
     def reset(self, accounts: Collection[Account], now_ns: int) -> None:
-        """Sharing begins: nobody is curbed, and a new window is looked at."""
+        """Sharing begins: no vGPU is curbed, and a window opens."""
         self.curbed = None
         self._before = {}
         self._open_window(accounts, now_ns)

@@ -1,5 +1,5 @@
-"""Temporal mode: one holder at a time, or light vGPUs side by side (``sharing.py``). Who holds next, and for how long,
-is told in ``deadlines.py``.
+"""Temporal mode: one holder at a time, or light vGPUs side by side (``sharing.py``). ``deadlines.py`` chooses the next
+holder, and for how long.
 
 While vGPUs take turns, at most two leases matter: ``current``, which is held or will be at once, and ``next``,
 published ahead while current runs, so that the dispatcher hands over without asking. A decision about next may be
@@ -12,7 +12,7 @@ revised until just before its start; the forecast behind it charges the holder t
     gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
                           unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
-    all that want share   each holds an open-ended lease, and nobody waits; there is neither current nor next
+    all that want share   each holds an open-ended lease, and no vGPU waits; there is neither current nor next
     one of them may not   the shared leases end; one of them is current, and turns go on from there
 """
 
@@ -41,7 +41,7 @@ class TemporalScheduler(Deadlines):
 
     @property
     def crowded(self) -> bool:
-        """A shared lease is in nobody's way while its vGPU idles."""
+        """No other vGPU waits for a shared lease whose vGPU idles."""
         return not self._shared
 
     def next_deadline_ns(self) -> int | None:
@@ -239,7 +239,7 @@ class TemporalScheduler(Deadlines):
     # --- shared leases
 
     def _share(self, now_ns: int) -> None:
-        """Everybody that wants holds an open-ended lease."""
+        """Each vGPU that wants the GPU holds an open-ended lease."""
         begins = not self._shared
         for hold in (self._next, self._current):
             if hold is not None:
@@ -274,8 +274,8 @@ class TemporalScheduler(Deadlines):
         self._shared[account.key] = hold
 
     def _settle_shared(self, now_ns: int) -> None:
-        """Charge what they have used. While nobody is short, nobody is owed more than one that was idle, nor owes more:
-        what one does not use the others may have."""
+        """Charge what the sharers have used. While none is short, each lag stays within the idle credit: what one vGPU
+        does not use, the others may have."""
         for key, hold in self._shared.items():
             self._settle(self._accounts[key], hold, now_ns)
         if self._relief.curbed is not None:
