@@ -30,7 +30,7 @@ from cython_ext.hook.state cimport (
 from cython_ext.layout cimport GRANTS_SHARED
 from cython_ext.logic.ahead cimport ahead_mark
 from cython_ext.logic.durations cimport (
-    Duration, LaunchKey, durations_clip, durations_find, durations_learn, durations_predict, is_graph,
+    Duration, LaunchKey, durations_believe, durations_find, durations_learn, durations_predict, is_graph,
 )
 from cython_ext.logic.gate cimport UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_timed, graph_updates
@@ -271,9 +271,14 @@ cdef inline void note_pair(Gate* gate, int64_t lasted_ns) noexcept nogil:
     vgpu_log(b"two events are apart, ns; pairs", gate.pair_ns, gate.pairs)
 
 
-cdef inline int64_t clipped(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
+cdef inline bint in_company(const Gate* gate) noexcept nogil:
+    """Whether other vGPUs compute at the same time."""
+    return load32(&gate.grants.flags) & GRANTS_SHARED != 0
+
+
+cdef inline int64_t believed(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
     cdef Duration* known = durations_find(&gate.durations, &sample.key)
-    return lasted_ns if known == NULL else durations_clip(known, lasted_ns)
+    return lasted_ns if known == NULL else durations_believe(known, lasted_ns)
 
 
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
@@ -296,14 +301,14 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                 lasted_ns = max(elapsed_ns - sample.host_ns, elapsed_ns / 4)
                 if sample.metered:
                     lasted_ns = max(lasted_ns - gate.pair_ns / 4, elapsed_ns / 8)
-                if sample.metered and load32(&gate.grants.flags) & GRANTS_SHARED:
-                    lasted_ns = clipped(gate, sample, lasted_ns)
+                if sample.metered and in_company(gate):
+                    lasted_ns = believed(gate, sample, lasted_ns)
                 cold = sample.cold and sample.host_ns >= max(<int64_t>LOADS_NS, elapsed_ns / 2)
                 if sample.pair:
                     note_pair(gate, elapsed_ns - sample.host_ns)
                 elif not cold and lasted_ns >= sample.least_ns:
                     learn_one(gate, sample, lasted_ns, now)
-                if sample.metered:
+                if sample.metered and lasted_ns >= 0:
                     usage_amends(&gate.usage, lasted_ns, sample.timing.assumed_ns, sample.timing.weight)
         forget_first(gate, sample)
         give_event(gate, sample.start)

@@ -18,7 +18,7 @@ them apart, as a branch's history tells a loop's rounds apart (Yeh and Patt 1991
 predicted as its kernel is after anything: that entry has ``after`` = 0 and learns from all of them.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.logic.gate cimport UNKNOWN_NS
@@ -32,7 +32,10 @@ cdef enum:
     LONGEST_SAMPLES = 256    # over which the highest estimate fades
     STEADY_NS = 2_000        # of a sample, what the driver's and the GPU's queues make of it
     MEAN_SAMPLES = 16        # over about which the mean moves
-    CLIPPED_MOST = 4         # so many more clipped samples than others show that a key has grown
+    FOREIGN_NS = 100_000     # another vGPU's slice makes a sample longer by more: switching to it and back takes that
+    FOREIGN_RARE_NS = 100_000    # within a launch so short hardly a slice ends ...
+    FOREIGN_USUAL_NS = 500_000   # ... and within one so long most do
+    FOREIGN_MOST = 16        # what foreign samples count for until they show that the key's launches are that long
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x
@@ -57,8 +60,9 @@ cdef struct Duration:
     int64_t estimate_ns      # UNKNOWN_NS before the first sample
     int64_t longest_ns       # the highest estimate of late
     double mean_ns           # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
-    uint32_t means           # ... and of how many it is, since the meter was doubted
-    uint32_t clipped         # of the last samples, how many more were clipped than were not
+    uint16_t means           # ... and of how many it is, since the meter was doubted
+    uint16_t foreign         # foreign samples of late, by what each counts, less those that were not
+    float peak_ns            # the longest sample of late
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
     uint32_t learned         # samples ever kept
@@ -192,24 +196,46 @@ cdef inline bint should_sample(const Duration* entry) noexcept nogil:
     return entry.launches <= SAMPLE_ALWAYS or entry.launches % every == 0
 
 
-cdef inline int64_t durations_clip(Duration* entry, int64_t sample_ns) noexcept nogil:
-    """What a sample says that was taken while other vGPUs computed: it may have their time slices in it. One that is
-    longer than the key's longest launches of late counts as these. Where most samples are longer the key has grown, and
-    each CLIPPED_MOST of them double what one may say. Of a key without samples the first one is believed."""
-    cdef int64_t most_ns = entry.longest_ns
+cdef inline void durations_restart(Duration* entry) noexcept nogil:
+    """All samples so far were wrong."""
+    entry.learned = entry.means = entry.foreign = 0
+    entry.mean_ns = 0
+    entry.longest_ns = 0
+    entry.peak_ns = 0
+    entry.estimate_ns = UNKNOWN_NS
+
+
+cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns) noexcept nogil:
+    """What to learn of a sample that was taken while other vGPUs computed; UNKNOWN_NS: nothing.
+
+    A sample that is much longer than the key's longest launches of late is *foreign*: it seems to have others' time
+    slices in it. Short launches meet few slices. So a fifth of foreign samples, and of longer launches a third or half,
+    shows that the key's own launches are that long. A key's first sample is believed, until a later one is far shorter.
+
+    In company the two events around a short launch add more to its sample than alone: up to 3 µs (measured on an H100,
+    docs/performance.md). So a steady key's sample tells only whether its length has changed by half or more."""
+    cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
+    cdef uint16_t counts
     cdef uint32_t i
     for i in range(min(entry.learned, <uint32_t>DURATION_SAMPLES)):
-        most_ns = max(most_ns, <int64_t>entry.samples_ns[i])
+        least_ns = min(least_ns, <int64_t>entry.samples_ns[i])
+    if 0 < entry.learned < DURATION_SAMPLES:
+        if 2 * sample_ns + FOREIGN_NS < least_ns:
+            durations_restart(entry)
+        usual_ns = least_ns
     if entry.learned == 0:
         return sample_ns
-    if sample_ns <= most_ns + most_ns / 4 + STEADY_NS:
-        entry.clipped -= entry.clipped > 0
+    if sample_ns <= usual_ns + max(usual_ns / 4, <int64_t>FOREIGN_NS):
+        entry.foreign -= entry.foreign > 0
+        if durations_steady(entry) and <int64_t>entry.mean_ns / 2 <= sample_ns <= <int64_t>entry.mean_ns * 2 + STEADY_NS:
+            return UNKNOWN_NS
         return sample_ns
-    entry.clipped += 1
-    if entry.clipped < CLIPPED_MOST:
-        return most_ns
-    entry.clipped = 0
-    return min(sample_ns, 2 * most_ns + STEADY_NS)
+    counts = 4 if usual_ns <= FOREIGN_RARE_NS else 2 if usual_ns <= FOREIGN_USUAL_NS else 1
+    entry.foreign += counts
+    if entry.foreign < FOREIGN_MOST:
+        return UNKNOWN_NS
+    entry.foreign = FOREIGN_MOST if counts == 4 else 0
+    return sample_ns if counts == 4 else min(sample_ns, 2 * usual_ns + FOREIGN_NS)
 
 
 cdef inline void durations_learn(
@@ -234,10 +260,11 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
     cdef double total = 0
     cdef uint32_t i, kept
     entry.samples_ns[entry.learned % DURATION_SAMPLES] = <float>sample_ns
+    entry.peak_ns = max(<float>sample_ns, entry.peak_ns - entry.peak_ns / LONGEST_SAMPLES)
     entry.learned += 1
     if entry.learned == 0:               # wrapped: all eight samples are still there
         entry.learned = DURATION_SAMPLES
-    entry.means = min(entry.means + 1, <uint32_t>MEAN_SAMPLES)
+    entry.means = min(<uint16_t>(entry.means + 1), <uint16_t>MEAN_SAMPLES)
     entry.mean_ns += (<double>sample_ns - entry.mean_ns) / entry.means
     kept = min(entry.learned, <uint32_t>DURATION_SAMPLES)
     for i in range(kept):
