@@ -45,10 +45,10 @@ from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.handover cimport awake_after_ns, awake_before_ns, awake_for
-from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, now_ns, pause, store32, storei64
+from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, pause, store32, storei64
 from cython_ext.grantspage cimport GrantsPage
 from cython_ext.relaypage cimport RelayPage
-from cython_ext.tenant cimport part_of
+from cython_ext.tenant cimport bounded, part_of
 from cython_ext.threads cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_TIMERSLACK, close_descriptor, eventfd, eventfd_read, eventfd_write, may_spin,
     prctl, pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -475,9 +475,9 @@ cdef class Dispatcher:
 
     def demand(self, key):
         """The highest demand among the vGPU's processes (0: not measured) and the longest waits, in parts per million
-        of their time (logic/demand.pxd). A tenant's word."""
+        of their time, and the GPU time that their launches took by themselves (logic/demand.pxd). A tenant's word."""
         cdef const RelayEntry* entry = &self.running().relays.entries[self.known(key)]
-        return part_of(load32(&entry.demand_ppm)), part_of(load32(&entry.waits_ppm))
+        return part_of(load32(&entry.demand_ppm)), part_of(load32(&entry.waits_ppm)), bounded(load64(&entry.work_ns))
 
     def stats(self):
         """Counters since the start, as ``DispatcherStats``."""

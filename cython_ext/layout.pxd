@@ -66,7 +66,8 @@ cdef enum:
     GRANTS_SWAPPABLE = 128   # --oversubscribe swap: plain allocations can leave the card and come back
     GRANTS_AWAY = 256        # ... and are to be in the host's memory; with GRANTS_STILL, and while no lease is given
     GRANTS_PRESENT = 512     # ... are to be on the card; neither: where they are (a new server does not know yet)
-    GRANTS_SHARED = 1024     # its open-ended lease is a shared one: other vGPUs compute at the same time
+    GRANTS_SHARED = 1024     # its open-ended lease is a shared one
+    GRANTS_COMPANY = 2048    # vGPUs with shared leases compute at the same time as this one
 
     # Slot.state
     SLOT_FREE = 0
@@ -221,7 +222,9 @@ cdef struct Slot:
     uint32_t ledger_name     # what its hook puts in ``ledger`` (logic/section.pxd); 0: an older hook, which puts TIDs
     uint32_t demand_ppm      # the part of its time in which it needs the GPU (logic/demand.pxd); 0: not measured
     uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
-    uint8_t[28] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t pad1
+    uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
+    uint8_t[16] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -283,7 +286,9 @@ cdef struct RelayEntry:
     uint32_t submitted_epoch     # ... which is the newest that any was submitted under
     uint32_t demand_ppm      # the highest of the processes'
     uint32_t waits_ppm       # likewise
-    uint8_t[20] pad
+    uint32_t pad0
+    uint64_t work_ns         # Σ over the processes
+    uint8_t[8] pad
 
 
 cdef struct RelayPage:

@@ -48,7 +48,9 @@ class GrantsFlag(IntFlag):
     PRESENT = 512
     """They are to be on the card. Neither: they stay where they are."""
     SHARED = 1024
-    """Its open-ended lease is a shared one: other vGPUs compute at the same time."""
+    """Its open-ended lease is a shared one."""
+    COMPANY = 2048
+    """vGPUs with shared leases compute at the same time as this one."""
 
 
 class SlotState(IntEnum):
@@ -146,7 +148,8 @@ class SlotReading:
     limit), and that its driver says it has (0: not known). ``where`` (``Where``): of what can leave the card;
     ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
     waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
-    ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU.
+    ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
+    take by themselves, as learned.
     """
 
     index: int
@@ -187,6 +190,7 @@ class SlotReading:
     pinned_ns: int = 0
     demand_ppm: int = 0
     waits_ppm: int = 0
+    work_ns: int = 0
 
     @property
     def charged_bytes(self) -> int:
@@ -214,6 +218,7 @@ class RelayReading:
     submitted_ns: int
     demand_ppm: int
     waits_ppm: int
+    work_ns: int
 
 
 class TraceKind(IntEnum):

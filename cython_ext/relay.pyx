@@ -47,7 +47,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_SHARED, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants,
+    FOREVER_NS, GRANTS_COMPANY, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, SLOT_DEAD, SLOT_FREE, GrantsPage as Grants,
     Lease, RelayEntry, RelayPage as Relays, Slot,
 )
 from cython_ext.logic.baton cimport baton_forget
@@ -190,7 +190,7 @@ cdef void* wire_main(void* argument) noexcept nogil:
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
         look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
-        if wire.want and (loadi64(&wire.grants.allowed_ns) or load32(&wire.grants.flags) & GRANTS_SHARED):
+        if wire.want and (loadi64(&wire.grants.allowed_ns) or load32(&wire.grants.flags) & GRANTS_COMPANY):
             look_ns = min(look_ns, <int64_t>LOOK_METERED_NS)
         pthread_mutex_unlock(&wire.lock)
         rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)

@@ -75,4 +75,5 @@ cdef class RelayPage(Page):
             submitted_ns=at_least_zero(entry.submitted_ns),
             demand_ppm=part_of(native.load32(&entry.demand_ppm)),
             waits_ppm=part_of(native.load32(&entry.waits_ppm)),
+            work_ns=bounded(native.load64(&entry.work_ns)),
         )

@@ -15,8 +15,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport Gate, State, is_removed, state
 from cython_ext.layout cimport (
-    FOREVER_NS, GRANTS_AWAY, GRANTS_CONTENDED, GRANTS_SHARED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE, SLOT_RESERVED,
-    Plan, Slot, epoch_past,
+    FOREVER_NS, GRANTS_AWAY, GRANTS_COMPANY, GRANTS_CONTENDED, GRANTS_SHARED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE,
+    SLOT_RESERVED, Plan, Slot, epoch_past,
 )
 from cython_ext.logic.demand cimport demand_looks, waits_until
 from cython_ext.logic.durations cimport durations_doubt
@@ -82,6 +82,7 @@ cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
     demand_looks(&gate.demand, now, work_ns, waited_ns, held_up_ns, wants, gate.began_epoch != 0, shared)
     store32(&slot.demand_ppm, gate.demand.ppm)
     store32(&slot.waits_ppm, gate.demand.waits_ppm)
+    store64(&slot.work_ns, work_ns)
 
 
 cdef inline bint superseded(const Gate* gate) noexcept nogil:
@@ -155,8 +156,8 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
     if not drained:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
-        if not drained and gate.untracked and not load32(&gate.grants.flags) & GRANTS_SHARED:
-            doubt(gate, now)             # under a shared lease others keep the GPU busy
+        if not drained and gate.untracked and not load32(&gate.grants.flags) & GRANTS_COMPANY:
+            doubt(gate, now)             # in company others keep the GPU busy
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
     count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
     publish_prediction(gate)         # behind a count: who finds it over finds us alive

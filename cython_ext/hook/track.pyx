@@ -27,7 +27,7 @@ from cython_ext.hook.state cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
-from cython_ext.layout cimport GRANTS_SHARED
+from cython_ext.layout cimport GRANTS_COMPANY
 from cython_ext.logic.ahead cimport ahead_mark
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_believe, durations_find, durations_learn, durations_predict, is_graph,
@@ -273,7 +273,7 @@ cdef inline void note_pair(Gate* gate, int64_t lasted_ns) noexcept nogil:
 
 cdef inline bint in_company(const Gate* gate) noexcept nogil:
     """Whether other vGPUs compute at the same time."""
-    return load32(&gate.grants.flags) & GRANTS_SHARED != 0
+    return load32(&gate.grants.flags) & GRANTS_COMPANY != 0
 
 
 cdef inline int64_t believed(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
@@ -301,7 +301,7 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                 lasted_ns = max(elapsed_ns - sample.host_ns, elapsed_ns / 4)
                 if sample.metered:
                     lasted_ns = max(lasted_ns - gate.pair_ns / 4, elapsed_ns / 8)
-                if sample.metered and in_company(gate):
+                if in_company(gate) and not sample.pair:
                     lasted_ns = believed(gate, sample, lasted_ns)
                 cold = sample.cold and sample.host_ns >= max(<int64_t>LOADS_NS, elapsed_ns / 2)
                 if sample.pair:

@@ -6,7 +6,7 @@ Who competes is told in ``membership.py``; a mode adds its clock and its decisio
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,10 +131,14 @@ class Competition(Membership):
         """Go by another policy, from the next decision on."""
         self.policy = policy
 
-    @property
-    @abstractmethod
-    def crowded(self) -> bool:
-        """Whether others gain by it that an idle vGPU gives its lease back."""
+    def turns(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+        """Those of ``company`` that take turns, where all of it wants the GPU: they gain by it that one of them gives
+        its lease back when it idles."""
+        return {*company} - self.sharing(company)
+
+    def sharing(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+        """Those of ``company`` that hold shared leases, where all of it wants the GPU."""
+        return set()
 
     def metered(self) -> list[VgpuKey]:
         """Those that are allowed GPU time in parts, or share: what they have used is to be observed before ``Tick``."""
@@ -395,7 +399,9 @@ class Competition(Membership):
 
     def _take_measure(self, event: Measured, now_ns: int) -> bool:
         """Whether the vGPU's kind has changed: that calls for a decision."""
-        return self._accounts[event.vgpu].kind.measured(event.demand_ppm, event.waits_ppm, now_ns)
+        beside = bool(self.shared())
+        kind = self._accounts[event.vgpu].kind
+        return kind.measured(event.demand_ppm, event.waits_ppm, event.work_ns, now_ns, beside=beside)
 
     def _on_mustered(self, event: Mustered, now_ns: int) -> None:
         account = self._accounts[event.vgpu]

@@ -99,10 +99,12 @@ class Deadlines(Competition):
         if urgent is not None:
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
         dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
-        held = [a for a in self._holding.values() if a.competing]
+        shared = {*self.shared()}  # they are in nobody's way
+        held = [a for a in self._holding.values() if a.competing and a.key not in shared]
         done = [a.key for a in held if not a.wants or a.key in dry]
         busy = [a.key for a in held if not all(id(h) in free for h in a.holds.values())]
-        candidates = [*self._competing.values(), *(a for a in self._members.values() if a.away)]
+        candidates = [a for a in self._competing.values() if a.key not in shared]
+        candidates += (a for a in self._members.values() if a.away)
         alone = len(candidates) - len(done) == 1
         if done or busy:
             candidates = [a for a in candidates if a.key not in done and a.key not in busy]

@@ -34,6 +34,8 @@ class Kind:
     """0: not measured yet."""
     waits_ppm: int = 0
     """The part of the last 200 ms in which it waited for the GPU."""
+    work_ns: int = 0
+    """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
     since_ns: int = 0
     """When it last became light or heavy."""
     heavy_until_ns: int = 0
@@ -41,9 +43,13 @@ class Kind:
     stayed_ns: int = 0
     """How long it had to stay heavy the last time. 0: never, or long ago."""
 
-    def measured(self, demand_ppm: int, waits_ppm: int, now_ns: int) -> bool:
-        """Take in a measurement. Whether the kind has changed by it."""
-        self.waits_ppm = waits_ppm
+    def measured(self, demand_ppm: int, waits_ppm: int, work_ns: int, now_ns: int, *, beside: bool = False) -> bool:
+        """Take in a measurement. Whether the kind has changed by it. ``beside``: it takes turns beside vGPUs with
+        shared leases. Their slices make the demand of a trainer seem lower, so a heavy one becomes light there only
+        where its demand is half of what it is elsewhere."""
+        self.waits_ppm, self.work_ns = waits_ppm, work_ns
+        if beside and not self.light and LIGHT_PPM // 2 < demand_ppm < self.demand_ppm:
+            return False
         if demand_ppm:
             self.demand_ppm = demand_ppm
         if self.light and demand_ppm > HEAVY_PPM:

@@ -157,11 +157,13 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What the vGPU's hooks measured: its demand (0: not measured) and the part of the time in which it waited for the
-    GPU, both in parts per million (``cython_ext/logic/demand.pxd``)."""
+    GPU, both in parts per million, and the GPU time that all its launches so far took by themselves
+    (``cython_ext/logic/demand.pxd``)."""
 
     vgpu: VgpuKey
     demand_ppm: int
     waits_ppm: int
+    work_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

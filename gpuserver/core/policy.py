@@ -69,6 +69,8 @@ class Policy:
     """The demand of vGPUs that compete is measured that often."""
     shared_window_ns: int = 2 * MILLISECOND
     """A shared lease that is to end has so long to end in. Light vGPUs have little in flight."""
+    slice_ns: int = 2050 * MICROSECOND
+    """A time slice of the GPU: beside sharers a turn may drain later by so much for each of them."""
     tail_ns: int = 500 * MICROSECOND
     """An overlap of two leases is the older one's work up to here. In a longer one the GPU went back and forth."""
     bursty_ppm: int = 500_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from gpuserver.core.leases import Book, Command, Event, Lease, Mode, Outlook, Report, Served, Statement, VgpuKey
@@ -30,8 +30,9 @@ class Scheduler(Protocol):
     @property
     def period_ns(self) -> int: ...
 
-    @property
-    def crowded(self) -> bool: ...
+    def turns(self, company: Collection[VgpuKey]) -> set[VgpuKey]: ...
+
+    def sharing(self, company: Collection[VgpuKey]) -> set[VgpuKey]: ...
 
     def metered(self) -> list[VgpuKey]: ...
 

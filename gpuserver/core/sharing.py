@@ -1,23 +1,30 @@
 """Shared leases: light vGPUs hold open-ended leases at the same time, and the GPU's own time slicing runs them.
 
-When all vGPUs that want the GPU are light (``kinds.py``), turns only cost: each of them needs the GPU for a part of its
-time, and would get a part of its *host's* time. So each holds a shared lease, and is charged for the GPU time that it
-uses. As soon as a vGPU that may not share wants the GPU, the shared leases end, and turns begin.
+A light vGPU (``kinds.py``) needs the GPU for a part of its time, and in turns it would get a part of its *host's* time.
+So it holds a shared lease beside others, and is charged for the GPU time that it uses. vGPUs that may not share take
+turns with each other, beside the sharers.
 
-Time slicing knows no shares. A shared vGPU is *short* when it waits for the GPU half of the time or more, and got less
-than its guarantee, less a tenth of the time that was looked at. Then the vGPU that is most ahead of its guarantee is
-*curbed*: the scheduler allows it its guarantee, as if that was its limit, until no vGPU is short. Where the short ones
-gain less than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
+Time slicing knows no shares. Two remedies hold back sharers, and only while another vGPU is short:
+
+``Relief``: a sharer is *short* when it waits for the GPU half of the time or more, and got less than its guarantee,
+less a tenth of the time that was looked at. Then the sharer that is most ahead of its guarantee is *curbed*: the
+scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Where the short ones gain less
+than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
+
+``Guard``: a vGPU that takes turns is *owed* what its work fell short of its guarantee while it wanted the GPU all the
+time. From OWED_NS on, and until nothing is owed, each sharer that costs more than its guarantee is curbed. A sharer
+*costs* what it uses, and its part of the switches between contexts: all the time that turns did not get. Where the
+guarantees add up to 100 % at most and one is short, a sharer costs more than its own. So curbing has a sharer to curb.
 
 Source: Start-time fair queueing with depth D (Jin, Chase, Kaur: Interposed proportional sharing for a storage service
 utility, 2004) delays the one that is ahead in used time ÷ share; here it is delayed only while another one is short.
 
-Pure: accounts and the time in, the curbed vGPU out. Times are CLOCK_MONOTONIC ns.
+Pure: accounts and the time in, the curbed vGPUs out. Times are CLOCK_MONOTONIC ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from gpuserver.core.account import Account
 from gpuserver.core.leases import VgpuKey
@@ -30,15 +37,26 @@ MARGIN_PPM = 100_000
 WAITS_PPM = 500_000
 PAUSE_LEAST_NS = SECOND
 PAUSE_MOST_NS = 60 * SECOND
+OWED_NS = 20 * MILLISECOND
+OWED_MOST_NS = 200 * MILLISECOND
+"""Of what time slicing took from a vGPU before, no more is made good."""
+COST_MOST = 4
+"""A sharer's switches cost at most so many times what it uses, with that."""
 
 
-def may_share(company: Collection[Account]) -> bool:
-    """Whether all vGPUs that want or hold the GPU may hold shared leases: light ones of one class, two or more."""
-    return (
-        2 <= len(company) <= MOST_TOGETHER
-        and all(a.kind.light and a.share.shareable and a.muster is None and not a.barred for a in company)
-        and len({a.share.priority for a in company}) == 1
-    )
+def sharers(company: Collection[Account]) -> list[Account]:
+    """Those of all vGPUs that want or hold the GPU that may hold shared leases now. Light ones of one class, beside
+    others of that class or a lower one; none is in a gang, or may not be beside another (``Share.shareable``)."""
+    light = [a for a in company if a.kind.light and a.share.shareable and a.muster is None and not a.barred]
+    if not 0 < len(light) <= MOST_TOGETHER or len(company) < 2:
+        return []
+    if len({a.share.priority for a in light}) > 1:
+        return []
+    mine, priority = {a.key for a in light}, light[0].share.priority
+    others = [a for a in company if a.key not in mine]
+    if all(a.share.shareable and a.muster is None and a.share.priority <= priority for a in others):
+        return light
+    return []
 
 
 class Relief:
@@ -99,3 +117,53 @@ class Relief:
             return True
         self._pause_ns = PAUSE_LEAST_NS
         return False
+
+
+class Guard:
+    """Keeps the guarantees of the vGPUs that take turns beside sharers."""
+
+    def __init__(self) -> None:
+        self.curbed: Mapping[VgpuKey, int] = {}
+        """What each curbed sharer may use, in parts per million of the time."""
+        self._since_ns = 0
+        self._marks: dict[VgpuKey, tuple[int, int]] = {}
+        """Work and use of each, when the window began."""
+        self._wanted: set[VgpuKey] = set()
+        """Those that take turns, and have wanted the GPU at each look since."""
+        self._owed: dict[VgpuKey, int] = {}
+        self._cost_ppm = PPM
+        """What sharers cost ÷ what they use."""
+
+    def look(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
+        """At each tick: ``sharing`` hold shared leases, and ``turns`` are the others that want or hold the GPU."""
+        present = {a.key for a in turns}
+        self._wanted &= {a.key for a in turns if a.wants}
+        self._owed = {key: owed for key, owed in self._owed.items() if key in present}
+        passed_ns = now_ns - self._since_ns
+        if passed_ns < WINDOW_NS:
+            return
+        if self._marks and passed_ns < 2 * WINDOW_NS:
+            self._judge(sharing, turns, passed_ns, now_ns)
+        self._since_ns = now_ns
+        self._marks = {a.key: (a.kind.work_ns, a.busy_at(now_ns)) for a in (*sharing, *turns)}
+        self._wanted = present
+
+    def _judge(self, sharing: Collection[Account], turns: Collection[Account], passed_ns: int, now_ns: int) -> None:
+        known = [a for a in turns if a.key in self._marks]
+        worked = {a.key: min(max(0, a.kind.work_ns - self._marks[a.key][0]), passed_ns) for a in known}
+        used = {a.key: a.busy_at(now_ns) - self._marks[a.key][1] for a in sharing if a.key in self._marks}
+        for a in known:
+            if a.key in self._wanted and a.kind.demand_ppm:
+                due_ns = min(a.guarantee, a.kind.demand_ppm, a.share.limit_ppm) * passed_ns // PPM
+                owed_ns = self._owed.get(a.key, 0) + due_ns - worked[a.key]
+                self._owed[a.key] = min(max(owed_ns, 0), OWED_MOST_NS)
+        if self._wanted and sum(used.values()):
+            cost_ns = max(0, passed_ns - sum(worked.values()))
+            cost_ppm = min(max(cost_ns * PPM // sum(used.values()), PPM), COST_MOST * PPM)
+            self._cost_ppm += (cost_ppm - self._cost_ppm) // 4
+        if not any(owed_ns >= (1 if self.curbed else OWED_NS) for owed_ns in self._owed.values()):
+            self.curbed = {}
+            return
+        allowed = {a.key: a.guarantee * PPM // self._cost_ppm for a in sharing}
+        ahead = {key for key, used_ns in used.items() if used_ns * PPM > allowed[key] * passed_ns}
+        self.curbed = {key: allowed[key] for key in allowed if key in ahead or key in self.curbed}

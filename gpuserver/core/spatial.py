@@ -87,10 +87,9 @@ class SpatialScheduler(Competition):
     def period_ns(self) -> int:
         return self.policy.round_ns
 
-    @property
-    def crowded(self) -> bool:
+    def turns(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
         """Where all vGPUs fit the card together, none is in the way of another, and keeps its lease while it idles."""
-        return not self._fit_together(self._accounts.values())
+        return set() if self._fit_together(self._accounts.values()) else set(company)
 
     # --- the guarantee clock
 

@@ -1,5 +1,5 @@
-"""Temporal mode: one holder at a time, or light vGPUs side by side (``sharing.py``). ``deadlines.py`` chooses the next
-holder, and for how long.
+"""Temporal mode: light vGPUs side by side (``sharing.py``), and all others in turns, one holder at a time.
+``deadlines.py`` chooses the next holder, and for how long.
 
 While vGPUs take turns, at most two leases matter: ``current``, which is held or will be at once, and ``next``,
 published ahead while current runs, so that the dispatcher hands over without asking. A decision about next may be
@@ -12,13 +12,13 @@ revised until just before its start; the forecast behind it charges the holder t
     gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
                           unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
-    all that want share   each holds an open-ended lease, and no vGPU waits; there is neither current nor next
-    one of them may not   the shared leases end; one of them is current, and turns go on from there
+    a vGPU may share      it holds an open-ended lease at once, beside current and next; these are of the others
+    it may no more        its shared lease gets an end. It is current if no other is, and turns go on from there
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from gpuserver.core.account import Account, Choice, Hold, virtual
@@ -26,7 +26,7 @@ from gpuserver.core.deadlines import Deadlines
 from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuKey
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
-from gpuserver.core.sharing import Relief, may_share
+from gpuserver.core.sharing import Guard, Relief, sharers
 
 
 class TemporalScheduler(Deadlines):
@@ -38,11 +38,10 @@ class TemporalScheduler(Deadlines):
         self._next: Hold | None = None
         self._shared: dict[VgpuKey, Hold] = {}
         self._relief = Relief()
+        self._guard = Guard()
 
-    @property
-    def crowded(self) -> bool:
-        """No other vGPU waits for a shared lease whose vGPU idles."""
-        return not self._shared
+    def sharing(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+        return {a.key for a in sharers([self._accounts[key] for key in company if key in self._accounts])}
 
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
@@ -63,13 +62,11 @@ class TemporalScheduler(Deadlines):
     def check(self) -> None:
         super().check()
         current, following = self._current, self._next
-        if self._shared:
-            self._check_shared()
-            return
+        self._check_shared()
         if following is not None and current is None:
             raise InvariantError("a next lease is published and nobody holds")
         for holder in self._holding.values():
-            if any(hold.shared for hold in holder.holds.values()):
+            if any(hold.shared for hold in holder.holds.values()) and holder.key not in self._shared:
                 raise InvariantError(f"vGPU {holder.key} holds a shared lease, and takes turns")
         for hold in (current, following):
             if hold is None:
@@ -91,18 +88,20 @@ class TemporalScheduler(Deadlines):
             raise InvariantError("somebody waits and nobody holds")
 
     def _check_shared(self) -> None:
-        if self._current is not None or self._next is not None:
-            raise InvariantError(f"there are turns beside shared leases: {self._current}, {self._next}")
-        if not may_share(self._company.values()):
-            raise InvariantError(f"there are shared leases beside vGPUs that may not share: {self._company}")
+        sharing = {a.key for a in sharers(self._company.values())}
+        if not sharing.issuperset(self._shared):
+            raise InvariantError(f"vGPUs hold shared leases that may not: {self._shared.keys() - sharing}")
+        for hold in (self._current, self._next):
+            if hold is not None and hold.lease.vgpu in sharing:
+                raise InvariantError(f"a vGPU takes turns that may share: {hold}")
         for key, hold in self._shared.items():
             account = self._accounts[key]
             if not hold.shared or hold.lease.end_ns is not None or account.holds.get(hold.lease.epoch) is not hold:
                 raise InvariantError(f"no shared lease, or one that no account knows: {hold}")
             if self._allowed_ppm(account) < PPM and account.allowance_at_ns is None:
                 raise InvariantError(f"a shared lease without an allowance for a vGPU with a limit: {hold.lease}")
-        if any(a.waiting for a in self._accounts.values()):
-            raise InvariantError("somebody waits beside shared leases")
+        if any(self._accounts[key].waiting for key in sharing):
+            raise InvariantError("a vGPU waits that may share")
 
     # --- how long one waits, and looks ahead
 
@@ -111,7 +110,8 @@ class TemporalScheduler(Deadlines):
         A gang's member that does not drain waits for another one, which the wait of others may be keeping away."""
         if account.muster is not None:
             return self.policy.quantum_min_ns
-        return min(self.policy.grace_ns, max(self._quantum(account), 2 * account.longest_kernel_ns))
+        patience = max(self._quantum(account), 2 * account.longest_kernel_ns)
+        return min(self.policy.grace_ns, patience + len(self._shared) * self.policy.slice_ns)
 
     def _lookahead(self, holder: Account) -> int:
         """How long before its end it is decided whether a holder goes on. A hook lets nothing more into a lease once
@@ -134,14 +134,22 @@ class TemporalScheduler(Deadlines):
 
     def _open_ended(self) -> list[tuple[Account, Hold]]:
         """Who holds without an end, and what."""
+        found = [(self._accounts[key], hold) for key, hold in self._shared.items()]
         current = self._current
         if current is not None and current.lease.end_ns is None:
-            return [(self._accounts[current.lease.vgpu], current)]
-        return [(self._accounts[key], hold) for key, hold in self._shared.items()]
+            found.append((self._accounts[current.lease.vgpu], current))
+        return found
+
+    def _curbed_ppm(self, account: Account) -> int:
+        """What it may use of the time because others are short."""
+        if account.key not in self._shared:
+            return PPM
+        relieved = account.guarantee if account.key == self._relief.curbed else PPM
+        return min(relieved, self._guard.curbed.get(account.key, PPM))
 
     def _allowed_ppm(self, account: Account) -> int:
-        """Of the time, by its limit; its guarantee while it is curbed."""
-        return account.guarantee if account.key == self._relief.curbed else account.share.limit_ppm
+        """Of the time, by its limit, or because others are short."""
+        return min(self._curbed_ppm(account), account.share.limit_ppm)
 
     def metered(self) -> list[VgpuKey]:
         return [account.key for account, _ in self._open_ended() if self._shared or account.capped]
@@ -172,7 +180,7 @@ class TemporalScheduler(Deadlines):
             left_ns = self._allowed_ppm(account) * self.policy.allowance_ahead_ns // PPM
             if account.capped:
                 filled = account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns
-                left_ns = filled // PPM if account.key != self._relief.curbed else min(left_ns, filled // PPM)
+                left_ns = filled // PPM if self._curbed_ppm(account) == PPM else min(left_ns, filled // PPM)
             account.allowance_at_ns = now_ns
             self._commands.append(Allow(account.key, hold.lease.epoch, max(0, hold.busy(now_ns) + left_ns)))
         elif account.allowance_at_ns is not None:
@@ -196,10 +204,7 @@ class TemporalScheduler(Deadlines):
     def _closed(self, hold: Hold) -> None:
         if self._shared.get(hold.lease.vgpu) is hold:
             del self._shared[hold.lease.vgpu]
-        if hold is self._current:
-            self._current = None
-        elif hold is self._next:
-            self._next = None
+        self._forget_turn(hold)
 
     def _matters_now(self, event: Observed) -> bool:
         """What was learned counts in the next decision. Only a bucket makes one necessary now."""
@@ -210,11 +215,10 @@ class TemporalScheduler(Deadlines):
     def _decide(self, now_ns: int) -> None:
         self._adapt_period(now_ns)
         self._drop_unwanted()
-        if may_share(self._company.values()):
-            self._share(now_ns)
-            return
-        if self._shared:
-            self._end_sharing(now_ns)
+        sharing = sharers(self._company.values())
+        self._end_sharing({a.key for a in sharing}, now_ns)
+        if sharing:
+            self._share(sharing, now_ns)
         if self._current is None and self._next is not None:
             self._current, self._next = self._next, None
             if self._current.lease.start_ns > now_ns:
@@ -238,28 +242,29 @@ class TemporalScheduler(Deadlines):
 
     # --- shared leases
 
-    def _share(self, now_ns: int) -> None:
-        """Each vGPU that wants the GPU holds an open-ended lease."""
+    def _share(self, sharing: list[Account], now_ns: int) -> None:
+        """Each of them holds an open-ended lease. The other vGPUs take turns beside them."""
         begins = not self._shared
         for hold in (self._next, self._current):
-            if hold is not None:
+            if hold is not None and self._accounts[hold.lease.vgpu] in sharing:
                 self._share_turn(hold, now_ns)
-        self._current = self._next = None
-        for account in list(self._competing.values()):
+        for account in sharing:
             if account.waiting:
                 window_ns = self.policy.shared_window_ns
                 lease = Lease(account.key, 0, now_ns, None, go_by_ns=now_ns, window_ns=window_ns)
                 self._let_share(account, self._publish(account, lease))
-        sharers = [self._accounts[key] for key in self._shared]
+        holders = [self._accounts[key] for key in self._shared]
         if begins:
-            self._relief.reset(sharers, now_ns)
+            self._relief.reset(holders, now_ns)
         else:
-            self._relief.look(sharers, now_ns)
+            self._relief.look(holders, now_ns)
+        self._guard.look(holders, [a for a in self._company.values() if a not in sharing], now_ns)
         self._settle_shared(now_ns)
 
     def _share_turn(self, hold: Hold, now_ns: int) -> None:
         """A turn becomes a shared lease, unless it is about to end. One that has not begun waits for no other lease."""
         account, end = self._accounts[hold.lease.vgpu], hold.lease.end_ns
+        self._forget_turn(hold)
         changes: dict[str, Any] = {"end_ns": None, "window_ns": self.policy.shared_window_ns}
         if hold.went_ns is None:
             changes |= {"start_ns": now_ns, "go_by_ns": now_ns, "after": (), "early": True}
@@ -269,31 +274,36 @@ class TemporalScheduler(Deadlines):
         self._let_share(account, hold)
         self._revise(hold, now_ns, **changes)
 
+    def _forget_turn(self, hold: Hold) -> None:
+        if hold is self._current:
+            self._current = None
+        elif hold is self._next:
+            self._next = None
+
     def _let_share(self, account: Account, hold: Hold) -> None:
         hold.share()
         self._shared[account.key] = hold
 
     def _settle_shared(self, now_ns: int) -> None:
         """Charge what the sharers have used. While none is short, each lag stays within the idle credit: what one vGPU
-        does not use, the others may have."""
+        does not use, the others may have. Beside turns a sharer saves up nothing: its time keeps up with the clock."""
         for key, hold in self._shared.items():
             self._settle(self._accounts[key], hold, now_ns)
         if self._relief.curbed is not None:
             return
         clock = self._keep_clock(now_ns)
+        beside_turns = len(self._shared) < len(self._company)
         for key in self._shared:
             account = self._accounts[key]
             apart = virtual(self._idle_credit(account), account.guarantee)
-            self._shift(account, min(max(account.time, clock - apart), clock + apart))
+            earliest = clock if beside_turns else clock - apart
+            self._shift(account, min(max(account.time, earliest), clock + apart))
 
-    def _end_sharing(self, now_ns: int) -> None:
-        """They take turns from now on. One that is alone goes on as it is."""
-        holds = list(self._shared.values())
-        self._shared.clear()
-        self._relief.curbed = None
+    def _end_sharing(self, but: Collection[VgpuKey], now_ns: int) -> None:
+        """Those that share, ``but`` these, take turns from now on. One that is alone goes on as it is."""
         alone = len(self._company) == 1
-        for hold in holds:
-            account = self._accounts[hold.lease.vgpu]
+        for key in [key for key in self._shared if key not in but]:
+            hold, account = self._shared.pop(key), self._accounts[key]
             self._settle(account, hold, now_ns)
             hold.shared = False
             if alone:
@@ -303,7 +313,10 @@ class TemporalScheduler(Deadlines):
             else:
                 end = now_ns + self.policy.decision_ns + self.policy.shared_window_ns
                 self._revise(hold, now_ns, end_ns=end)
-                self._current = hold
+                self._current = self._current or hold
+        if not self._shared:
+            self._relief.curbed = None
+            self._guard.curbed = {}
 
     def _take_back(self, hold: Hold) -> None:
         account = self._accounts[hold.lease.vgpu]
@@ -430,7 +443,7 @@ class TemporalScheduler(Deadlines):
             (a.key, epoch)
             for a in sorted(self._holding.values(), key=lambda a: a.order)
             for epoch, hold in a.holds.items()
-            if not a.barred or hold is self._current
+            if not hold.shared and (not a.barred or hold is self._current)
         ]
         # Who began by itself a moment ago is not in the books yet; until it is, this one waits.
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=self.policy.quantum_min_ns)

@@ -412,14 +412,20 @@ class TokenLoop:
             self._show_contention()
 
     def _show_contention(self) -> None:
-        crowded = self._scheduler.crowded
+        """By those that have wanted the GPU lately: requests that come and go change no flag of others."""
+        turns, sharing = self._scheduler.turns(self._wanted_ns), self._scheduler.sharing(self._wanted_ns)
         for key, page in self._grants.items():
-            contended = crowded and len(self._wanted_ns) > (key in self._wanted_ns)
-            if contended != bool(page.flags & GrantsFlag.CONTENDED):
-                page.flags = page.flags ^ GrantsFlag.CONTENDED
+            shares = key in sharing
+            flags = page.flags & ~(GrantsFlag.CONTENDED | GrantsFlag.COMPANY)
+            if not shares and len(turns) > (key in turns):
+                flags |= GrantsFlag.CONTENDED
+            if len(sharing) > shares or (shares and turns):
+                flags |= GrantsFlag.COMPANY
+            if flags != page.flags:
+                page.flags = flags
 
     def _show_sharing(self) -> None:
-        """Hooks are to know that others compute at the same time. Sharers give nothing back early for each other."""
+        """Sharers give nothing back early for each other, and their hooks measure demand in another way."""
         sharing = frozenset(self._scheduler.shared())
         if sharing == self._sharing:
             return

@@ -313,12 +313,13 @@ class Watch:
 
     def _limited(self, now: int, lease: Lease) -> None:
         """9: hooks of a vGPU with a limit know its allowance before they see a lease without an end; those of others
-        know none."""
-        limit = next(s.limit_ppm for s in self.scheduler.snapshot(now) if s.vgpu == lease.vgpu)  # type: ignore[attr-defined]
+        know none, but for sharers while another vGPU is short."""
+        statement = next(s for s in self.scheduler.snapshot(now) if s.vgpu == lease.vgpu)  # type: ignore[attr-defined]
+        limit = statement.limit_ppm
         epoch, allowance_ns = self.allowed.get(lease.vgpu, (0, None))
         if lease.end_ns is None and limit < PPM and (epoch != lease.epoch or allowance_ns is None):
             self.found.append(f"9: {lease} at {now}, of a vGPU with a limit, without an allowance")
-        if lease.end_ns is None and limit == PPM and allowance_ns is not None:
+        if lease.end_ns is None and limit == PPM and allowance_ns is not None and not statement.shared:
             self.found.append(f"9: {lease} at {now}, of a vGPU without a limit, with an allowance")
 
     def _withdrawn(self, events: Sequence[Event], now: int, command: Withdraw) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuserver.core.account import Account
 from gpuserver.core.leases import Allow, Muster, Mustered, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.sharing import Relief, may_share
+from gpuserver.core.sharing import Guard, Relief, sharers
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
@@ -47,7 +47,7 @@ def held(desk: Desk, key: int) -> tuple[int, int | None]:
 def test_light_ones_hold_side_by_side_and_nobody_waits() -> None:
     desk = sharing(sharer(), sharer(), sharer())
     assert all(held(desk, key)[1] is None for key in range(3))
-    assert not desk.scheduler.crowded
+    assert desk.scheduler.turns(range(3)) == set()
     assert all(desk.statement(key, 110).shared for key in range(3))
 
 
@@ -58,21 +58,24 @@ def test_one_that_comes_later_holds_at_once() -> None:
     assert [(key, end) for key, _, _, end in spans(desk.wants(2, 150))] == [(2, None)]
 
 
-def test_one_that_is_not_measured_yet_takes_turns_and_so_do_the_others() -> None:
+def exclusive(guarantee: float = 0.1) -> Share:
+    return replace(sharer(guarantee), shareable=False)
+
+
+def test_beside_one_that_never_shares_all_take_turns() -> None:
     desk = sharing(sharer(), sharer())
-    newcomer = sharer(0.1)
-    desk.added(2, newcomer, 110)
+    desk.added(2, exclusive(), 110)
     ends = {key: end for key, _, _, end in spans(desk.wants(2, 120)) if end is not None}
     latest = 120 + (DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.shared_window_ns) / MS
     assert ends[0] == ends[1] == pytest.approx(latest)
     assert desk.scheduler.shared() == []
-    assert desk.scheduler.crowded
+    assert desk.scheduler.turns(range(3)) == {0, 1, 2}
 
 
 def test_the_turn_after_shared_leases_waits_for_all_of_them() -> None:
     desk = sharing(sharer(), sharer(), sharer(0.1))
     epochs = {(key, held(desk, key)[0]) for key in range(3)}
-    desk.added(3, sharer(0.1), 110)
+    desk.added(3, exclusive(), 110)
     commands = desk.wants(3, 120)
     commands += desk.tick(121)
     (first,) = [lease for lease in leases(commands) if lease.vgpu == 3]
@@ -80,22 +83,100 @@ def test_the_turn_after_shared_leases_waits_for_all_of_them() -> None:
     assert first.go_by_ns - first.start_ns <= DEFAULT_POLICY.grace_ns
 
 
-def test_a_light_one_that_turns_heavy_ends_the_sharing() -> None:
+def test_they_share_again_once_that_one_is_gone() -> None:
     desk = sharing(sharer(), sharer())
-    desk.measured(150, LIGHT, HEAVY)
-    assert desk.scheduler.shared() == []
-    assert all(held(desk, key)[1] is not None for key in range(2))
-
-
-def test_they_share_again_once_the_heavy_one_is_gone() -> None:
-    desk = sharing(sharer(), sharer(), sharer(0.1))
-    desk.measured(150, LIGHT, LIGHT, HEAVY)
-    for key in range(3):
-        desk.drained(key, held(desk, key)[0], 153, wants=key != 2)
+    desk.added(2, exclusive(), 110)
+    desk.wants(2, 120)
+    for key in (0, 1):
+        desk.drained(key, held(desk, key)[0], 123)
+    desk.tick(123)
+    epoch = held(desk, 2)[0]
+    desk.went(2, epoch, 124)
+    desk.drained(2, epoch, 126, wants=False)
     for key in (0, 1):
         if desk.scheduler.published(key) and not desk.scheduler.published(key)[-1][1]:
-            desk.went(key, held(desk, key)[0], 154)
+            desk.went(key, held(desk, key)[0], 127)
     assert sorted(desk.scheduler.shared()) == [0, 1]
+
+
+# --- beside others that take turns
+
+
+def test_a_heavy_one_holds_beside_sharers_without_an_end_and_waits_for_none_of_them() -> None:
+    desk = sharing(sharer(), sharer())
+    desk.added(2, sharer(), 110)
+    (lease,) = leases(desk.wants(2, 120))
+    assert (lease.vgpu, lease.end_ns, lease.after) == (2, None, ())
+    assert sorted(desk.scheduler.shared()) == [0, 1]
+    assert desk.scheduler.turns(range(3)) == {2}, "it gains nothing by giving its lease back"
+
+
+def test_two_heavy_ones_take_turns_beside_sharers() -> None:
+    desk = sharing(sharer(0.1), sharer(0.1))
+    desk.added(2, sharer(0.4), 110)
+    desk.added(3, sharer(0.4), 110)
+    desk.wants(2, 120)
+    desk.went(2, held(desk, 2)[0], 120)
+    desk.wants(3, 121)
+    assert held(desk, 2)[1] is not None
+    desk.tick((held(desk, 2)[1] or 0) / MS - 1.5)
+    following, _ = desk.scheduler.published(3)[-1]
+    assert following.after == ((2, held(desk, 2)[0]),)
+    assert sorted(desk.scheduler.shared()) == [0, 1]
+    patience_ns = following.go_by_ns - following.start_ns
+    assert patience_ns >= 2 * DEFAULT_POLICY.slice_ns, "a drain takes longer beside others' slices"
+
+
+def test_a_light_one_that_comes_while_a_heavy_one_holds_shares_at_once() -> None:
+    desk = Desk(TemporalScheduler(), sharer(), sharer())
+    desk.measured(0, HEAVY, LIGHT)
+    desk.runs(0, 0)
+    assert [(key, end) for key, _, _, end in spans(desk.wants(1, 10))] == [(1, None)]
+    assert desk.scheduler.shared() == [1]
+    assert held(desk, 0)[1] is None
+
+
+def test_a_light_one_that_turns_heavy_takes_turns() -> None:
+    desk = sharing(sharer(), sharer())
+    desk.measured(150, LIGHT, HEAVY)
+    assert desk.scheduler.shared() == [0]
+    assert not desk.statement(1, 150).shared
+    desk.added(2, sharer(), 150)
+    desk.wants(2, 151)
+    assert held(desk, 1)[1] is not None, "another one waits for its turn"
+    assert held(desk, 0)[1] is None
+
+
+def test_a_heavy_one_that_turns_light_shares() -> None:
+    desk = sharing(sharer(), sharer())
+    desk.added(2, sharer(), 110)
+    desk.wants(2, 120)
+    desk.went(2, held(desk, 2)[0], 120)
+    epoch = held(desk, 2)[0]
+    desk.measured(150, LIGHT, LIGHT, LIGHT)
+    assert sorted(desk.scheduler.shared()) == [0, 1, 2]
+    assert held(desk, 2) == (epoch, None)
+
+
+def test_beside_sharers_a_trainer_stays_heavy_unless_it_needs_far_less() -> None:
+    desk = sharing(sharer(), sharer())
+    desk.added(2, sharer(), 110)
+    desk.wants(2, 120)
+    desk.went(2, held(desk, 2)[0], 120)
+    desk.measured(150, LIGHT, LIGHT, HEAVY)
+    desk.measured(200, LIGHT, LIGHT, 0.45)
+    assert sorted(desk.scheduler.shared()) == [0, 1], "others' slices make its demand seem lower"
+    desk.measured(250, LIGHT, LIGHT, 0.1)
+    assert sorted(desk.scheduler.shared()) == [0, 1, 2]
+
+
+def test_a_lower_class_does_not_share_beside_a_higher_one_and_a_higher_one_does() -> None:
+    for light, heavy, shared in ((Priority.NORMAL, Priority.HIGH, []), (Priority.HIGH, Priority.NORMAL, [1])):
+        desk = Desk(TemporalScheduler(), sharer(priority=heavy), sharer(priority=light))
+        desk.measured(0, HEAVY, LIGHT)
+        desk.runs(0, 0)
+        desk.wants(1, 10)
+        assert desk.scheduler.shared() == shared
 
 
 def test_the_last_one_goes_on_without_a_gap() -> None:
@@ -223,6 +304,83 @@ def test_a_curbed_one_is_allowed_its_guarantee() -> None:
     assert [c.allowance_ns for c in commands if isinstance(c, Allow) and c.vgpu == 1][-1] is None
 
 
+# --- the guarantees of those that take turns
+
+
+def guarded(*guarantees: float) -> tuple[Guard, list[Account], list[Account]]:
+    """The first takes turns, and needs the GPU all the time; the others share."""
+    first, *others = accounts(*guarantees)
+    first.kind.demand_ppm, first.wants = PPM, True
+    guard = Guard()
+    guard.look(others, [first], 0)
+    return guard, [first], others
+
+
+def look(guard: Guard, turns: list[Account], sharing: list[Account], number: int, work: float, used: list[float]) -> None:
+    """One more window, in which ``turns[0]`` had so much of the time, and the others used so much."""
+    for account, part in zip(sharing, used, strict=True):
+        account.busy_ns += round(part * 200 * MS)
+    turns[0].kind.work_ns += round(work * 200 * MS)
+    guard.look(sharing, turns, number * 200 * MS)
+
+
+def test_a_sharer_pays_for_its_switches() -> None:
+    """Three that use 5 % and cost 11 % of the time, of which each may have 10."""
+    guard, turns, sharing_ = guarded(0.7, 0.1, 0.1, 0.1)
+    for number in range(1, 10):
+        look(guard, turns, sharing_, number, 0.67, [0.05, 0.05, 0.05])
+    assert guard.curbed.keys() == {1, 2, 3}
+    assert all(0.04 * PPM < allowed < 0.06 * PPM for allowed in guard.curbed.values())
+
+
+def test_sharers_run_free_until_one_is_short() -> None:
+    guard, turns, sharing_ = guarded(0.5, 0.1, 0.1)
+    for number in range(1, 50):
+        look(guard, turns, sharing_, number, 0.51, [0.2, 0.1])
+    assert guard.curbed == {}
+
+
+def test_only_those_are_curbed_that_cost_more_than_their_guarantee_until_nothing_is_owed() -> None:
+    guard, turns, sharing_ = guarded(0.5, 0.4, 0.1)
+    for number in range(1, 5):
+        look(guard, turns, sharing_, number, 0.3, [0.1, 0.3])
+    assert guard.curbed.keys() == {2}
+    for number in range(5, 7):
+        look(guard, turns, sharing_, number, 0.55, [0.1, 0.06])
+    assert guard.curbed.keys() == {2}, "something is owed still"
+    for number in range(7, 60):
+        look(guard, turns, sharing_, number, 0.7, [0.1, 0.06])
+    assert guard.curbed == {}
+
+
+def test_one_that_idles_or_needs_less_is_owed_nothing() -> None:
+    guard, turns, sharing_ = guarded(0.7, 0.3)
+    turns[0].kind.demand_ppm = PPM * 3 // 10
+    for number in range(1, 10):
+        look(guard, turns, sharing_, number, 0.3, [0.5])
+    assert guard.curbed == {}
+    turns[0].kind.demand_ppm, turns[0].wants = PPM, False
+    for number in range(10, 20):
+        look(guard, turns, sharing_, number, 0.1, [0.5])
+    assert guard.curbed == {}
+
+
+@given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=5), st.floats(1.0, 3.0), st.floats(0.05, 1.0))
+def test_where_one_is_short_there_is_one_to_curb_and_the_shortage_ends(
+    parts: list[float], fee: float, greed: float
+) -> None:
+    """A GPU on which each sharer uses what it may, and costs ``fee`` times that. Guarantees add up to 100 %."""
+    scale = max(1.0, sum(parts) / 0.9)
+    shares = [part / scale for part in parts]
+    guard, turns, sharing_ = guarded(1 - sum(shares), *shares)
+    got: list[float] = []
+    for number in range(1, 80):
+        used = [min(greed / len(shares) / fee, guard.curbed.get(a.key, PPM) / PPM) for a in sharing_]
+        got.append(max(0.0, 1 - fee * sum(used)))
+        look(guard, turns, sharing_, number, got[-1], used)
+    assert sum(got[10:]) / len(got[10:]) >= 1 - sum(shares) - 0.02
+
+
 # --- any population
 
 
@@ -282,7 +440,7 @@ def test_beside_one_that_never_shares_turns_are_as_ever(population: Population) 
         assert spent[0][key] == pytest.approx(without_ns, abs=120 * MS)
 
 
-def test_may_share_asks_for_two() -> None:
+def test_one_alone_does_not_share() -> None:
     one = Account(0, 0, sharer())
     one.kind.light = True
-    assert not may_share([one])
+    assert sharers([one]) == []

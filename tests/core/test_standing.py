@@ -100,11 +100,11 @@ def test_no_gang_has_one() -> None:
 def test_in_spatial_mode_nobody_has_one() -> None:
     """Where all fit, an idle vGPU keeps its lease; where they do not, rounds say who goes."""
     desk = Desk(SpatialScheduler(), HALF, HALF, standing=True)
-    assert not desk.scheduler.crowded
+    assert not desk.scheduler.turns([0, 1])
     (lease,) = leases(desk.wants(0, 1))
     assert lease.epoch == 1
     desk.tell(Added(2, WIDE), 2)
-    assert desk.scheduler.crowded
+    assert desk.scheduler.turns([0, 1, 2]) == {0, 1, 2}
 
 
 def test_of_one_that_is_over_before_it_was_heard_of_nothing_is_said() -> None:

@@ -78,26 +78,58 @@ def beside(node: SimulatedNode, count: int, percent: float = 30, **spec: object)
     return [node.create(sm_percent=percent, memory_bytes=MEMORY, **spec) for _ in range(count)]
 
 
-def shared(node: SimulatedNode) -> list[bool]:
+def readings(node: SimulatedNode) -> list[VgpuReading]:
     with node.link() as link:
-        return [vgpu.shares for vgpu in link.list()]
+        return list(link.list())
+
+
+def shared(node: SimulatedNode) -> list[bool]:
+    return [vgpu.shares for vgpu in readings(node)]
 
 
 def all_share(node: SimulatedNode, count: int) -> None:
     eventually(lambda: shared(node).count(True) == count, f"{count} vGPUs share")
 
 
-def test_light_ones_share_until_a_heavy_one_comes_and_again_once_it_is_gone(node: SimulatedNode) -> None:
+def test_light_ones_share_beside_a_heavy_one(node: SimulatedNode) -> None:
     vgpus = beside(node, 3)
     light = [Program(node, vgpu, FIFTH) for vgpu in vgpus[:2]]
     all_share(node, 2)
-    for program in light:
-        program.goes_on()
     heavy = Program(node, vgpus[2], WHOLE)
     heavy.goes_on()
-    eventually(lambda: not any(shared(node)), "they take turns")
+    all_share(node, 2)
     with node.link() as link:
         assert not link.inspect(vgpus[2].vgpu_id).vgpu.light
+    for program in (*light, heavy):
+        program.goes_on()
+    heavy.popen.kill()
+    heavy.popen.wait()
+    for program in light:
+        program.goes_on()
+        program.end()
+
+
+def test_two_heavy_ones_take_turns_beside_a_light_one(node: SimulatedNode) -> None:
+    heavy = [Program(node, vgpu, WHOLE) for vgpu in beside(node, 2)]
+    for program in heavy:
+        program.goes_on()
+    light = Program(node, beside(node, 1)[0], FIFTH)
+    all_share(node, 1)
+    before = [vgpu.tokens for vgpu in readings(node)]
+    eventually(lambda: readings(node)[0].tokens > before[0] + 10, "turns go on")
+    assert shared(node) == [False, False, True]
+    assert readings(node)[2].tokens <= before[2] + 2, "the light one holds on meanwhile"
+    for program in (*heavy, light):
+        program.goes_on()
+        program.end()
+
+
+def test_beside_one_with_exclusive_leases_light_ones_take_turns(node: SimulatedNode) -> None:
+    light = [Program(node, vgpu, FIFTH) for vgpu in beside(node, 2)]
+    all_share(node, 2)
+    heavy = Program(node, beside(node, 1, lease="exclusive")[0], WHOLE)
+    heavy.goes_on()
+    eventually(lambda: not any(shared(node)), "they take turns")
     for program in light:
         program.goes_on()
     heavy.end()
@@ -116,7 +148,7 @@ def test_one_that_keeps_host_and_gpu_busy_at_the_same_time_takes_turns(node: Sim
             return [vgpu.light for vgpu in link.list() if vgpu.demand_ratio]
 
     eventually(lambda: found() == [True, False], "both are measured, the trainer is heavy")
-    assert not any(shared(node))
+    eventually(lambda: shared(node) == [True, False], "the trainer takes turns")
     for program in programs:
         program.end()
 
