@@ -11,10 +11,11 @@ less a tenth of the time that was looked at. Then the sharer that is most ahead 
 scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Where the short ones gain less
 than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
 
-``Guard``: a vGPU that takes turns is *owed* what its work fell short of its guarantee while it wanted the GPU all the
-time. From OWED_NS on, and until nothing is owed, each sharer that costs more than its guarantee is curbed. A sharer
-*costs* what it uses, and its part of the switches between contexts: all the time that turns did not get. Where the
-guarantees add up to 100 % at most and one is short, a sharer costs more than its own. So curbing has a sharer to curb.
+``Guard``: the vGPUs that take turns are *owed* what their work together fell short of their guarantees, of those that
+wanted the GPU all the time. (How they divide it is the matter of turns.) From OWED_NS on, and until nothing is owed,
+each sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches
+between contexts: all the time that turns did not get. Where guarantees add up to 100 % at most and turns are short, a
+sharer costs more than its guarantee. So curbing has a sharer to curb.
 
 Source: Start-time fair queueing with depth D (Jin, Chase, Kaur: Interposed proportional sharing for a storage service
 utility, 2004) delays the one that is ahead in used time ÷ share; here it is delayed only while another one is short.
@@ -39,7 +40,7 @@ PAUSE_LEAST_NS = SECOND
 PAUSE_MOST_NS = 60 * SECOND
 OWED_NS = 20 * MILLISECOND
 OWED_MOST_NS = 200 * MILLISECOND
-"""Of what time slicing took from a vGPU before, no more is made good."""
+"""Of what time slicing took from turns before, no more is made good."""
 COST_MOST = 4
 """A sharer's switches cost at most so many times what it uses, with that."""
 
@@ -130,15 +131,13 @@ class Guard:
         """Work and use of each, when the window began."""
         self._wanted: set[VgpuKey] = set()
         """Those that take turns, and have wanted the GPU at each look since."""
-        self._owed: dict[VgpuKey, int] = {}
+        self._owed_ns = 0
         self._cost_ppm = PPM
         """What sharers cost ÷ what they use."""
 
     def look(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
         """At each tick: ``sharing`` hold shared leases, and ``turns`` are the others that want or hold the GPU."""
-        present = {a.key for a in turns}
         self._wanted &= {a.key for a in turns if a.wants}
-        self._owed = {key: owed for key, owed in self._owed.items() if key in present}
         passed_ns = now_ns - self._since_ns
         if passed_ns < WINDOW_NS:
             return
@@ -146,7 +145,7 @@ class Guard:
             self._judge(sharing, turns, passed_ns, now_ns)
         self._since_ns = now_ns
         self._marks = {a.key: (a.kind.work_ns, a.busy_at(now_ns)) for a in (*sharing, *turns)}
-        self._wanted = present
+        self._wanted = {a.key for a in turns}
 
     def _judge(self, sharing: Collection[Account], turns: Collection[Account], passed_ns: int, now_ns: int) -> None:
         known = [a for a in turns if a.key in self._marks]
@@ -155,13 +154,13 @@ class Guard:
         for a in known:
             if a.key in self._wanted and a.kind.demand_ppm:
                 due_ns = min(a.guarantee, a.kind.demand_ppm, a.share.limit_ppm) * passed_ns // PPM
-                owed_ns = self._owed.get(a.key, 0) + due_ns - worked[a.key]
-                self._owed[a.key] = min(max(owed_ns, 0), OWED_MOST_NS)
+                self._owed_ns += due_ns - worked[a.key]
+        self._owed_ns = min(max(self._owed_ns, 0), OWED_MOST_NS) if self._wanted else 0
         if self._wanted and sum(used.values()):
             cost_ns = max(0, passed_ns - sum(worked.values()))
             cost_ppm = min(max(cost_ns * PPM // sum(used.values()), PPM), COST_MOST * PPM)
             self._cost_ppm += (cost_ppm - self._cost_ppm) // 4
-        if not any(owed_ns >= (1 if self.curbed else OWED_NS) for owed_ns in self._owed.values()):
+        if self._owed_ns < (1 if self.curbed else OWED_NS):
             self.curbed = {}
             return
         allowed = {a.key: a.guarantee * PPM // self._cost_ppm for a in sharing}

@@ -48,7 +48,8 @@ SLACK: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Programs that share a GPU. ``shares``: percent of each one's vGPU; ``streams``: how many of the first ones answer
-    requests that arrive at random. ``least``: the bar, in percent of what time slicing gives them together."""
+    requests that arrive at random. ``least``: the bar, in percent of what time slicing gives them together. Trainers
+    may use what others leave (``--burst``): without vGPUs they do."""
 
     name: str
     works: tuple[str, ...]
@@ -69,9 +70,11 @@ def _replicas(count: int, work: str, share: float, least: float = 98.0) -> Scene
     return Scene(f"{count} × {work}", (work,) * count, (share,) * count, least=least)
 
 
-def _beside(streams: int) -> Scene:
-    name = f"{streams} stream{'s' if streams > 1 else ''} beside {TRAINER}"
-    return Scene(name, (STREAM,) * streams + (TRAINER,), (10.0,) * streams + (70.0,), streams)
+def _beside(streams: int, *shares: float) -> Scene:
+    """Beside a trainer for each of ``shares``."""
+    trainers = f"{len(shares)} × {TRAINER}" if len(shares) > 1 else TRAINER
+    name = f"{streams} stream{'s' if streams > 1 else ''} beside {trainers}"
+    return Scene(name, (STREAM,) * streams + (TRAINER,) * len(shares), (10.0,) * streams + shares, streams)
 
 
 SCENES: Final = (
@@ -81,8 +84,9 @@ SCENES: Final = (
     _replicas(3, "decode-eager", 33.0),
     _replicas(2, "decode-graph", 50.0, 98.5),
     Scene(f"3 × {STREAM}, {REQUESTS:g} requests/s", (STREAM,) * 3, (33.0,) * 3, 3),
-    _beside(1),
-    _beside(3),
+    _beside(1, 70.0),
+    _beside(3, 70.0),
+    _beside(3, 40.0, 30.0),
 )
 BY_NAME: Final = {scene.name: scene for scene in SCENES}
 WORKS: Final = tuple(dict.fromkeys(scene.works[-1] for scene in SCENES))
@@ -127,7 +131,9 @@ def _measure(bench: Bench, stage: Stage, scene: Scene) -> None:
 
 def _vgpus(stage: Stage, mode: str, scene: Scene) -> list[Sharer]:
     pairs = zip(scene.works, scene.shares, strict=True)
-    return [stage.vgpu(mode, work, share, memory=MEMORY) for work, share in pairs]
+    return [
+        stage.vgpu(mode, work, share, *(["--burst"] if work == TRAINER else []), memory=MEMORY) for work, share in pairs
+    ]
 
 
 def _keep(
@@ -221,6 +227,8 @@ def _figures(scene: Scene, m: Measurement, base: Measurement | None, trainer: Me
             figures["trainer_over_points"] = (
                 100 * (statistics.fmean(totals) - statistics.fmean(_totals(base))) / exclusive
             )
+        if m.asked and len(scene.works) - scene.streams > 1:
+            figures["split_off_points"] = _split_error(m, scene)
     if scene.streams and m.row != TRAINER_ALONE:
         figures["unserved"] = sum(result["unserved"] for result in m.results)
     if base is None or base is m or m.row == TRAINER_ALONE:
@@ -234,6 +242,13 @@ def _figures(scene: Scene, m: Measurement, base: Measurement | None, trainer: Me
         if f"{name}_ms" in figures and f"{name}_ms" in base.figures:
             figures[f"{name}_ratio"] = figures[f"{name}_ms"] / base.figures[f"{name}_ms"]
     return figures
+
+
+def _split_error(m: Measurement, scene: Scene) -> float:
+    """How far the trainers' parts of what they do together are from those of their shares."""
+    done = [result["units_per_second"] for result in m.results[scene.streams :]]
+    asked = scene.shares[scene.streams :]
+    return max(abs(100 * d / sum(done) - 100 * a / sum(asked)) for d, a in zip(done, asked, strict=True))
 
 
 def estimate(options: Options) -> float:
@@ -282,6 +297,7 @@ PART = Part(
         Column("p99_ratio", "p99 × time slicing", "low", 2, (Bar(1.15, _together(streams=True)),)),
         Column("trainer_over_points", "trainer, points over time slicing", "high", 1, (Bar(-1.0, _trained),)),
         Column("trainer_percent", "trainer, % of exclusive", "high"),
+        Column("split_off_points", "split among trainers off, points", "low", 2, (Bar(1.0, lambda row: True),)),
         Column("per_second", "units/s", digits=0),
         Column("p50_ms", "p50, ms", digits=1),
         Column("p99_ms", "p99, ms", digits=1),
