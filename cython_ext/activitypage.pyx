@@ -97,6 +97,7 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         pinned_ns=at_least_zero(slot.pinned_ns),
         demand_ppm=part_of(native.load32(&slot.demand_ppm)),
         waits_ppm=part_of(native.load32(&slot.waits_ppm)),
+        burst_us=native.load32(&slot.burst_us),
         work_ns=bounded(native.load64(&slot.work_ns)),
     )
 

@@ -55,7 +55,7 @@ from cython_ext.threads cimport (
     pthread_self, pthread_setname_np, pthread_t, start_thread,
 )
 
-from cython_ext.readings import DispatcherStats, Event, EventKind
+from cython_ext.readings import DemandReading, DispatcherStats, Event, EventKind
 
 cdef extern from "limits.h":
     const int INT_MAX
@@ -474,10 +474,14 @@ cdef class Dispatcher:
         return bool(self.engine.board.desks[index].want)
 
     def demand(self, key):
-        """The highest demand among the vGPU's processes (0: not measured) and the longest waits, in parts per million
-        of their time, and the GPU time that their launches took by themselves (logic/demand.pxd). A tenant's word."""
+        """What the hooks measured of the vGPU's processes, as ``DemandReading``. A tenant's word."""
         cdef const RelayEntry* entry = &self.running().relays.entries[self.known(key)]
-        return part_of(load32(&entry.demand_ppm)), part_of(load32(&entry.waits_ppm)), bounded(load64(&entry.work_ns))
+        return DemandReading(
+            demand_ppm=part_of(load32(&entry.demand_ppm)),
+            burst_ns=1000 * load32(&entry.burst_us),
+            waits_ppm=part_of(load32(&entry.waits_ppm)),
+            work_ns=bounded(load64(&entry.work_ns)),
+        )
 
     def stats(self):
         """Counters since the start, as ``DispatcherStats``."""

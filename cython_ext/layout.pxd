@@ -222,7 +222,7 @@ cdef struct Slot:
     uint32_t ledger_name     # what its hook puts in ``ledger`` (logic/section.pxd); 0: an older hook, which puts TIDs
     uint32_t demand_ppm      # the part of its time in which it needs the GPU (logic/demand.pxd); 0: not measured
     uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
-    uint32_t pad1
+    uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
     uint8_t[16] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
 
@@ -286,7 +286,7 @@ cdef struct RelayEntry:
     uint32_t submitted_epoch     # ... which is the newest that any was submitted under
     uint32_t demand_ppm      # the highest of the processes'
     uint32_t waits_ppm       # likewise
-    uint32_t pad0
+    uint32_t burst_us        # the longest of the processes'
     uint64_t work_ns         # Σ over the processes
     uint8_t[8] pad
 

@@ -107,6 +107,7 @@ cdef struct Merged:
     uint32_t processes
     uint32_t demand_ppm
     uint32_t waits_ppm
+    uint32_t burst_us
     uint64_t work_ns
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
@@ -288,6 +289,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
         merged.longest_kernel_ns = max(merged.longest_kernel_ns, loadi64(&slot.longest_kernel_ns))
         merged.demand_ppm = max(merged.demand_ppm, load32(&slot.demand_ppm))
         merged.waits_ppm = max(merged.waits_ppm, load32(&slot.waits_ppm))
+        merged.burst_us = max(merged.burst_us, load32(&slot.burst_us))
         merged.work_ns += load64(&slot.work_ns)
         merged.predicted_end_ns = max(merged.predicted_end_ns, loadi64(&slot.predicted_end_ns))
         if held_epoch != 0 and load32(&slot.last_epoch) == held_epoch and loadi64(&slot.refill_ns) > 0:
@@ -486,6 +488,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     storei64(&entry.longest_kernel_ns, merged.longest_kernel_ns)
     store32(&entry.demand_ppm, merged.demand_ppm)
     store32(&entry.waits_ppm, merged.waits_ppm)
+    store32(&entry.burst_us, merged.burst_us)
     store64(&entry.work_ns, merged.work_ns)
     storei64(&entry.predicted_end_ns, merged.predicted_end_ns)
     storei64(&entry.want_since_ns, merged.want_since_ns)

@@ -472,8 +472,12 @@ cdef class Demand:
     def looks(self, int64_t now_ns, uint64_t work_ns, bint wants, bint holds=1, bint shared=0):
         demanding.demand_looks(
             &self.demand, now_ns, work_ns, demanding.waits_until(&self.waits, now_ns),
-            demanding.waits_until(&self.held_up, now_ns), wants, holds, shared
+            demanding.waits_until(&self.held_up, now_ns), self.waits.ended - self.held_up.ended, wants, holds, shared
         )
+
+    @property
+    def burst_ns(self):
+        return 1000 * self.demand.burst_us
 
     @property
     def ratio(self):

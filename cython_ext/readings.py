@@ -149,7 +149,7 @@ class SlotReading:
     ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
     waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
     ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
-    take by themselves, as learned.
+    take by themselves, as learned; ``burst_us``: that of what it launches between two waits for it.
     """
 
     index: int
@@ -190,12 +190,24 @@ class SlotReading:
     pinned_ns: int = 0
     demand_ppm: int = 0
     waits_ppm: int = 0
+    burst_us: int = 0
     work_ns: int = 0
 
     @property
     def charged_bytes(self) -> int:
         """What the limit ledger charges this process with."""
         return self.reserved_bytes + sum(self.committed_bytes)
+
+
+class DemandReading(NamedTuple):
+    """What hooks measured of a vGPU (``cython_ext/logic/demand.pxd``), of the process with the most each: its demand, 0:
+    not measured, and the part of the last 200 ms in which it waited for the GPU, in parts per million; its mean burst;
+    and the GPU time that all its launches take by themselves, of all processes."""
+
+    demand_ppm: int
+    burst_ns: int
+    waits_ppm: int
+    work_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +230,7 @@ class RelayReading:
     submitted_ns: int
     demand_ppm: int
     waits_ppm: int
+    burst_us: int
     work_ns: int
 
 

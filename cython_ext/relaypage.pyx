@@ -75,5 +75,6 @@ cdef class RelayPage(Page):
             submitted_ns=at_least_zero(entry.submitted_ns),
             demand_ppm=part_of(native.load32(&entry.demand_ppm)),
             waits_ppm=part_of(native.load32(&entry.waits_ppm)),
+            burst_us=native.load32(&entry.burst_us),
             work_ns=bounded(native.load64(&entry.work_ns)),
         )

@@ -79,9 +79,11 @@ cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
     cdef uint64_t held_up_ns = waits_until(&state().held_up, now)
     cdef bint shared = load32(&gate.grants.flags) & GRANTS_SHARED != 0
     cdef uint64_t work_ns = gate.usage.spent_ns + gate.tracked_ns
-    demand_looks(&gate.demand, now, work_ns, waited_ns, held_up_ns, wants, gate.began_epoch != 0, shared)
+    cdef uint32_t waits = load32(&state().waits.ended) - load32(&state().held_up.ended)
+    demand_looks(&gate.demand, now, work_ns, waited_ns, held_up_ns, waits, wants, gate.began_epoch != 0, shared)
     store32(&slot.demand_ppm, gate.demand.ppm)
     store32(&slot.waits_ppm, gate.demand.waits_ppm)
+    store32(&slot.burst_us, gate.demand.burst_us)
     store64(&slot.work_ns, work_ns)
 
 

@@ -19,6 +19,11 @@ A thread waits from the beginning of a call that waits for the GPU to its end, i
 the process wants the GPU. A program that asks again and again whether its work is done does not wait, by this measure:
 its demand is too low.
 
+A *burst* is the work that the process launches between two waits for the GPU: the longer it is, the longer a lease that
+has to end goes on. A program that launches all the time and hardly ever waits has endless bursts, and fills the GPU,
+even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook thread
+looks how many waits ended since its last look, and divides the work since then by that.
+
 A figure needs MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a tenth of a
 second. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
 share, and waits half of the time, is short of GPU time.
@@ -29,6 +34,7 @@ All times are nanoseconds. The caller serialises.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.native cimport store32
 
 cdef enum:
     MEASURED_NS = 100_000_000    # W + H of one figure
@@ -41,11 +47,18 @@ cdef struct Waits:
     uint32_t threads         # that wait now
     int64_t since_ns         # since then at least one does
     uint64_t waited_ns       # before
+    uint32_t ended           # waits, of any thread
 
 
 cdef struct Demand:
     uint32_t ppm             # W ÷ (W + H), at least 1; 0: not measured yet
     uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
+    uint32_t burst_us        # mean burst, weighted by work
+    uint32_t waits           # ended at the last look
+    uint64_t looked_work_ns  # W at the last look
+    uint64_t burst_ns        # W since the last wait that ended
+    double bursts            # Σ bursts since the last figure ...
+    double squares           # ... and of their squares
     int64_t looked_ns        # the last look; 0: none yet
     uint64_t waited_ns       # Waits at the last look ...
     uint64_t held_up_ns      # ... and those at the gate
@@ -69,6 +82,7 @@ cdef inline void waits_begin(Waits* waits, int64_t now_ns) noexcept nogil:
 cdef inline void waits_end(Waits* waits, int64_t now_ns) noexcept nogil:
     lock_acquire(&waits.lock)
     waits.threads -= 1
+    store32(&waits.ended, waits.ended + 1)
     if waits.threads == 0:
         waits.waited_ns += <uint64_t>max(now_ns - waits.since_ns, <int64_t>0)
     lock_release(&waits.lock)
@@ -85,12 +99,32 @@ cdef inline uint64_t waits_until(Waits* waits, int64_t now_ns) noexcept nogil:
     return waited_ns
 
 
+cdef inline void add_bursts(Demand* demand, uint64_t work_ns, uint32_t waits) noexcept nogil:
+    """Since the last look so much was launched, and so many waits ended."""
+    cdef double each, first
+    if waits == 0:
+        demand.burst_ns += work_ns
+        return
+    each = <double>work_ns / waits
+    first = <double>demand.burst_ns + each
+    demand.bursts += first + each * (waits - 1)
+    demand.squares += first * first + each * each * (waits - 1)
+    demand.burst_ns = 0
+
+
+cdef inline uint32_t mean_burst_us(const Demand* demand) noexcept nogil:
+    """With the one that has not ended."""
+    cdef double last = <double>demand.burst_ns
+    cdef double all_ns = demand.bursts + last
+    return <uint32_t>min((demand.squares + last * last) / all_ns / 1e3, 1e9) if all_ns > 0 else 0
+
+
 cdef inline void demand_looks(
     Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, uint64_t held_up_ns,
-    bint wants, bint holds, bint shared
+    uint32_t waits, bint wants, bint holds, bint shared
 ) noexcept nogil:
     """A look of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
-    threads waited, ``held_up_ns`` of it at the gate; ``wants``: it has work for the GPU, or had some a moment ago;
+    threads waited, ``held_up_ns`` of it at the gate, and ``waits`` how often; ``wants``: it has work for the GPU, or had some a moment ago;
     ``holds``: it has a lease; ``shared``: that is a shared one."""
     cdef int64_t passed_ns = now_ns - demand.looked_ns
     cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
@@ -104,8 +138,12 @@ cdef inline void demand_looks(
     demand.held_up_ns = held_up_ns
     demand.holds = holds
     if first:
-        demand.work_ns = work_ns
+        demand.work_ns = demand.looked_work_ns = work_ns
+        demand.waits = waits
         return
+    add_bursts(demand, work_ns - min(work_ns, demand.looked_work_ns), waits - demand.waits)
+    demand.looked_work_ns = work_ns
+    demand.waits = waits
     demand.watched_ns += passed_ns
     demand.waiting_ns += waiting_ns
     demand.host_ns += max(active_ns - waiting_ns, <int64_t>0)
@@ -119,6 +157,8 @@ cdef inline void demand_looks(
         if not demand.shared:
             all_ns = max(min(all_ns, <uint64_t>demand.submits_ns), done_ns)
         demand.ppm = max(<uint32_t>(<double>done_ns / <double>all_ns * 1e6), <uint32_t>1)
+        demand.burst_us = mean_burst_us(demand)
+        demand.bursts = demand.squares = 0
         demand.work_ns = work_ns
         demand.host_ns = demand.submits_ns = 0
         demand.shared = 0

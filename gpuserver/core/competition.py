@@ -399,9 +399,7 @@ class Competition(Membership):
 
     def _take_measure(self, event: Measured, now_ns: int) -> bool:
         """Whether the vGPU's kind has changed: that calls for a decision."""
-        beside = bool(self.shared())
-        kind = self._accounts[event.vgpu].kind
-        return kind.measured(event.demand_ppm, event.waits_ppm, event.work_ns, now_ns, beside=beside)
+        return self._accounts[event.vgpu].kind.measured(event, now_ns)
 
     def _on_mustered(self, event: Mustered, now_ns: int) -> None:
         account = self._accounts[event.vgpu]

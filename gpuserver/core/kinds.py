@@ -1,14 +1,16 @@
 """Light and heavy vGPUs: who may hold a shared lease.
 
-A vGPU's *demand* is the part of its time in which it needs the GPU (``cython_ext/logic/demand.pxd``). Company does not
-change it.
+A vGPU's *demand* is the part of its time in which it needs the GPU. Its *burst* is the work that it launches between two
+waits for the GPU (``cython_ext/logic/demand.pxd``). Company changes neither.
 
     not measured   treated as heavy: it takes turns
-    light          demand ≤ 0.5. It may hold a shared lease: the GPU's own time slicing runs light vGPUs side by side
-    heavy          demand above 0.65. It takes turns, for 1, 2, 4 … 60 s at least
+    light          demand ≤ 0.5 and bursts ≤ 4 ms. It may hold a shared lease: the GPU's own time slicing runs light
+                   vGPUs side by side, and beside the turns of others
+    heavy          demand above 0.65, or bursts above 8 ms. It takes turns, for 1, 2, 4 … 60 s at least
 
-The two thresholds keep a vGPU between them what it is. The growing stay keeps a program that changes its ways all the
-time from flapping: every change costs the others a hand-over. After a minute as a light vGPU the stay is short again.
+A trainer launches for whole steps without waiting, so its bursts are long, whatever part of the time its host needs.
+Between the two thresholds a vGPU stays what it is. The growing stay keeps a program that changes its ways all the time
+from flapping: every change costs the others a hand-over. After a minute as a light vGPU the stay is short again.
 
 Pure: measurements and the time in, kinds out. Times are CLOCK_MONOTONIC ns, ratios parts per million.
 """
@@ -17,10 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuserver.core.policy import SECOND
+from gpuserver.core.leases import Measured
+from gpuserver.core.policy import MILLISECOND, SECOND
 
 LIGHT_PPM = 500_000
 HEAVY_PPM = 650_000
+LIGHT_BURST_NS = 4 * MILLISECOND
+HEAVY_BURST_NS = 8 * MILLISECOND
 STAY_LEAST_NS = SECOND
 STAY_MOST_NS = 60 * SECOND
 
@@ -34,6 +39,7 @@ class Kind:
     """0: not measured yet."""
     waits_ppm: int = 0
     """The part of the last 200 ms in which it waited for the GPU."""
+    burst_ns: int = 0
     work_ns: int = 0
     """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
     since_ns: int = 0
@@ -43,19 +49,17 @@ class Kind:
     stayed_ns: int = 0
     """How long it had to stay heavy the last time. 0: never, or long ago."""
 
-    def measured(self, demand_ppm: int, waits_ppm: int, work_ns: int, now_ns: int, *, beside: bool = False) -> bool:
-        """Take in a measurement. Whether the kind has changed by it. ``beside``: it takes turns beside vGPUs with
-        shared leases. Their slices make the demand of a trainer seem lower, so a heavy one becomes light there only
-        where its demand is half of what it is elsewhere."""
-        self.waits_ppm, self.work_ns = waits_ppm, work_ns
-        if beside and not self.light and LIGHT_PPM // 2 < demand_ppm < self.demand_ppm:
+    def measured(self, seen: Measured, now_ns: int) -> bool:
+        """Take in a measurement. Whether the kind has changed by it."""
+        self.waits_ppm, self.work_ns = seen.waits_ppm, seen.work_ns
+        if not seen.demand_ppm:
             return False
-        if demand_ppm:
-            self.demand_ppm = demand_ppm
-        if self.light and demand_ppm > HEAVY_PPM:
+        self.demand_ppm, self.burst_ns = seen.demand_ppm, seen.burst_ns
+        if self.light and (seen.demand_ppm > HEAVY_PPM or seen.burst_ns > HEAVY_BURST_NS):
             self.turn_heavy(now_ns)
             return True
-        if not self.light and 0 < demand_ppm <= LIGHT_PPM and now_ns >= self.heavy_until_ns:
+        lightly = seen.demand_ppm <= LIGHT_PPM and seen.burst_ns <= LIGHT_BURST_NS
+        if not self.light and lightly and now_ns >= self.heavy_until_ns:
             self.light, self.since_ns = True, now_ns
             return True
         return False

@@ -156,13 +156,13 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the vGPU's hooks measured: its demand (0: not measured) and the part of the time in which it waited for the
-    GPU, both in parts per million, and the GPU time that all its launches so far took by themselves
-    (``cython_ext/logic/demand.pxd``)."""
+    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst, the
+    part of the time in which it waited for the GPU, and the GPU time that all its launches so far take by themselves."""
 
     vgpu: VgpuKey
     demand_ppm: int
-    waits_ppm: int
+    burst_ns: int = 0
+    waits_ppm: int = 0
     work_ns: int = 0
 
 

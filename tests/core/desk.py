@@ -95,7 +95,7 @@ class Desk:
     def measured(self, at_ms: float, *demands: float, waits: dict[int, float] | None = None) -> list[Command]:
         """What hooks measure of each vGPU, as ratios, and then a tick."""
         waits = waits or {}
-        measures = [Measured(k, round(d * PPM), round(waits.get(k, 0) * PPM)) for k, d in enumerate(demands)]
+        measures = [Measured(k, round(d * PPM), waits_ppm=round(waits.get(k, 0) * PPM)) for k, d in enumerate(demands)]
         return self.tell_all([*measures], at_ms) + self.tick(at_ms)
 
     def added(self, key: int, share: Share, at_ms: float) -> list[Command]:

@@ -374,7 +374,7 @@ class Run(Timeline):
 
     def _measure(self, keys: Iterable[int]) -> None:
         for key in [key for key in keys if key in self.shares]:
-            self._deliver(Measured(key, self.apps[key].work.demand_at(self.now_ns), 0))
+            self._deliver(Measured(key, self.apps[key].work.demand_at(self.now_ns)))
 
     def _deliver(self, event: Event) -> None:
         self._measure_with([event])
@@ -388,7 +388,7 @@ class Run(Timeline):
         if any(isinstance(event, Wants) for event in events) and self.now_ns - self.measured_ns > 25 * MS:
             self.measured_ns = self.now_ns
             for key in self.keys:
-                measured = Measured(key, self.apps[key].work.demand_at(self.now_ns), 0)
+                measured = Measured(key, self.apps[key].work.demand_at(self.now_ns))
                 self._heard([measured], self.scheduler.handle(measured, self.now_ns))
 
     def _close(self, app: App, held: Published, begun: int, length: int) -> None:

@@ -7,45 +7,60 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.kinds import HEAVY_PPM, LIGHT_PPM, STAY_MOST_NS, Kind
+from gpuserver.core.kinds import HEAVY_BURST_NS, HEAVY_PPM, LIGHT_BURST_NS, LIGHT_PPM, STAY_MOST_NS, Kind
+from gpuserver.core.leases import Measured
 from gpuserver.core.policy import MILLISECOND, SECOND
+
+
+def seen(demand_ppm: int, burst_ns: int = 0) -> Measured:
+    return Measured(0, demand_ppm, burst_ns)
 
 
 def test_nothing_is_light_before_it_is_measured() -> None:
     kind = Kind()
-    assert not kind.measured(0, 0, 0, 0)
+    assert not kind.measured(seen(0), 0)
     assert not kind.light
-    assert kind.measured(LIGHT_PPM, 0, 0, SECOND)
+    assert kind.measured(seen(LIGHT_PPM), SECOND)
     assert kind.light
 
 
 def test_between_the_thresholds_it_stays_what_it_is() -> None:
     light, heavy = Kind(), Kind()
-    light.measured(LIGHT_PPM, 0, 0, 0)
+    light.measured(seen(LIGHT_PPM), 0)
     for kind in (light, heavy):
-        assert not kind.measured(LIGHT_PPM + 1, 0, 0, SECOND)
-        assert not kind.measured(HEAVY_PPM, 0, 0, 2 * SECOND)
+        assert not kind.measured(seen(LIGHT_PPM + 1), SECOND)
+        assert not kind.measured(seen(HEAVY_PPM), 2 * SECOND)
     assert light.light
     assert not heavy.light
 
 
+def test_long_bursts_are_heavy_whatever_the_demand_is() -> None:
+    kind = Kind()
+    assert not kind.measured(seen(LIGHT_PPM // 2, HEAVY_BURST_NS + 1), 0)
+    assert kind.measured(seen(LIGHT_PPM // 2, LIGHT_BURST_NS), SECOND)
+    assert not kind.measured(seen(LIGHT_PPM // 2, HEAVY_BURST_NS), 2 * SECOND)
+    assert kind.light
+    assert kind.measured(seen(LIGHT_PPM // 2, HEAVY_BURST_NS + 1), 3 * SECOND)
+    assert not kind.light
+
+
 def stays(kind: Kind, at_ns: int) -> int:
     """How long it is heavy if its demand is high for a moment and low from then on, in ns."""
-    assert kind.measured(HEAVY_PPM + 1, 0, 0, at_ns)
+    assert kind.measured(seen(HEAVY_PPM + 1), at_ns)
     begun_ns = at_ns
-    while not kind.measured(1, 0, 0, at_ns):
+    while not kind.measured(seen(1), at_ns):
         at_ns += 10 * MILLISECOND
     return at_ns - begun_ns
 
 
 def test_it_stays_heavy_for_longer_each_time_until_it_was_light_for_a_minute() -> None:
     kind, at_ns = Kind(), 0
-    kind.measured(1, 0, 0, 0)
-    seen = []
+    kind.measured(seen(1), 0)
+    stayed = []
     for _ in range(8):
-        seen.append(stays(kind, at_ns))
-        at_ns += seen[-1] + SECOND
-    assert [stay // SECOND for stay in seen] == [1, 2, 4, 8, 16, 32, 60, 60]
+        stayed.append(stays(kind, at_ns))
+        at_ns += stayed[-1] + SECOND
+    assert [stay // SECOND for stay in stayed] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert stays(kind, at_ns + STAY_MOST_NS) == SECOND
 
 
@@ -56,7 +71,7 @@ def test_it_changes_at_most_once_a_second_each_way(measures: list[tuple[int, int
     for demand_ppm, passed_ms in measures:
         at_ns += passed_ms * MILLISECOND
         was_light = kind.light
-        assert kind.measured(demand_ppm, 0, 0, at_ns) is (kind.light is not was_light)
+        assert kind.measured(seen(demand_ppm), at_ns) is (kind.light is not was_light)
         if was_light and not kind.light:
             assert demand_ppm > HEAVY_PPM
             turned_heavy.append(at_ns)
@@ -69,12 +84,12 @@ def test_it_changes_at_most_once_a_second_each_way(measures: list[tuple[int, int
 def test_a_journal_keeps_it(demands: list[int]) -> None:
     kind = Kind()
     for second, demand_ppm in enumerate(demands):
-        kind.measured(demand_ppm, 0, 0, second * SECOND)
+        kind.measured(seen(demand_ppm), second * SECOND)
     now_ns = len(demands) * SECOND
     restored = Kind()
     restored.restore(kind.light, max(0, kind.heavy_until_ns - now_ns), kind.stayed_ns, now_ns)
     for demand_ppm in (HEAVY_PPM + 1, 1, 1, HEAVY_PPM + 1, 1):
         now_ns += SECOND
-        kind.measured(demand_ppm, 0, 0, now_ns)
-        restored.measured(demand_ppm, 0, 0, now_ns)
+        kind.measured(seen(demand_ppm), now_ns)
+        restored.measured(seen(demand_ppm), now_ns)
         assert restored.light is kind.light

@@ -158,18 +158,6 @@ def test_a_heavy_one_that_turns_light_shares() -> None:
     assert held(desk, 2) == (epoch, None)
 
 
-def test_beside_sharers_a_trainer_stays_heavy_unless_it_needs_far_less() -> None:
-    desk = sharing(sharer(), sharer())
-    desk.added(2, sharer(), 110)
-    desk.wants(2, 120)
-    desk.went(2, held(desk, 2)[0], 120)
-    desk.measured(150, LIGHT, LIGHT, HEAVY)
-    desk.measured(200, LIGHT, LIGHT, 0.45)
-    assert sorted(desk.scheduler.shared()) == [0, 1], "others' slices make its demand seem lower"
-    desk.measured(250, LIGHT, LIGHT, 0.1)
-    assert sorted(desk.scheduler.shared()) == [0, 1, 2]
-
-
 def test_a_lower_class_does_not_share_beside_a_higher_one_and_a_higher_one_does() -> None:
     for light, heavy, shared in ((Priority.NORMAL, Priority.HIGH, []), (Priority.HIGH, Priority.NORMAL, [1])):
         desk = Desk(TemporalScheduler(), sharer(priority=heavy), sharer(priority=light))

@@ -133,6 +133,50 @@ def test_threads_that_wait_at_the_same_time_count_once() -> None:
     assert demand.waits_ratio == pytest.approx(0.6, abs=0.01)
 
 
+# --- bursts
+
+
+def launched(demand: Demand, count: int, work_ns: int, host_ns: int, look_ns: int, *, waits: bool) -> None:
+    """``count`` steps of work, each launched within ``host_ns``, then waited for if it ``waits``; a look each
+    ``look_ns``."""
+    now, work = 1, 0
+    demand.looks(now, 0, True)
+    for _ in range(count):
+        for part in range(4):
+            work += work_ns // 4
+            now += host_ns // 4
+            if part == 3 and waits:
+                demand.begins_to_wait(now)
+                now += work_ns
+                demand.waited(now)
+            if now // look_ns != (now - host_ns // 4) // look_ns or look_ns == 0:
+                demand.looks(now, work, True)
+
+
+@given(st.integers(100, 20_000), st.integers(100, 20_000))
+def test_a_burst_is_what_is_launched_between_two_waits(work_us: int, host_us: int) -> None:
+    demand = Demand()
+    launched(demand, 10_000_000 // (work_us + host_us), work_us * US, host_us * US, 10 * MS, waits=True)
+    assert 0.5 * work_us * US <= demand.burst_ns <= 2 * work_us * US + 2 * MS
+
+
+def test_one_that_never_waits_has_endless_bursts() -> None:
+    demand = Demand()
+    launched(demand, 200, MS, 3 * MS, 10 * MS, waits=False)
+    assert demand.ratio < 0.5
+    assert demand.burst_ns > 50 * MS
+
+
+def test_waits_at_the_gate_end_no_burst() -> None:
+    demand = Demand()
+    for step in range(100):
+        now = 1 + step * 10 * MS
+        demand.looks(now, step * 5 * MS, True)
+        demand.begins_to_wait(now, True)
+        demand.waited(now + 5 * MS, True)
+    assert demand.burst_ns > 50 * MS
+
+
 # --- samples with others' time slices in them
 
 
