@@ -36,7 +36,11 @@ from gpuserver.core.leases import (
     Withdraw,
 )
 from gpuserver.core.membership import InvariantError, Membership
-from gpuserver.core.policy import PPM, Policy
+from gpuserver.core.policy import PPM, SECOND, Policy
+
+
+SHARED_LATELY_NS = SECOND
+"""A measurement is of less than that."""
 
 
 class Competition(Membership):
@@ -51,6 +55,8 @@ class Competition(Membership):
         self._next_epoch = first_epoch
         self._arrivals = 0
         self._commands: list[Command] = []
+        self._shared_ns = -SHARED_LATELY_NS
+        """When a vGPU last held a shared lease."""
         self._withdrawn: list[tuple[int, Hold]] = []
         """The last withdrawals and when they were."""
         self._on: dict[type, Callable[[Any, int], None]] = {
@@ -399,7 +405,8 @@ class Competition(Membership):
 
     def _take_measure(self, event: Measured, now_ns: int) -> bool:
         """Whether the vGPU's kind has changed: that calls for a decision."""
-        return self._accounts[event.vgpu].kind.measured(event, now_ns)
+        alone = now_ns - self._shared_ns > SHARED_LATELY_NS
+        return self._accounts[event.vgpu].kind.measured(event, now_ns, alone=alone)
 
     def _on_mustered(self, event: Mustered, now_ns: int) -> None:
         account = self._accounts[event.vgpu]

@@ -39,6 +39,8 @@ class Kind:
     """0: not measured yet."""
     waits_ppm: int = 0
     """The part of the last 200 ms in which it waited for the GPU."""
+    alone_ppm: int = 0
+    """Its demand when no vGPU shared: others' slices make that of a trainer seem lower."""
     burst_ns: int = 0
     work_ns: int = 0
     """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
@@ -49,12 +51,14 @@ class Kind:
     stayed_ns: int = 0
     """How long it had to stay heavy the last time. 0: never, or long ago."""
 
-    def measured(self, seen: Measured, now_ns: int) -> bool:
-        """Take in a measurement. Whether the kind has changed by it."""
+    def measured(self, seen: Measured, now_ns: int, *, alone: bool = False) -> bool:
+        """Take in a measurement. Whether the kind has changed by it. ``alone``: no vGPU has shared of late."""
         self.waits_ppm, self.work_ns = seen.waits_ppm, seen.work_ns
         if not seen.demand_ppm:
             return False
         self.demand_ppm, self.burst_ns = seen.demand_ppm, seen.burst_ns
+        if alone:
+            self.alone_ppm = seen.demand_ppm
         if self.light and (seen.demand_ppm > HEAVY_PPM or seen.burst_ns > HEAVY_BURST_NS):
             self.turn_heavy(now_ns)
             return True

@@ -11,9 +11,10 @@ less a tenth of the time that was looked at. Then the sharer that is most ahead 
 scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Where the short ones gain less
 than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
 
-``Guard``: the vGPUs that take turns are *owed* what their work together fell short of their guarantees, of those that
-wanted the GPU all the time. (How they divide it is the matter of turns.) From OWED_NS on, and until nothing is owed,
-each sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches
+``Guard``: the vGPUs that take turns are *owed* what their work together fell short of 93 % of their guarantees, of
+those that wanted the GPU all the time. (How they divide it is the matter of turns. A trainer whose host
+is late now and then fills less than its turns: what it does alone in such a turn is due.) From OWED_NS on, and until
+nothing is owed, each sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches
 between contexts: all the time that turns did not get. Where guarantees add up to 100 % at most and turns are short, a
 sharer costs more than its guarantee. So curbing has a sharer to curb.
 
@@ -39,6 +40,9 @@ WAITS_PPM = 500_000
 PAUSE_LEAST_NS = SECOND
 PAUSE_MOST_NS = 60 * SECOND
 OWED_NS = 20 * MILLISECOND
+LENIENCE_PPM = 70_000
+"""Switches between contexts may cost turns so much of what is due: requests that are put off until later cost as much.
+Three streams of 60 requests/s beside a trainer leave it 67 % (measured on an H100), where 70 are guaranteed."""
 OWED_MOST_NS = 200 * MILLISECOND
 """Of what time slicing took from turns before, no more is made good."""
 COST_MOST = 4
@@ -151,11 +155,12 @@ class Guard:
         known = [a for a in turns if a.key in self._marks]
         worked = {a.key: min(max(0, a.kind.work_ns - self._marks[a.key][0]), passed_ns) for a in known}
         used = {a.key: a.busy_at(now_ns) - self._marks[a.key][1] for a in sharing if a.key in self._marks}
-        for a in known:
-            if a.key in self._wanted and a.kind.demand_ppm:
-                due_ns = min(a.guarantee, a.kind.demand_ppm, a.share.limit_ppm) * passed_ns // PPM
-                self._owed_ns += due_ns - worked[a.key]
-        self._owed_ns = min(max(self._owed_ns, 0), OWED_MOST_NS) if self._wanted else 0
+        judged = [a for a in known if a.key in self._wanted and a.kind.demand_ppm]
+        if judged:
+            due_ppm = sum(a.guarantee * (a.kind.alone_ppm or a.kind.demand_ppm) // PPM for a in judged)
+            due_ns = due_ppm * (PPM - LENIENCE_PPM) // PPM * passed_ns // PPM
+            self._owed_ns += due_ns - sum(worked[a.key] for a in judged)
+        self._owed_ns = min(max(self._owed_ns, 0), OWED_MOST_NS) if judged else 0
         if self._wanted and sum(used.values()):
             cost_ns = max(0, passed_ns - sum(worked.values()))
             cost_ppm = min(max(cost_ns * PPM // sum(used.values()), PPM), COST_MOST * PPM)

@@ -244,7 +244,7 @@ class TemporalScheduler(Deadlines):
 
     def _share(self, sharing: list[Account], now_ns: int) -> None:
         """Each of them holds an open-ended lease. The other vGPUs take turns beside them."""
-        begins = not self._shared
+        begins, self._shared_ns = not self._shared, now_ns
         for hold in (self._next, self._current):
             if hold is not None and self._accounts[hold.lease.vgpu] in sharing:
                 self._share_turn(hold, now_ns)

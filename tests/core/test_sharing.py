@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuserver.core.account import Account
 from gpuserver.core.leases import Allow, Muster, Mustered, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.sharing import Guard, Relief, sharers
+from gpuserver.core.sharing import LENIENCE_PPM, Guard, Relief, sharers
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
@@ -298,7 +298,8 @@ def test_a_curbed_one_is_allowed_its_guarantee() -> None:
 def guarded(*guarantees: float) -> tuple[Guard, list[Account], list[Account]]:
     """The first takes turns, and needs the GPU all the time; the others share."""
     first, *others = accounts(*guarantees)
-    first.kind.demand_ppm, first.wants = PPM, True
+    first.kind.demand_ppm = first.kind.alone_ppm = PPM
+    first.wants = True
     guard = Guard()
     guard.look(others, [first], 0)
     return guard, [first], others
@@ -313,12 +314,31 @@ def look(guard: Guard, turns: list[Account], sharing: list[Account], number: int
 
 
 def test_a_sharer_pays_for_its_switches() -> None:
-    """Three that use 5 % and cost 11 % of the time, of which each may have 10."""
+    """Three that use 6 % and cost 13 % of the time, of which each may have 10."""
     guard, turns, sharing_ = guarded(0.7, 0.1, 0.1, 0.1)
-    for number in range(1, 10):
-        look(guard, turns, sharing_, number, 0.67, [0.05, 0.05, 0.05])
+    for number in range(1, 20):
+        look(guard, turns, sharing_, number, 0.61, [0.06, 0.06, 0.06])
     assert guard.curbed.keys() == {1, 2, 3}
     assert all(0.04 * PPM < allowed < 0.06 * PPM for allowed in guard.curbed.values())
+
+
+def test_what_switches_cost_is_forgiven_up_to_a_fourteenth() -> None:
+    """Requests that are put off until later need as many switches then."""
+    guard, turns, sharing_ = guarded(0.7, 0.1, 0.1, 0.1)
+    for number in range(1, 50):
+        look(guard, turns, sharing_, number, 0.66, [0.05, 0.05, 0.05])
+    assert guard.curbed == {}
+
+
+def test_a_trainer_whose_host_is_late_is_due_what_it_does_alone() -> None:
+    guard, turns, sharing_ = guarded(0.7, 0.1)
+    turns[0].kind.alone_ppm, turns[0].kind.demand_ppm = PPM * 9 // 10, PPM * 6 // 10
+    for number in range(1, 20):
+        look(guard, turns, sharing_, number, 0.6, [0.1])
+    assert guard.curbed == {}, "93 % of 63 % are due"
+    for number in range(20, 40):
+        look(guard, turns, sharing_, number, 0.5, [0.1])
+    assert guard.curbed.keys() == {1}
 
 
 def test_sharers_run_free_until_one_is_short() -> None:
@@ -343,11 +363,11 @@ def test_only_those_are_curbed_that_cost_more_than_their_guarantee_until_nothing
 
 def test_one_that_idles_or_needs_less_is_owed_nothing() -> None:
     guard, turns, sharing_ = guarded(0.7, 0.3)
-    turns[0].kind.demand_ppm = PPM * 3 // 10
+    turns[0].kind.alone_ppm = PPM * 3 // 10
     for number in range(1, 10):
-        look(guard, turns, sharing_, number, 0.3, [0.5])
+        look(guard, turns, sharing_, number, 0.2, [0.5])
     assert guard.curbed == {}
-    turns[0].kind.demand_ppm, turns[0].wants = PPM, False
+    turns[0].kind.alone_ppm, turns[0].wants = PPM, False
     for number in range(10, 20):
         look(guard, turns, sharing_, number, 0.1, [0.5])
     assert guard.curbed == {}
@@ -366,7 +386,7 @@ def test_where_one_is_short_there_is_one_to_curb_and_the_shortage_ends(
         used = [min(greed / len(shares) / fee, guard.curbed.get(a.key, PPM) / PPM) for a in sharing_]
         got.append(max(0.0, 1 - fee * sum(used)))
         look(guard, turns, sharing_, number, got[-1], used)
-    assert sum(got[10:]) / len(got[10:]) >= 1 - sum(shares) - 0.02
+    assert sum(got[10:]) / len(got[10:]) >= (1 - sum(shares)) * (1 - LENIENCE_PPM / PPM) - 0.02
 
 
 # --- any population
