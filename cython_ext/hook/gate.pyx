@@ -45,7 +45,7 @@ from cython_ext.logic.meter cimport (
 )
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
-    FORGIVEN_NS, STALLED_NS, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
+    FORGIVEN_NS, STALLED_NS, backlog_counted_ns, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
     backlog_submit, marker_due,
 )
 from cython_ext.native cimport (
@@ -258,7 +258,11 @@ cdef bint announced(
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
     if not gate.usage.metered and gate.grants.mode == MODE_TEMPORAL:
-        vgpu_publish_counts(gate)        # until here the books have observed each launch
+        vgpu_publish_counts(gate)        # until here the books have observed each launch; what runs still counts, too
+        if gate.backlog.busy:
+            gate.usage.counted_ns += max(
+                backlog_end_ns(&gate.backlog) - backlog_counted_ns(&gate.backlog, now), <int64_t>0
+            )
         gate.usage.metered = 1
     gate.untracked = 1
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
@@ -281,6 +285,15 @@ cdef bint announced(
     launch.kind = PASS_ANNOUNCED
     meter(gate, launch, thread, index, key)
     return 1
+
+
+cdef inline void count_tracked(Gate* gate, int64_t predicted_ns) noexcept nogil:
+    """Of a launch under a lease with an end, what it should take. Behind work that the meter counts, it counts so, too:
+    what is seen until that has drained is of both."""
+    if predicted_ns > 0:
+        gate.tracked_ns += <uint64_t>predicted_ns
+        if gate.usage.metered:
+            gate.usage.counted_ns += predicted_ns
 
 
 cdef void tracked(
@@ -326,7 +339,7 @@ cdef void tracked(
     ):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
     backlog_submit(&gate.backlog, now, foreseen.learned_ns, foreseen.assumed_ns, foreseen.excess_ns)
-    gate.tracked_ns += <uint64_t>max(foreseen.assumed_ns if unknown else foreseen.learned_ns, <int64_t>0)
+    count_tracked(gate, foreseen.assumed_ns if unknown else foreseen.learned_ns)
     publish_prediction(gate)
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
@@ -339,7 +352,7 @@ cdef void queued(
     vgpu_want(gate, now)
     if is_graph(key):
         ahead_submit_graph(&gate.ahead, learned_ns)
-    gate.tracked_ns += <uint64_t>max(learned_ns, <int64_t>0)
+    count_tracked(gate, learned_ns)
     gate.streams[index].after = key.hash
     launch.stream = index
     launch.kind = PASS_TRACKED

@@ -129,10 +129,15 @@ class Deadlines(Competition):
         return Choice(
             best,
             self._mustered_length(best, length, at_ns),
-            alone,
+            alone and not self._soon_in_company(best),
             insists=rank[0] < 0,
             leads=self._leads(best) and self._insists(best),
         )
+
+    def _soon_in_company(self, account: Account) -> bool:
+        """Whether ``account`` has a limit, and another one that waits for its bucket comes back any moment. Between two
+        turns of that one the meter of an open-ended lease would be less exact than held time."""
+        return account.capped and any(a.throttled for a in self._capped.values() if a is not account)
 
     def _ranked(self, candidates: list[Account], called: Set[VgpuKey]) -> dict[Rank, list[Account]]:
         """``candidates`` by rank; whoever of the first one is entitled goes before all others."""

@@ -275,6 +275,11 @@ def _limited(row: Row) -> bool:
     return (row.row, row.way) == (ALONE, TEMPORAL) and not scene.streams and not _decodes(replace(row, row=TOGETHER))
 
 
+def _split(row: Row) -> bool:
+    scene = BY_NAME[row.work]
+    return _trained(row) and len(scene.works) - scene.streams > 1
+
+
 def _trained(row: Row) -> bool:
     return (row.row, row.way) == (TOGETHER, TEMPORAL) and BY_NAME[row.work].trains
 
@@ -297,7 +302,7 @@ PART = Part(
         Column("p99_ratio", "p99 × time slicing", "low", 2, (Bar(1.15, _together(streams=True)),)),
         Column("trainer_over_points", "trainer, points over time slicing", "high", 1, (Bar(-1.0, _trained),)),
         Column("trainer_percent", "trainer, % of exclusive", "high"),
-        Column("split_off_points", "split among trainers off, points", "low", 2, (Bar(1.0, lambda row: True),)),
+        Column("split_off_points", "split among trainers off, points", "low", 2, (Bar(1.0, _split),)),
         Column("per_second", "units/s", digits=0),
         Column("p50_ms", "p50, ms", digits=1),
         Column("p99_ms", "p99, ms", digits=1),
