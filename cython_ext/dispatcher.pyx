@@ -45,7 +45,9 @@ from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
 )
 from cython_ext.logic.handover cimport awake_after_ns, awake_before_ns, awake_for
-from cython_ext.native cimport add32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, pause, store32, storei64
+from cython_ext.native cimport (
+    add32, exchange64, futex_wait, futex_wake, load32, load64, now_ns, pause, store32, storei64,
+)
 from cython_ext.grantspage cimport GrantsPage
 from cython_ext.relaypage cimport RelayPage
 from cython_ext.tenant cimport bounded, part_of

@@ -200,9 +200,9 @@ class SlotReading:
 
 
 class DemandReading(NamedTuple):
-    """What hooks measured of a vGPU (``cython_ext/logic/demand.pxd``), of the process with the most each: its demand, 0:
-    not measured, and the part of the last 200 ms in which it waited for the GPU, in parts per million; its mean burst;
-    and the GPU time that all its launches take by themselves, of all processes."""
+    """What hooks measured of a vGPU (``cython_ext/logic/demand.pxd``). Of the process with the most each: its demand,
+    0: not measured; its mean burst; and the part of the last 200 ms in which it waited for the GPU. Of all its
+    processes: the GPU time that their launches take by themselves. Ratios are parts per million."""
 
     demand_ppm: int
     burst_ns: int

@@ -21,8 +21,8 @@ its demand is too low.
 
 A *burst* is the work that the process launches between two waits for the GPU: the longer it is, the longer a lease that
 has to end goes on. A program that launches all the time and hardly ever waits has endless bursts, and fills the GPU,
-even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook thread
-looks how many waits ended since its last look, and divides the work since then by that.
+even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook
+thread counts the waits that ended since its last look, and divides the work since then by them.
 
 A figure needs MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a tenth of a
 second. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
@@ -124,8 +124,8 @@ cdef inline void demand_looks(
     uint32_t waits, bint wants, bint holds, bint shared
 ) noexcept nogil:
     """A look of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
-    threads waited, ``held_up_ns`` of it at the gate, and ``waits`` how often; ``wants``: it has work for the GPU, or had some a moment ago;
-    ``holds``: it has a lease; ``shared``: that is a shared one."""
+    threads waited, ``held_up_ns`` of it at the gate; ``waits``: how many waits for the GPU have ended; ``wants``: it
+    has work for the GPU, or had some a moment ago; ``holds``: it has a lease; ``shared``: that is a shared one."""
     cdef int64_t passed_ns = now_ns - demand.looked_ns
     cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
     cdef int64_t gate_ns = <int64_t>(held_up_ns - min(held_up_ns, demand.held_up_ns))

@@ -215,6 +215,7 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns) noexce
     In company the two events around a short launch add more to its sample than alone: up to 3 µs (measured on an H100,
     docs/performance.md). So a steady key's sample tells only whether its length has changed by half or more."""
     cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
+    cdef int64_t mean_ns
     cdef uint16_t counts
     cdef uint32_t i
     for i in range(min(entry.learned, <uint32_t>DURATION_SAMPLES)):
@@ -227,7 +228,8 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns) noexce
         return sample_ns
     if sample_ns <= usual_ns + max(usual_ns / 4, <int64_t>FOREIGN_NS):
         entry.foreign -= entry.foreign > 0
-        if durations_steady(entry) and <int64_t>entry.mean_ns / 2 <= sample_ns <= <int64_t>entry.mean_ns * 2 + STEADY_NS:
+        mean_ns = <int64_t>entry.mean_ns
+        if durations_steady(entry) and mean_ns / 2 <= sample_ns <= 2 * mean_ns + STEADY_NS:
             return UNKNOWN_NS
         return sample_ns
     counts = 4 if usual_ns <= FOREIGN_RARE_NS else 2 if usual_ns <= FOREIGN_USUAL_NS else 1

@@ -38,7 +38,6 @@ from gpuserver.core.leases import (
 from gpuserver.core.membership import InvariantError, Membership
 from gpuserver.core.policy import PPM, SECOND, Policy
 
-
 SHARED_LATELY_NS = SECOND
 """A measurement is of less than that."""
 

@@ -156,8 +156,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst, the
-    part of the time in which it waited for the GPU, and the GPU time that all its launches so far take by themselves."""
+    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst,
+    the part of the time in which it waited for the GPU, and the GPU time that all its launches so far take alone."""
 
     vgpu: VgpuKey
     demand_ppm: int

@@ -27,7 +27,7 @@ SM-time. It serves every set of guarantees that can be packed at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual

@@ -1,4 +1,4 @@
-"""Light vGPUs hold shared leases side by side, and turns begin as soon as one that may not share wants the GPU."""
+"""Light vGPUs hold shared leases side by side, and beside the turns of others, whose guarantees hold."""
 
 from __future__ import annotations
 
@@ -305,7 +305,9 @@ def guarded(*guarantees: float) -> tuple[Guard, list[Account], list[Account]]:
     return guard, [first], others
 
 
-def look(guard: Guard, turns: list[Account], sharing: list[Account], number: int, work: float, used: list[float]) -> None:
+def look(
+    guard: Guard, turns: list[Account], sharing: list[Account], number: int, work: float, used: list[float]
+) -> None:
     """One more window, in which ``turns[0]`` had so much of the time, and the others used so much."""
     for account, part in zip(sharing, used, strict=True):
         account.busy_ns += round(part * 200 * MS)

@@ -95,7 +95,7 @@ OversubscribeOption = Annotated[
 ]
 LeaseOption = Annotated[
     LeaseChoice | None,
-    typer.Option(help="exclusive: never on the GPU beside others. New vGPUs: auto, beside other light ones."),
+    typer.Option(help="exclusive: never on the GPU beside others. New vGPUs: auto, beside others while light."),
 ]
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server. New vGPUs: block.")

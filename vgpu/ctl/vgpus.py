@@ -143,7 +143,7 @@ def _lease(vgpu: VgpuReading) -> str:
     """Which leases it gets, and why."""
     needs = f"its programs need the GPU for {tables.percent(vgpu.demand_ratio)} of their time"
     if vgpu.shares:
-        return f"shared with other light vGPUs: {needs}"
+        return f"shared, beside the other vGPUs: {needs}"
     if vgpu.light and vgpu.spec.lease == "exclusive":
         return f"exclusive, as asked for: {needs}"
     return f"{'light' if vgpu.light else 'heavy'}, in turns beside others: {needs}"

@@ -246,7 +246,7 @@ def _figures(scene: Scene, m: Measurement, base: Measurement | None, trainer: Me
 
 def _split_error(m: Measurement, scene: Scene) -> float:
     """How far the trainers' parts of what they do together are from those of their shares."""
-    done = [result["units_per_second"] for result in m.results[scene.streams :]]
+    done: list[float] = [result["units_per_second"] for result in m.results[scene.streams :]]
     asked = scene.shares[scene.streams :]
     return max(abs(100 * d / sum(done) - 100 * a / sum(asked)) for d, a in zip(done, asked, strict=True))
 
