@@ -12,11 +12,11 @@ scheduler allows it its guarantee, as if that was its limit, until no sharer is 
 than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
 
 ``Guard``: the vGPUs that take turns are *owed* what their work together fell short of 93 % of their guarantees, of
-those that wanted the GPU all the time. (How they divide it is the matter of turns. A trainer whose host is late now and then
-fills less than its turns: what it does alone in such a turn is due.) From OWED_NS on, and until nothing is owed, each
-sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches between
-contexts: all the time that turns did not get. Where guarantees add up to 100 % at most and turns are short, a sharer
-costs more than its guarantee. So curbing has a sharer to curb.
+those that wanted the GPU all the time. (How they divide it is the matter of turns. A trainer whose host is late now and
+then fills less than its turns: what it does alone in such a turn is due.) From OWED_NS on, and until nothing is owed,
+each sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches
+between contexts: all the time that turns did not get. Where guarantees add up to 100 % at most and turns are short, a
+sharer costs more than its guarantee. So curbing has a sharer to curb.
 
 Source: Start-time fair queueing with depth D (Jin, Chase, Kaur: Interposed proportional sharing for a storage service
 utility, 2004) delays the one that is ahead in used time ÷ share; here it is delayed only while another one is short.
