@@ -427,9 +427,12 @@ cdef class Usage:
     def settle(self, uint64_t spent_ns, uint64_t busy_ns, bint drained):
         metering.usage_settle(&self.usage, spent_ns, busy_ns, drained)
 
-    def meter(self):
-        """From here on work is submitted by the meter."""
-        self.usage.metered = 1
+    def meter(self, int64_t in_flight_ns=0):
+        """From here on work is submitted by the meter; so much runs still that the books observe."""
+        metering.usage_takes_over(&self.usage, in_flight_ns)
+
+    def tracks(self, int64_t predicted_ns):
+        metering.usage_tracks(&self.usage, predicted_ns)
 
     def amends(self, int64_t lasted_ns, int64_t assumed_ns, uint32_t weight):
         metering.usage_amends(&self.usage, lasted_ns, assumed_ns, weight)

@@ -41,7 +41,7 @@ from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEF
 from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter cimport (
     UNLIMITED_NS, Timing, key_tag, meter_carries, meter_doubts, meter_grant, meter_knows, meter_never_times,
-    meter_recall, meter_takes, meter_times, usage_room_ns,
+    meter_recall, meter_takes, meter_times, usage_room_ns, usage_takes_over, usage_tracks,
 )
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport (
@@ -258,12 +258,8 @@ cdef bint announced(
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
     if not gate.usage.metered and gate.grants.mode == MODE_TEMPORAL:
-        vgpu_publish_counts(gate)        # until here the books have observed each launch; what runs still counts, too
-        if gate.backlog.busy:
-            gate.usage.counted_ns += max(
-                backlog_end_ns(&gate.backlog) - backlog_counted_ns(&gate.backlog, now), <int64_t>0
-            )
-        gate.usage.metered = 1
+        vgpu_publish_counts(gate)        # until here the books have observed each launch
+        usage_takes_over(&gate.usage, backlog_end_ns(&gate.backlog) - backlog_counted_ns(&gate.backlog, now))
     gate.untracked = 1
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
     gate.idle_since_ns = 0
@@ -288,12 +284,10 @@ cdef bint announced(
 
 
 cdef inline void count_tracked(Gate* gate, int64_t predicted_ns) noexcept nogil:
-    """Of a launch under a lease with an end, what it should take. Behind work that the meter counts, it counts so, too:
-    what is seen until that has drained is of both."""
+    """Count a launch under a lease with an end by its predicted length."""
     if predicted_ns > 0:
         gate.tracked_ns += <uint64_t>predicted_ns
-        if gate.usage.metered:
-            gate.usage.counted_ns += predicted_ns
+        usage_tracks(&gate.usage, predicted_ns)
 
 
 cdef void tracked(

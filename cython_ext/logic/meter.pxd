@@ -271,6 +271,19 @@ cdef inline void usage_settle(Usage* usage, uint64_t spent_ns, uint64_t busy_ns,
         usage.metered = 0
 
 
+cdef inline void usage_takes_over(Usage* usage, int64_t in_flight_ns) noexcept nogil:
+    """The meter counts from now on. Work of ``in_flight_ns`` runs still that the books would have seen."""
+    usage.counted_ns += max(in_flight_ns, <int64_t>0)
+    usage.metered = 1
+
+
+cdef inline void usage_tracks(Usage* usage, int64_t predicted_ns) noexcept nogil:
+    """A launch that the books observe. Behind metered work the meter counts it, because the books cannot tell the two
+    apart until both have drained."""
+    if usage.metered:
+        usage.counted_ns += predicted_ns
+
+
 cdef inline void usage_amends(Usage* usage, int64_t lasted_ns, int64_t assumed_ns, uint32_t weight) noexcept nogil:
     """A timed launch took ``lasted_ns``, where ``assumed_ns`` was added for it and for all that it stands for."""
     usage.counted_ns += (min(lasted_ns, <int64_t>LASTED_MOST_NS) - assumed_ns) * weight

@@ -99,7 +99,7 @@ class Deadlines(Competition):
         if urgent is not None:
             return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
         dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
-        shared = {*self.shared()}  # they are in nobody's way
+        shared = {*self.shared()}  # a shared lease keeps no vGPU from its turn
         held = [a for a in self._holding.values() if a.competing and a.key not in shared]
         done = [a.key for a in held if not a.wants or a.key in dry]
         busy = [a.key for a in held if not all(id(h) in free for h in a.holds.values())]

@@ -143,7 +143,7 @@ def test_ctrl_c_in_a_terminal_arrives_once() -> None:
             while word not in said:
                 try:
                     said += console.read(1024)
-                except OSError as error:  # nobody has the terminal any more
+                except OSError as error:  # the program's side of the terminal is closed
                     raise AssertionError(f"{word!r} did not come, but {said!r}") from error
 
         until(b"ready")

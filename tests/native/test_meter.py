@@ -304,3 +304,19 @@ def test_what_is_counted_explains_a_gpu_at_work() -> None:
     assert usage.doubtful(90_000_000)
     usage.settle(spent_ns=40_000_000, busy_ns=90_000_000, drained=True)
     assert not usage.doubtful(90_000_000)  # under leases with an end each launch is timed as it goes
+
+
+def test_work_counts_once_where_a_lease_loses_its_end_and_gets_one_again() -> None:
+    """A lease with an end, 12 ms of its work in flight; then without an end, 20 ms; then with one again, 10 ms."""
+    usage, ms = Usage(), 1_000_000
+    usage.settle(0, 8 * ms, False)
+    assert usage.used_ns == 8 * ms
+    usage.meter(12 * ms)
+    usage.settle(20 * ms, 30 * ms, False)
+    assert usage.used_ns == 30 * ms
+    usage.tracks(10 * ms)
+    usage.settle(20 * ms, 50 * ms, True)
+    assert usage.used_ns == 50 * ms
+    usage.tracks(5 * ms)
+    usage.settle(20 * ms, 55 * ms, True)
+    assert usage.used_ns == 55 * ms, "the books count it, where nothing metered is before it"

@@ -241,7 +241,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "shared",
         GAUGE,
-        "1 while it holds a shared token: other light vGPUs compute at the same time.",
+        "1 while it holds a shared token: other vGPUs compute at the same time.",
         lambda v: v.reading.shares,
     ),
     _vgpu(
