@@ -408,7 +408,7 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
             ]
     else:
         notes.append(
-            "In temporal mode heavy vGPUs take turns, and light ones run beside them: --sm is a share of the GPU's time."
+            "In temporal mode heavy vGPUs take turns, light ones run beside them: --sm is a share of the GPU's time."
         )
         if record.spec.group is not None:
             notes.append(
