@@ -24,8 +24,9 @@ has to end goes on. A program that launches all the time and hardly ever waits h
 even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook
 thread counts the waits that ended since its last look, and divides the work since then by them.
 
-A figure needs MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a tenth of a
-second. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
+A figure needs some W, and MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a
+tenth of a second. Of a pause, in which the process does not want the GPU, PAUSE_MOST_NS at most count as host time: a
+trainer that loads data for a while does not begin anew as a light one. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
 share, and waits half of the time, is short of GPU time.
 
 All times are nanoseconds. The caller serialises.
@@ -39,7 +40,7 @@ from cython_ext.native cimport store32
 cdef enum:
     MEASURED_NS = 100_000_000    # W + H of one figure
     WAITED_NS = 200_000_000      # wall time of one figure of the waits
-    LOOK_MOST_NS = 20_000_000    # of a pause, at most so much is host time
+    PAUSE_MOST_NS = 20_000_000   # of a pause, at most so much is host time
 
 
 cdef struct Waits:
@@ -60,6 +61,7 @@ cdef struct Demand:
     double bursts            # Σ bursts since the last figure ...
     double squares           # ... and of their squares
     int64_t looked_ns        # the last look; 0: none yet
+    int64_t paused_ns        # of a pause that has not ended, so much was host time
     uint64_t waited_ns       # Waits at the last look ...
     uint64_t held_up_ns      # ... and those at the gate
     int64_t submits_ns       # since the last figure, the time in which it might submit
@@ -129,10 +131,11 @@ cdef inline void demand_looks(
     cdef int64_t passed_ns = now_ns - demand.looked_ns
     cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
     cdef int64_t gate_ns = <int64_t>(held_up_ns - min(held_up_ns, demand.held_up_ns))
-    cdef int64_t active_ns = passed_ns if wants else min(passed_ns, <int64_t>LOOK_MOST_NS)
+    cdef int64_t active_ns = passed_ns if wants else min(passed_ns, <int64_t>PAUSE_MOST_NS - demand.paused_ns)
     cdef uint64_t done_ns = work_ns - min(work_ns, demand.work_ns)
     cdef uint64_t all_ns
     cdef bint first = demand.looked_ns == 0, held = demand.holds
+    demand.paused_ns = 0 if wants or first else demand.paused_ns + active_ns
     demand.looked_ns = now_ns
     demand.waited_ns = waited_ns
     demand.held_up_ns = held_up_ns
@@ -156,8 +159,9 @@ cdef inline void demand_looks(
     if all_ns >= MEASURED_NS:
         if not demand.shared:
             all_ns = max(min(all_ns, <uint64_t>demand.submits_ns), done_ns)
-        demand.ppm = max(<uint32_t>(<double>done_ns / <double>all_ns * 1e6), <uint32_t>1)
-        demand.burst_us = mean_burst_us(demand)
+        if done_ns:
+            demand.ppm = max(<uint32_t>(<double>done_ns / <double>all_ns * 1e6), <uint32_t>1)
+            demand.burst_us = mean_burst_us(demand)
         demand.bursts = demand.squares = 0
         demand.work_ns = work_ns
         demand.host_ns = demand.submits_ns = 0

@@ -110,8 +110,19 @@ def test_nothing_is_said_before_a_tenth_of_a_second_was_measured() -> None:
     for ms in range(100):
         demand.looks(1 + ms * MS, 0, True)
         assert demand.ratio == 0
-    demand.looks(1 + 101 * MS, 0, True)
+    demand.looks(1 + 101 * MS, 1, True)
     assert 0 < demand.ratio < 0.001
+
+
+def test_time_without_work_makes_no_figure() -> None:
+    """A trainer that loads data for seconds is no light one when it begins."""
+    demand = Demand()
+    for ms in range(1, 1000, 10):
+        demand.looks(ms * MS, 0, True)
+    assert demand.ratio == 0
+    for ms in range(1000, 1200, 10):
+        demand.looks(ms * MS, (ms - 990) * MS, True)
+    assert demand.ratio > 0.9
 
 
 def test_a_pause_is_host_time_for_a_moment_only() -> None:
@@ -119,6 +130,20 @@ def test_a_pause_is_host_time_for_a_moment_only() -> None:
     demand.looks(1, 0, False)
     demand.looks(1 + 10_000 * MS, 15 * MS, False)
     assert demand.ratio == 0, "20 ms of it, and 15 of work"
+
+
+def test_a_pause_is_host_time_for_a_moment_however_often_the_hook_looks() -> None:
+    demand, now_ns, work_ns = Demand(), 1, 0
+    demand.looks(now_ns, 0, True)
+    for _ in range(3):
+        for _ in range(100):
+            now_ns += 10 * MS
+            demand.looks(now_ns, work_ns, False)
+        for _ in range(20):
+            now_ns, work_ns = now_ns + 10 * MS, work_ns + 10 * MS
+            demand.looks(now_ns, work_ns, True)
+            assert demand.ratio == 0 or demand.ratio > 0.65
+    assert demand.ratio > 0.65
 
 
 def test_threads_that_wait_at_the_same_time_count_once() -> None:
