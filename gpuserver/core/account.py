@@ -348,6 +348,7 @@ class Account:
             light=self.kind.light,
             shared=any(h.shared for h in self.holds.values()),
             demand_ppm=self.kind.demand_ppm,
+            burst_ns=self.kind.burst_ns,
         )
 
 

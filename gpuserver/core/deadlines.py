@@ -70,18 +70,21 @@ class Deadlines(Competition):
         return quantum if quantum < longest else longest
 
     def _adapt_period(self, now_ns: int) -> None:
-        """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to somebody."""
+        """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to a vGPU."""
         policy = self.policy
         if self._period_since_ns is not None and now_ns - self._period_since_ns < policy.period_hold_ns:
             return
-        company = self._company.values()
+        shared = {*self.shared()}
+        company = [a for a in self._company.values() if a.key not in shared]
         if len(company) < 2:
             return
         period = policy.period_ns
         sensitive = max([a.returns_ppm for a in company]) > policy.bursty_ppm
         if self._highest is Priority.HIGH:
             sensitive = sensitive or any(a.share.priority is Priority.HIGH for a in company)
-        if not sensitive:
+        if all(a.kind.brief for a in company):
+            period = min(period, policy.period_short_ns)
+        elif not sensitive:
             cost = sum([a.handover_ns for a in company])
             period = min(max(cost * PPM // policy.handover_loss_ppm, period), max(period, policy.period_max_ns))
         if abs(period - self._period_ns) * PPM > policy.period_step_ppm * self._period_ns:

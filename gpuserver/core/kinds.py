@@ -42,6 +42,8 @@ class Kind:
     alone_ppm: int = 0
     """Its demand when no vGPU shared: others' slices make that of a trainer seem lower."""
     burst_ns: int = 0
+    brief: bool = False
+    """Its bursts are short, whatever its demand is. Turns may be short, too, then (``deadlines.py``)."""
     work_ns: int = 0
     """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
     since_ns: int = 0
@@ -57,6 +59,7 @@ class Kind:
         if not seen.demand_ppm:
             return False
         self.demand_ppm, self.burst_ns = seen.demand_ppm, seen.burst_ns
+        self.brief = 0 < seen.burst_ns <= (HEAVY_BURST_NS if self.brief else LIGHT_BURST_NS)
         if alone:
             self.alone_ppm = seen.demand_ppm
         if self.light and (seen.demand_ppm > HEAVY_PPM or seen.burst_ns > HEAVY_BURST_NS):

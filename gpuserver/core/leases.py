@@ -380,3 +380,4 @@ class Statement:
     """It holds a shared lease."""
     demand_ppm: int = 0
     """0: not measured."""
+    burst_ns: int = 0

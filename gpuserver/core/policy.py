@@ -25,6 +25,8 @@ class Policy:
     period_ns: int = 40 * MILLISECOND
     """P, temporal: every competing vGPU gets its share once in about this long. Grows with the hand-over cost."""
     period_max_ns: int = 200 * MILLISECOND
+    period_short_ns: int = 16 * MILLISECOND
+    """P where each vGPU that takes turns has short bursts: a decoder's step waits for the others' turns."""
     handover_loss_ppm: int = 7_000
     """The period grows until hand-overs cost no more than this part of the time (0.7 %): a pair that loses nothing but
     what the GPU itself needs has 57 ms, at which the step of a 30 % trainer varies least, too."""
@@ -111,6 +113,7 @@ def with_period(policy: Policy, period_ns: int) -> Policy:
         policy,
         period_ns=period_ns,
         period_max_ns=max(period_ns, usual.period_max_ns),
+        period_short_ns=period_ns,
         quantum_max_ns=max(period_ns, usual.quantum_max_ns),
         round_ns=period_ns,
         round_lookahead_ns=min(usual.round_lookahead_ns, period_ns * 3 // 4),

@@ -142,6 +142,7 @@ def vgpu_reading(
         shares=statement.shared,
         light=statement.light,
         demand_ratio=statement.demand_ppm / PPM,
+        burst_ns=statement.burst_ns,
         memory_limit_bytes=record.memory_limit_bytes,
         memory_used_bytes=vgpu.used_bytes,
         memory_away_bytes=vgpu.away_bytes,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.account import Account, Hold, virtual
-from gpuserver.core.leases import Drained, Lease, Muster, Priority, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.leases import Drained, Lease, Measured, Muster, Priority, Share
+from gpuserver.core.policy import DEFAULT_POLICY, PPM, with_period
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
 from tests.core.planted import plant
@@ -89,6 +89,20 @@ def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() ->
     alone.runs(0, 0)
     alone.tell(Drained(0, 1, MS, 0, True, 0, MS), 1)
     assert period_ms(alone) == 40
+
+
+def test_the_period_is_shorter_where_all_bursts_are_short() -> None:
+    """Two decoders: a step of 2 ms that waits for a turn of 25 ms is late by that."""
+    for bursts_ms, period in (((2, 2), 16), ((2, 9), 51), ((0, 2), 51), ((2, 4), 16)):
+        two = Desk(TemporalScheduler(), HALF, HALF)
+        for key, burst_ms in enumerate(bursts_ms):
+            two.tell(Measured(key, PPM, burst_ms * MS), 0)
+        two.runs(0, 0)
+        two.drained(0, 1, 2.2, handover_cost_ns=357_000)
+        two.wants(1, 10)
+        two.tick(1010)
+        assert period_ms(two) == period, bursts_ms
+    assert with_period(DEFAULT_POLICY, 100 * MS).period_short_ns == 100 * MS, "as asked for"
 
 
 def test_another_policy_has_its_period_at_once() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuserver.core.kinds import HEAVY_BURST_NS, HEAVY_PPM, LIGHT_BURST_NS, LIGHT_PPM, STAY_MOST_NS, Kind
 from gpuserver.core.leases import Measured
-from gpuserver.core.policy import MILLISECOND, SECOND
+from gpuserver.core.policy import MILLISECOND, PPM, SECOND
 
 
 def seen(demand_ppm: int, burst_ns: int = 0) -> Measured:
@@ -42,6 +42,15 @@ def test_long_bursts_are_heavy_whatever_the_demand_is() -> None:
     assert kind.light
     assert kind.measured(seen(LIGHT_PPM // 2, HEAVY_BURST_NS + 1), 3 * SECOND)
     assert not kind.light
+
+
+def test_bursts_are_short_until_they_are_long() -> None:
+    kind = Kind()
+    brief = []
+    for burst_ns in (0, LIGHT_BURST_NS + 1, LIGHT_BURST_NS, HEAVY_BURST_NS, HEAVY_BURST_NS + 1, HEAVY_BURST_NS, 1, 0):
+        kind.measured(seen(PPM, burst_ns), 0)
+        brief.append(kind.brief)
+    assert brief == [False, False, True, True, False, False, True, False]
 
 
 def stays(kind: Kind, at_ns: int) -> int:

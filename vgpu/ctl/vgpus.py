@@ -141,7 +141,11 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
 
 def _lease(vgpu: VgpuReading) -> str:
     """Which leases it gets, and why."""
+    from vgpu.units import format_duration
+
     needs = f"its programs need the GPU for {tables.percent(vgpu.demand_ratio)} of their time"
+    if vgpu.burst_ns:
+        needs += f", {format_duration(tables.rounded_ns(vgpu.burst_ns))} of work between two waits"
     if vgpu.shares:
         return f"shared, beside the other vGPUs: {needs}"
     if vgpu.light and vgpu.spec.lease == "exclusive":

@@ -251,6 +251,12 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         lambda v: v.reading.demand_ratio,
     ),
     _vgpu(
+        "burst_seconds",
+        GAUGE,
+        "The GPU time of what its programs launch between two waits for the GPU: long bursts make it heavy.",
+        lambda v: v.reading.burst_ns / SECOND_NS,
+    ),
+    _vgpu(
         "token_seconds_total",
         COUNTER,
         "Time for which it held a usable token, until drained or returned: what others could not use.",

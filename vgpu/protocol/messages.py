@@ -341,6 +341,7 @@ class VgpuReading(Reading):
     shares: bool = False  # that is a shared one: other light vGPUs compute at the same time
     light: bool = False  # it needs so little of the GPU's time that it may have a shared lease
     demand_ratio: float = 0.0  # the part of its time in which it needs the GPU; 0: not measured yet
+    burst_ns: int = 0  # the GPU time of what it launches between two waits for the GPU
 
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit
