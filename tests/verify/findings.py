@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vgpu.protocol.messages import GpuReading
-from vgpu.verify.measured import Ending, Evidence, LaunchRun, MemoryRun, ProgramRun, ShareRun, SmRun
+from vgpu.verify.measured import Ending, Evidence, LaunchRun, LightRun, MemoryRun, ProgramRun, ShareRun, SmRun
 
 MIB = 1 << 20
 MS = 1_000_000
@@ -69,6 +69,8 @@ def good() -> Evidence:
     return Evidence(
         shares={"share-30-alone": alone(30.0, 0.299, 0.301), "share-30-70": pair},
         unlimited_shares={"share-30-alone": free, "share-30-70": even},
+        light=LightRun(980.0, 1000.0),
+        light_in_turns=LightRun(450.0, 1000.0),
         memory=memory(),
         unlimited_memory=unlimited_memory(),
         killed=[killed(), killed(lease_back_ns=900_000)],

@@ -14,7 +14,7 @@ import trio
 
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import run
-from vgpu.verify.judge import KILL, LAUNCH, MEMORY, SMS, checks
+from vgpu.verify.judge import KILL, LAUNCH, LIGHT, MEMORY, SMS, checks
 from vgpu.verify.plan import Plan
 from vgpu.verify.run import examine
 from vgpu.verify.tolerances import tolerances
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def verified(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """One run of most checks, and where its report is."""
     report = tmp_path_factory.mktemp("verify") / "report.html"
-    only = [part for name in ("share-30-70", MEMORY, KILL, LAUNCH, SMS) for part in ("--only", name)]
+    only = [part for name in ("share-30-70", LIGHT, MEMORY, KILL, LAUNCH, SMS) for part in ("--only", name)]
     command = ["verify", "--simulate", "--quick", "-o", "json", "--report", str(report), *only]
     argv = [sys.executable, "-m", "vgpu.ctl", *command]
     done = subprocess.run(argv, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=110, check=False)
@@ -44,7 +44,7 @@ def test_limits_hold_and_without_them_every_check_fails(
     done, _ = verified
     said = found(done)
     assert json.loads(done.stdout)["simulated"] is True
-    assert list(said) == ["share-30-70", MEMORY, KILL, LAUNCH, SMS], done.stderr
+    assert list(said) == ["share-30-70", LIGHT, MEMORY, KILL, LAUNCH, SMS], done.stderr
     assert {name: check["control"] for name, check in said.items()} == dict.fromkeys(said, True)
     assert [said[name]["verdict"] for name in ("share-30-70", MEMORY, SMS)] == ["pass"] * 3, said
     # How long things took says something about this machine, too; everything else is exact.

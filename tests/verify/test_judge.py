@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from tests.verify import findings
 from vgpu.protocol.messages import OutsideProcess
-from vgpu.verify.judge import KILL, LAUNCH, MEMORY, NAMES, SMS, Check, checks, chosen
-from vgpu.verify.measured import BIN_NS, Evidence, Interval, ShareRun, SmRun, finished_in, series_of, stamped_ratio
+from vgpu.verify.judge import KILL, LAUNCH, LIGHT, MEMORY, NAMES, SMS, Check, checks, chosen
+from vgpu.verify.measured import (
+    BIN_NS,
+    Evidence,
+    Interval,
+    LightRun,
+    ShareRun,
+    SmRun,
+    finished_in,
+    series_of,
+    stamped_ratio,
+)
 from vgpu.verify.outcome import Outcome
 from vgpu.verify.plan import Plan
 from vgpu.verify.run import Findings
@@ -32,7 +42,7 @@ def outcome(evidence: Evidence, *others: OutsideProcess) -> Outcome:
 
 def test_a_good_gpu_keeps_every_promise_and_fails_every_control() -> None:
     found = judged(findings.good())
-    assert list(found) == ["share-30-alone", "share-30-70", MEMORY, KILL, LAUNCH, SMS]
+    assert list(found) == ["share-30-alone", "share-30-70", LIGHT, MEMORY, KILL, LAUNCH, SMS]
     assert [(check.verdict, check.control) for check in found.values()] == [("pass", True)] * len(found)
 
 
@@ -178,6 +188,15 @@ def test_what_the_gate_adds(added_ns: float, hooked: bool, verdict: str) -> None
     assert judged(evidence)[LAUNCH].verdict == verdict
 
 
+@pytest.mark.parametrize(("answered", "verdict"), [(1200.0, "pass"), (901.0, "pass"), (899.0, "fail"), (0.0, "fail")])
+def test_light_programs_answer_what_they_do_without_vgpus(answered: float, verdict: str) -> None:
+    evidence = findings.good()
+    evidence.light = LightRun(answered, 1000.0)
+    assert judged(evidence)[LIGHT].verdict == verdict
+    evidence.light = LightRun(answered, 0.0)
+    assert judged(evidence)[LIGHT].verdict == "fail", "no program was measured"
+
+
 @pytest.mark.parametrize(("driver", "verdict"), [(38, "pass"), (42, "pass"), (43, "fail"), (132, "fail")])
 def test_sms_are_those_planned(driver: int, verdict: str) -> None:
     evidence = findings.good()
@@ -190,6 +209,8 @@ def test_sms_are_those_planned(driver: int, verdict: str) -> None:
 
 def test_checks_are_chosen_by_the_beginning_of_their_names() -> None:
     assert chosen([]) == NAMES
+    assert set(NAMES) - set(chosen([], quick=True)) == {"share-10-30-60"}
+    assert chosen(["share-10-30"], quick=True) == ("share-10-30-60",)
     assert chosen(["mem", "share-30"]) == ("share-30-alone", "share-30-70", MEMORY)
     with pytest.raises(ValueError, match="'speed' is no check: there are share-10-alone"):
         chosen(["speed"])
@@ -198,7 +219,7 @@ def test_checks_are_chosen_by_the_beginning_of_their_names() -> None:
 @pytest.mark.parametrize(("quick", "most_s"), [(True, 60), (False, 180)])
 @pytest.mark.parametrize("simulated", ["asked", ""])
 def test_it_is_planned_to_take_no_longer_than_was_said(quick: bool, most_s: float, simulated: str) -> None:
-    assert sum(Plan(simulated, quick).seconds().values()) <= most_s
+    assert sum(Plan(simulated, quick, chosen([], quick=quick)).seconds().values()) <= most_s
 
 
 def test_every_tolerance_has_its_reason() -> None:

@@ -51,7 +51,7 @@ def verify(
     from vgpu.verify.plan import Plan
 
     try:
-        checks = chosen(only or ())
+        checks = chosen(only or (), quick=quick)
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--only: {error}", "vgpuctl verify --only share") from error
     if report is not None:

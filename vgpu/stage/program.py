@@ -59,6 +59,7 @@ class Workload:
 
     ``waits``: once it is ready it waits for ``begin``.
     ``stamped``: its kernels store when they ran, on the clock of the GPU.
+    ``host_ms``: it waits for each kernel, and then pauses so long, as a program does that its host holds up.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ class Workload:
     waits: bool = False
     stamped: bool = False
     report_every_s: float = 1.0
+    host_ms: float = 0.0
 
     def command(self) -> list[str]:
         return [
@@ -74,6 +76,7 @@ class Workload:
             *("--mode", "timestamps" if self.stamped else "compute", "--seconds", str(self.seconds)),
             *("--start-at-ns", str(self.start_at_ns), "--bytes", str(self.hold_bytes)),
             *("--report-every", str(self.report_every_s), *(("--wait",) if self.waits else ())),
+            *(("--host-ms", str(self.host_ms)) if self.host_ms else ()),
         ]
 
 

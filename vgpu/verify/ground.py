@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from vgpu.choices import LeaseChoice
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import GpuReading, OutsideProcess, VgpuReading
 from vgpu.spec import VgpuSpec
@@ -87,11 +88,19 @@ class Ground:
         return [(told[i], started[i]) for i in range(len(workloads))]
 
     @asynccontextmanager
-    async def vgpus(self, *percents: float, bursting: float = 0.0) -> AsyncIterator[list[VgpuReading]]:
+    async def vgpus(
+        self, *percents: float, bursting: float = 0.0, lease: LeaseChoice = LeaseChoice.AUTO
+    ) -> AsyncIterator[list[VgpuReading]]:
         """One for each of ``percents``, removed afterwards. That of ``bursting`` percent has no limit of its own."""
         size = memory_bytes(self.gpu)
         specs = [
-            VgpuSpec(sm_percent=percent, memory_bytes=size, burst=percent == bursting, name=f"verify-{percent:g}")
+            VgpuSpec(
+                sm_percent=percent,
+                memory_bytes=size,
+                burst=percent == bursting,
+                lease=lease,
+                name=f"verify-{percent:g}",
+            )
             for percent in percents
         ]
         made = await self.ask(

@@ -1,8 +1,8 @@
 """Measurements in, checks out: what was promised, what was measured, whether that is the same. Pure.
 
 A check holds if each of its quantities does. Its control is the same judgement over the same measurement without what
-keeps the promise: no limits, a holder that is stopped instead of killed, a gate with a delay in it. It has to fail; a
-check whose control holds has shown nothing.
+keeps the promise: no limits, turns in place of shared leases, a holder that is stopped instead of killed, a gate with a
+delay in it. It has to fail; a check whose control holds has shown nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Any, Final
 
 from vgpu.stage.measure import shares
 from vgpu.units import format_bytes
-from vgpu.verify.measured import Ending, Evidence, LaunchRun, MemoryRun, ShareRun, SmRun
+from vgpu.verify.measured import Ending, Evidence, LaunchRun, LightRun, MemoryRun, ShareRun, SmRun
 from vgpu.verify.tolerances import Tolerance, What
 
 ALONE: Final = {"share-10-alone": 10.0, "share-30-alone": 30.0, "share-70-alone": 70.0}
 TOGETHER: Final = {"share-30-70": (30.0, 70.0), "share-10-30-60": (10.0, 30.0, 60.0)}
+LIGHT: Final = "light-programs"
 MEMORY: Final = "memory-limit"
 KILL: Final = "kill-recovery"
 LAUNCH: Final = "launch-overhead"
 SMS: Final = "sm-count"
-NAMES: Final = (*ALONE, *TOGETHER, MEMORY, KILL, LAUNCH, SMS)
+NAMES: Final = (*ALONE, *TOGETHER, LIGHT, MEMORY, KILL, LAUNCH, SMS)
 """All checks, in the order in which they are made and told."""
+LEFT_OUT_IF_QUICK: Final = ("share-10-30-60",)
+"""What a pair shows, three show again."""
 
 SM_PERCENTS: Final = (10.0, 30.0, 70.0)
 PLANTED_DELAY_NS: Final = 2_000
@@ -113,20 +116,24 @@ class Check:
         }
 
 
-def chosen(only: Sequence[str]) -> tuple[str, ...]:
-    """The checks that ``only`` means, by name or its beginning, in order; all for none.
+def chosen(only: Sequence[str], *, quick: bool = False) -> tuple[str, ...]:
+    """The checks that ``only`` means, by name or its beginning, in order. For none: all, or those of ``--quick``.
 
     ``ValueError`` for one that means no check.
     """
     for wanted in only:
         if not any(name.startswith(wanted) for name in NAMES):
             raise ValueError(f"{wanted!r} is no check: there are {', '.join(NAMES)}")
-    return tuple(name for name in NAMES if not only or any(name.startswith(wanted) for wanted in only))
+    if not only:
+        return tuple(name for name in NAMES if not (quick and name in LEFT_OUT_IF_QUICK))
+    return tuple(name for name in NAMES if any(name.startswith(wanted) for wanted in only))
 
 
 def checks(evidence: Evidence, allowed: Tolerances) -> list[Check]:
     """Everything that was measured, judged."""
     made = [*_shares(evidence, allowed)]
+    if evidence.light is not None and evidence.light_in_turns is not None:
+        made.append(_light(evidence.light, evidence.light_in_turns, allowed))
     if evidence.memory is not None and evidence.unlimited_memory is not None:
         made.append(_memory(evidence.memory, evidence.unlimited_memory, allowed))
     if evidence.killed and evidence.stopped is not None:
@@ -208,6 +215,25 @@ def _together(run: ShareRun, asked: Sequence[float], allowed: Tolerances, *, lim
 
 def _ratio(name: str, what: What, promised: float, measured: float, allowed: Tolerances) -> Quantity:
     return Quantity(name, what, promised, round(measured, 5), allowed[what].value)
+
+
+# --- light programs ------------------------------------------------------------------------------------------------
+
+
+def _light(run: LightRun, in_turns: LightRun, allowed: Tolerances) -> Check:
+    return Check(
+        LIGHT,
+        f"host-bound programs answer {100 * (1 - allowed[What.LOST].value):g} % or more of their requests without vGPUs",
+        _light_judged(run, allowed),
+        _light_judged(in_turns, allowed),
+        "in turns (--lease exclusive)",
+        allowed[What.LOST].reason,
+    )
+
+
+def _light_judged(run: LightRun, allowed: Tolerances) -> Judged:
+    lost = Quantity("requests lost", What.LOST, 0, round(run.lost_ratio, 5), allowed[What.LOST].value, at_most=True)
+    return Judged(f"{run.in_vgpus:.0f} of {run.without:.0f} requests/s", (lost,))
 
 
 # --- memory -------------------------------------------------------------------------------------------------------

@@ -98,6 +98,18 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class LightRun:
+    """Requests a second that programs answer together which their hosts hold up: in vGPUs, and in none."""
+
+    in_vgpus: float
+    without: float
+
+    @property
+    def lost_ratio(self) -> float:
+        return 1.0 - self.in_vgpus / self.without if self.without else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchRun:
     """Pairs of turns: ns a launch through the hook, and straight into the driver."""
 
@@ -122,6 +134,8 @@ class Evidence:
 
     shares: dict[str, ShareRun] = field(default_factory=dict)
     unlimited_shares: dict[str, ShareRun] = field(default_factory=dict)
+    light: LightRun | None = None
+    light_in_turns: LightRun | None = None
     memory: MemoryRun | None = None
     unlimited_memory: MemoryRun | None = None
     killed: list[Ending] = field(default_factory=list)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.verify.judge import ALONE, KILL, LAUNCH, MEMORY, NAMES, SM_PERCENTS, SMS, TOGETHER
+from vgpu.verify.judge import ALONE, KILL, LAUNCH, LIGHT, MEMORY, NAMES, SM_PERCENTS, SMS, TOGETHER
 from vgpu.workload.probes import SETTLED_S
 
 SECOND_NS: Final = 10**9
@@ -82,6 +82,7 @@ class Plan:
             around_s + ns / 1e9 for ns in (lengths.alone_ns, lengths.together_ns, lengths.control_ns)
         )
         estimated = dict.fromkeys(ALONE, alone_s) | dict.fromkeys(TOGETHER, together_s + control_s)
+        estimated[LIGHT] = 3 * (control_s - lengths.tail_ns / 1e9 + 0.1)
         estimated[MEMORY] = 2 * program_s + SETTLED_S
         estimated[KILL] = (lengths.kills + 2) * (program_s + 0.5) + lengths.patience_s + 1
         estimated[LAUNCH] = lengths.launches_s + lengths.delayed_s + 2 * program_s

@@ -89,7 +89,7 @@ def _figures(check: Check) -> Iterator[Figure]:
 def readable(what: What | str, value: float) -> str:
     """A figure in its unit."""
     match What(what):
-        case What.TIME | What.WORK | What.TOTAL:
+        case What.TIME | What.WORK | What.TOTAL | What.LOST:
             return f"{100 * value:.2f} %"
         case What.BYTES:
             return f"{value:,.0f} B".replace(",", " ")  # a thin space between thousands

@@ -10,16 +10,18 @@ from typing import Final
 
 import trio
 
+from vgpu.choices import LeaseChoice
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import GpuReading, OutsideProcess
 from vgpu.stage.node import private_node
 from vgpu.stage.signals import cause_of
 from vgpu.verify.ground import Ground
-from vgpu.verify.judge import ALONE, KILL, LAUNCH, MEMORY, PLANTED_DELAY_NS, SMS, TOGETHER
+from vgpu.verify.judge import ALONE, KILL, LAUNCH, LIGHT, MEMORY, PLANTED_DELAY_NS, SMS, TOGETHER
 from vgpu.verify.kills import endings
+from vgpu.verify.light import requests_per_s
 from vgpu.verify.limits import launch_run, memory_run, sm_runs
-from vgpu.verify.measured import Evidence, ShareRun
+from vgpu.verify.measured import Evidence, LightRun, ShareRun
 from vgpu.verify.plan import NODE_S, Plan
 from vgpu.verify.shares import share_run
 
@@ -97,6 +99,8 @@ class _Bench:
                 await self._alone(name)
             elif name in TOGETHER:
                 await self._together(name)
+            elif name == LIGHT:
+                await self._light()
             elif name == MEMORY:
                 self.evidence.memory = await memory_run(self.ground, limited=self.plan.limited)
                 self.evidence.unlimited_memory = await memory_run(self.ground, limited=False)
@@ -127,6 +131,13 @@ class _Bench:
         run = await share_run(ground, TOGETHER[name], lengths.together_ns, lengths, limited=self.plan.limited)
         without = await share_run(ground, TOGETHER[name], lengths.control_ns, lengths, limited=False)
         self.evidence.shares[name], self.evidence.unlimited_shares[name] = run, without
+
+    async def _light(self) -> None:
+        lengths, ground = self.plan.lengths, self.ground
+        in_turns = await requests_per_s(ground, lengths, lease=LeaseChoice.EXCLUSIVE)
+        without = await requests_per_s(ground, lengths, lease=None)
+        shared = await requests_per_s(ground, lengths, lease=LeaseChoice.AUTO) if self.plan.limited else in_turns
+        self.evidence.light, self.evidence.light_in_turns = LightRun(shared, without), LightRun(in_turns, without)
 
     async def _kills(self) -> None:
         lengths, limited = self.plan.lengths, self.plan.limited

@@ -13,6 +13,7 @@ class What(StrEnum):
     TIME = "ratio of GPU time"
     WORK = "ratio of work finished"
     TOTAL = "ratio of time in which the GPU was used"
+    LOST = "ratio of requests lost"
     BYTES = "bytes"
     LEASE_BACK = "ns until the lease is back"
     LAUNCH = "ns a launch"
@@ -37,6 +38,8 @@ _RATIO_FULL: Final = Tolerance(
 _RATIO_QUICK: Final = Tolerance(0.02, "a window of three seconds cuts a lease of up to 20 ms at each end: 1.3 points")
 _TOTAL_REAL: Final = Tolerance(0.05, "hand-overs cost the GPU 1 to 3 % of its time")
 _TOTAL_SIMULATED: Final = Tolerance(0.3, "programs that wait for a core of this machine leave the simulated GPU idle")
+_LOST_REAL: Final = Tolerance(0.1, "the host's pauses differ by a few per cent from one run to the next")
+_LOST_SIMULATED: Final = Tolerance(0.15, "programs that wait for a core of this machine answer fewer requests")
 _LEASE_BACK_REAL: Final = Tolerance(5e6, "who died is known within 0.1 ms; the rest is its last kernels")
 _LEASE_BACK_SIMULATED: Final = Tolerance(
     50e6, "the simulated driver's last kernels, and whoever should hear of it, wait for a core of this machine"
@@ -52,6 +55,7 @@ def tolerances(*, simulated: bool, quick: bool) -> dict[What, Tolerance]:
         What.TIME: ratio,
         What.WORK: ratio,
         What.TOTAL: _TOTAL_SIMULATED if simulated else _TOTAL_REAL,
+        What.LOST: _LOST_SIMULATED if simulated else _LOST_REAL,
         What.BYTES: _COUNTED,
         What.LEASE_BACK: _LEASE_BACK_SIMULATED if simulated else _LEASE_BACK_REAL,
         What.LAUNCH: _LAUNCH,

@@ -98,6 +98,31 @@ def saturate(
     return tally
 
 
+def serve(
+    gpu: Gpu,
+    job: Job,
+    start_ns: int,
+    end_ns: int,
+    host_ns: int,
+    report: Callable[[Tally, int], None],
+    every_ns: int = SECOND_NS,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Tally:
+    """One kernel, the wait for it, and a pause of ``host_ns``, again and again: a program that its host holds up."""
+    tally = Tally(finished_ns=start_ns)
+    due_ns = start_ns + every_ns
+    while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
+        if now_ns >= due_ns:
+            report(tally, now_ns)
+            due_ns += every_ns
+        job.launch()
+        gpu.synchronize()
+        tally.kernels += 1
+        tally.finished_ns = time.monotonic_ns()
+        time.sleep(host_ns / SECOND_NS)
+    return tally
+
+
 def run(
     options: argparse.Namespace, say: Callable[[str, dict[str, object]], None], stopped: Callable[[], bool]
 ) -> Result:
@@ -136,7 +161,11 @@ def run(
         say("progress", told | {"kernel_ns": job.kernel_ns})
 
     end_ns = start_ns + int(options.seconds * SECOND_NS)
-    tally = saturate(gpu, job, start_ns, end_ns, report, int(options.report_every * SECOND_NS), stopped)
+    every_ns = int(options.report_every * SECOND_NS)
+    if options.host_ms:
+        tally = serve(gpu, job, start_ns, end_ns, int(options.host_ms * 1e6), report, every_ns, stopped)
+    else:
+        tally = saturate(gpu, job, start_ns, end_ns, report, every_ns, stopped)
     for block in held:
         gpu.free(block)
     seconds = (tally.finished_ns - start_ns) / SECOND_NS
@@ -188,6 +217,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--start-at-ns", type=int, default=0, help="begin at this CLOCK_MONOTONIC time")
     p.add_argument("--wait", action="store_true", help="once started, read that time from stdin instead")
     p.add_argument("--report-every", type=float, default=1.0, metavar="S", help="seconds between reports (default 1)")
+    p.add_argument("--host-ms", type=float, default=0.0, metavar="MS", help="wait for each kernel, then pause so long")
     p.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return p
 
