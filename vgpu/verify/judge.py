@@ -223,7 +223,7 @@ def _ratio(name: str, what: What, promised: float, measured: float, allowed: Tol
 def _light(run: LightRun, in_turns: LightRun, allowed: Tolerances) -> Check:
     return Check(
         LIGHT,
-        f"host-bound programs answer {100 * (1 - allowed[What.LOST].value):g} % or more of their requests without vGPUs",
+        f"host-bound programs answer {100 * (1 - allowed[What.LOST].value):g} % or more of what they do without vGPUs",
         _light_judged(run, allowed),
         _light_judged(in_turns, allowed),
         "in turns (--lease exclusive)",
