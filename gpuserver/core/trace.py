@@ -46,6 +46,8 @@ class _Course:
     most_end_ns: int | None = None
     idle_ns: int = 0
     withdrawn: bool = False
+    shared: bool = False
+    """It is, or was, a shared lease."""
 
     def go(self, at_ns: int, taken_ns: int = 0) -> None:
         """It is shown from where it is charged."""
@@ -161,6 +163,12 @@ class Recorder:
                     del track.courses[epoch]
                 course.withdrawn = True  # of one that went, news of that had come with what led to the withdrawal
 
+    def shares(self, key: VgpuKey) -> None:
+        """What the vGPU holds is a shared lease from now on."""
+        track = self._tracks.get(key)
+        for course in () if track is None else track.courses.values():
+            course.shared = True
+
     def stands(self, statement: Statement, now_ns: int) -> None:
         """How a vGPU's account stands."""
         track = self._tracks.get(statement.vgpu)
@@ -269,6 +277,7 @@ def _lease(
         busy_ns=busy_ns,
         window_ns=course.lease.window_ns,
         ended=ended,
+        shared=course.shared,
     )
 
 

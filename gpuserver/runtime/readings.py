@@ -233,6 +233,8 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
         memory_peak_bytes=slot.peak_bytes,
         memory_refusals=slot.refusals,
         busy_ns=slot.busy_ns,
+        demand_ratio=slot.demand_ppm / PPM,
+        burst_ns=slot.burst_us * 1_000,
         overrun_ns=slot.overrun_ns,
         launches=slot.launches,
         graph_launches=slot.graph_launches,

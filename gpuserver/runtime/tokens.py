@@ -224,6 +224,8 @@ class TokenLoop:
                     wants=self._dispatcher.wants(key),
                     booked=self._scheduler.booked(key),
                 )
+            if key in self._sharing:
+                recorder.shares(key)
             if work and not self._curious:
                 page.flags = page.flags | GrantsFlag.TRACED
         self._recorders = (*self._recorders, recorder)
@@ -433,6 +435,9 @@ class TokenLoop:
             page = self._grants.get(key)
             if page is not None and (key in sharing) != bool(page.flags & GrantsFlag.SHARED):
                 page.flags = page.flags ^ GrantsFlag.SHARED
+        for recorder in self._recorders:
+            for key in sharing - self._sharing:
+                recorder.shares(key)
         self._sharing = sharing
         self._show_contention()
 

@@ -324,3 +324,15 @@ def test_a_pair_holds_about_what_it_was_promised() -> None:
     _, records = record(pair, 3 * S)
     held = [sum(r.charged_ns for r in of(LeaseRecord, records) if r.vgpu_id == str(key)) for key in (0, 1)]
     assert held[0] / sum(held) == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_lease_is_shown_as_shared_once_it_was() -> None:
+    made = recorder()
+    made.shares(0)
+    made.said(lease(5, 1000, None))
+    made.heard(Went(0, 5, 1000), 1000)
+    made.shares(1)
+    (before,) = of(LeaseRecord, tuple(made.under_way(2000)))
+    made.shares(0)
+    (since,) = of(LeaseRecord, tuple(made.under_way(3000)))
+    assert (before.shared, since.shared) == (False, True)

@@ -19,6 +19,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import Spoken
 from vgpu.protocol.messages import VgpuReading
 from vgpu.spec import VgpuChanges
+from vgpu.trace.collect import collect
 
 LIGHT: Final = """
 import sys, threading, time
@@ -240,4 +241,44 @@ def test_a_server_that_was_killed_finds_them_light_again(node: SimulatedNode) ->
     all_share(node, 2)
     for program in programs:
         program.goes_on()
+        program.end()
+
+
+def test_beside_a_heavy_one_light_ones_die_stand_still_and_come_back(node: SimulatedNode) -> None:
+    *light, heavy = [
+        Program(node, vgpu, what) for vgpu, what in zip(beside(node, 3), (FIFTH, FIFTH, WHOLE), strict=True)
+    ]
+    all_share(node, 2)
+    os.kill(light[0].popen.pid, signal.SIGSTOP)
+    heavy.goes_on()
+    light[1].popen.kill()
+    light[1].popen.wait()
+    heavy.goes_on()
+    os.kill(light[0].popen.pid, signal.SIGCONT)
+    light[0].goes_on()
+    all_share(node, 1)
+    time.sleep(1.5)  # the journal is written once a second
+    killed = node.server_pid()
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: node.server_pid() not in (0, killed), "its successor is there")
+    all_share(node, 1)
+    os.kill(heavy.popen.pid, signal.SIGSTOP)
+    light[0].goes_on()
+    os.kill(heavy.popen.pid, signal.SIGCONT)
+    for program in (light[0], heavy):
+        program.goes_on()
+        program.end()
+
+
+def test_a_recording_says_which_leases_are_shared(node: SimulatedNode) -> None:
+    vgpus = beside(node, 3)
+    programs = [Program(node, vgpu, what) for vgpu, what in zip(vgpus, (FIFTH, FIFTH, WHOLE), strict=True)]
+    all_share(node, 2)
+    eventually(lambda: not readings(node)[2].light and readings(node)[2].tokens > 0, "the heavy one takes turns")
+    (recording,), _ = collect(["0"], 500_000_000, lambda seconds: None, node.paths.control_socket)
+    found = {
+        vgpu.vgpu_id: {lease.shared for lease in recording.leases if lease.vgpu_id == vgpu.vgpu_id} for vgpu in vgpus
+    }
+    assert found == {vgpus[0].vgpu_id: {True}, vgpus[1].vgpu_id: {True}, vgpus[2].vgpu_id: {False}}
+    for program in programs:
         program.end()

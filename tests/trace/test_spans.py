@@ -43,6 +43,18 @@ def test_side_by_side_they_work_at_the_same_time() -> None:
     assert hand_overs(made) == []
 
 
+def test_shared_leases_run_side_by_side_and_pass_nothing_on() -> None:
+    made = empty()
+    made.leases += [
+        lease(IDS[0], 1, 0, None, None).model_copy(update={"shared": True}),
+        lease(IDS[1], 2, 1 * MS, 20 * MS, 20 * MS),
+    ]
+    made.waits.append(WaitRecord(vgpu_id=IDS[1], begin_ns=BEGIN, end_ns=BEGIN + 1 * MS, ended="lease"))
+    made.busy += [busy(IDS[0], 0, 10 * MS), busy(IDS[1], 8 * MS, 20 * MS)]
+    assert [span.vgpus for span in activity(made)] == [(IDS[0],), (IDS[0], IDS[1]), (IDS[1],)]
+    assert hand_overs(made) == []
+
+
 @given(recordings())
 def test_activity_is_in_order_without_overlaps_and_the_union_of_what_was_said(made: Recording) -> None:
     spans = activity(made)

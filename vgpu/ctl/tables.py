@@ -21,6 +21,7 @@ VGPUS: Final = (
     Column("MEMORY", right=True),
     Column("PROCS", right=True, extra=True),
     Column("TOKENS/S", right=True, extra=True),
+    Column("NEEDS", right=True, extra=True),
     Column("PEAK", right=True, extra=True),
     Column("REFUSED", right=True, extra=True),
     Column("AGE", right=True, extra=True),
@@ -34,6 +35,7 @@ PROCESSES: Final = (
     Column("STATE"),
     Column("MEMORY", right=True),
     Column("GPU TIME", right=True),
+    Column("NEEDS", right=True, extra=True),
     Column("SMS", right=True, extra=True),
     Column("LAUNCHES", right=True, extra=True),
     Column("COPIED", right=True, extra=True),
@@ -75,7 +77,9 @@ _STYLES: Final = {
 
 
 def token_rate(reading: VgpuReading | GpuReading) -> str:
-    """Tokens a second; ``open`` while one without an end is held, as nobody waits for the GPU."""
+    """Tokens a second; ``open`` while a token without an end is held, and ``shared`` while others compute beside it."""
+    if getattr(reading, "shares", False):
+        return "shared"
     return "open" if reading.open_ended else f"{reading.tokens_per_second:.1f}"
 
 
@@ -92,6 +96,7 @@ def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
         used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
         token_rate(vgpu),
+        needs(vgpu.demand_ratio),
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
@@ -109,6 +114,7 @@ def process_row(process: ProcessReading, vgpu_state: str) -> Row:
         state(doing(process, vgpu_state)),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
+        needs(process.demand_ratio),
         str(process.sm_count or ""),
         str(process.launches),
         format_bytes(process.copied_bytes),
@@ -171,6 +177,11 @@ def doing(process: ProcessReading, vgpu_state: str) -> str:
 
 def state(word: str) -> Cell:
     return Cell(word, _STYLES.get(word, ""))
+
+
+def needs(demand_ratio: float) -> str:
+    """The part of its time in which it needs the GPU, by which a vGPU is light or heavy; empty: not measured yet."""
+    return percent(demand_ratio) if demand_ratio else ""
 
 
 def percent(ratio: float) -> str:

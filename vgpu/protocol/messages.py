@@ -387,6 +387,8 @@ class ProcessReading(Reading):
     memory_peak_bytes: int
     memory_refusals: int
     busy_ns: int
+    demand_ratio: float = 0.0  # the part of its time in which it needs the GPU; 0: not measured yet
+    burst_ns: int = 0  # the GPU time of what it launches between two waits for the GPU
     overrun_ns: int
     launches: int
     graph_launches: int

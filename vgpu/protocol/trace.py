@@ -55,6 +55,7 @@ class LeaseRecord(Reading):
     busy_ns: int
     window_ns: int
     ended: Literal["ended", "returned", "revoked", "removed", "in-force"]
+    shared: bool = False  # for a part of it or the whole: others computed at the same time
 
 
 class WaitRecord(Reading):

@@ -196,7 +196,7 @@ def _leases(recording: Recording, leases: Sequence[LeaseRecord]) -> Iterator[_Ba
             "ended": lease.ended,
             "tail_ns": max(0, drained_ns - lease.end_ns) if lease.end_ns is not None else 0,
         }
-        yield _Bar("lease", lease.go_ns, end_ns, args)
+        yield _Bar("shared lease" if lease.shared else "lease", lease.go_ns, end_ns, args)
 
 
 def _processes(place: _Place, vgpu_id: str) -> Iterator[Event]:

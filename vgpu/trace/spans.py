@@ -1,7 +1,8 @@
 """What follows from a recording: when the GPU worked for whom, passed from one to another, was idle. Pure.
 
-In temporal mode the GPU does one process's work after another's. What a process says of its own begins when it was
-submitted, though; so where two claim the same time it was still the first one's.
+In turns the GPU does one process's work after another's. What a process says of its own begins when it was submitted,
+though; so where two claim the same time it was still the first one's. Under shared leases the GPU's time slicing runs
+several side by side, and which of them had a slice is not known.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ IDLE_LEAST_NS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The GPU had work of ``vgpus`` (one, or in spatial mode several at the same time)."""
+    """The GPU had work of ``vgpus``: one, or in spatial mode and under shared leases several at the same time."""
 
     vgpus: tuple[str, ...]
     begin_ns: int
@@ -70,7 +71,7 @@ def busy_of(recording: Recording) -> dict[str, list[tuple[int, int]]]:
 def activity(recording: Recording) -> list[Span]:
     """When the GPU worked, and for whom: in order, without overlaps."""
     busy = busy_of(recording)
-    if recording.gpu.mode == "spatial":
+    if recording.gpu.mode == "spatial" or any(lease.shared for lease in recording.leases):
         return _side_by_side(busy)
     spans: list[Span] = []
     free_ns = 0
@@ -103,12 +104,13 @@ def _side_by_side(busy: dict[str, list[tuple[int, int]]]) -> list[Span]:
 
 
 def hand_overs(recording: Recording) -> list[HandOver]:
-    """Every time that the GPU passed from one vGPU to another that was waiting for it, in order. Temporal mode only."""
+    """Every time that the GPU passed from one vGPU to another that was waiting for it, in order. Temporal mode only;
+    shared leases pass nothing on."""
     if recording.gpu.mode == "spatial":
         return []
     busy = busy_of(recording)
     waited = {(wait.vgpu_id, wait.end_ns): wait.begin_ns for wait in recording.waits if wait.ended == "lease"}
-    leases = sorted(recording.leases, key=lambda lease: lease.go_ns)
+    leases = sorted((lease for lease in recording.leases if not lease.shared), key=lambda lease: lease.go_ns)
     found = []
     for i, taken in enumerate(leases[1:], 1):
         given = leases[i - 1]

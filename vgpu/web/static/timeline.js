@@ -272,7 +272,7 @@ export class Timeline {
     const span = this.of(row.id).findLast(near);
     if (!span) return `${row.name}: neither held nor waited`;
     const length = duration((span.open ? endMs - span.begin : span.end - span.begin) * 1e6);
-    return span.lease ? `${row.name}: held a token for ${length}, ${span.ended}` : `${row.name}: waited ${length}`;
+    return span.lease ? `${row.name}: held a ${span.shared ? "shared token" : "token"} for ${length}, ${span.ended}` : `${row.name}: waited ${length}`;
   }
 }
 
@@ -288,7 +288,7 @@ function spanOf(record, untilMs) {
   if (record.kind === "lease") {
     const end = record.drained_ns ?? record.end_ns;
     const open = record.drained_ns === null;
-    return { lease: true, id: record.vgpu_id, begin: record.go_ns / 1e6, end: open ? untilMs : end / 1e6, open, ended: HOW[record.ended] };
+    return { lease: true, id: record.vgpu_id, begin: record.go_ns / 1e6, end: open ? untilMs : end / 1e6, open, shared: record.shared, ended: HOW[record.ended] };
   }
   return { lease: false, id: record.vgpu_id, begin: record.begin_ns / 1e6, end: record.end_ns / 1e6, open: record.ended === "still-waits" };
 }
