@@ -33,6 +33,7 @@ class GrantsPage(Page):
     def alive_ns(self) -> int: ...
     mode: PageMode
     flags: GrantsFlag
+    company_ppm: int
     memory_limit_bytes: int
     process_limit_bytes: int
     card_limit_bytes: int

@@ -122,6 +122,14 @@ cdef class GrantsPage(Page):
         self.wake()
 
     @property
+    def company_ppm(self):
+        return native.load32(&self.get().company_ppm)
+
+    @company_ppm.setter
+    def company_ppm(self, value):
+        native.store32(&self.get().company_ppm, value)
+
+    @property
     def memory_limit_bytes(self):
         return native.load64(&self.get().memory_limit_bytes)
 

@@ -150,7 +150,7 @@ cdef struct GrantsPage:
     char[64] vgpu_id         # NUL-terminated
     char[48] gpu_uuid
     uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
-    uint32_t reserved1
+    uint32_t company_ppm     # of a vGPU that takes turns beside sharers: the part of the time that they used lately
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
     uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it
     uint64_t present_bytes   # of what can be moved, so much may be on the card while it comes; 0: all of it

@@ -251,13 +251,13 @@ cdef class Durations:
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return entry != NULL and bool(durations.durations_steady(entry))
 
-    def believe(self, key, int64_t sample_ns):
+    def believe(self, key, int64_t sample_ns, uint32_t company_ppm=0):
         """Of a key that is in the table. None: nothing."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         if entry == NULL:
             raise KeyError(key)
-        sample_ns = durations.durations_believe(entry, sample_ns)
+        sample_ns = durations.durations_believe(entry, sample_ns, company_ppm)
         return None if sample_ns < 0 else sample_ns
 
     def doubt(self):

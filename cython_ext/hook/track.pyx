@@ -278,7 +278,7 @@ cdef inline bint in_company(const Gate* gate) noexcept nogil:
 
 cdef inline int64_t believed(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
     cdef Duration* known = durations_find(&gate.durations, &sample.key)
-    return lasted_ns if known == NULL else durations_believe(known, lasted_ns)
+    return lasted_ns if known == NULL else durations_believe(known, lasted_ns, load32(&gate.grants.company_ppm))
 
 
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:

@@ -35,6 +35,8 @@ cdef enum:
     FOREIGN_NS = 100_000     # another vGPU's slice makes a sample longer by more: switching to it and back takes that
     FOREIGN_RARE_NS = 100_000    # within a launch so short hardly a slice ends ...
     FOREIGN_USUAL_NS = 500_000   # ... and within one so long most do
+    COMPANY_MOST_PPM = 900_000
+    SLICED_NS = 4_000_000    # a launch of two slices and more has a part of each in it
     FOREIGN_MOST = 16        # what foreign samples count for until they show that the key's launches are that long
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
@@ -205,8 +207,12 @@ cdef inline void durations_restart(Duration* entry) noexcept nogil:
     entry.estimate_ns = UNKNOWN_NS
 
 
-cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns) noexcept nogil:
-    """What to learn of a sample that was taken while other vGPUs computed; UNKNOWN_NS: nothing.
+cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns, uint32_t company_ppm) noexcept nogil:
+    """What to learn of a sample that was taken while other vGPUs computed; UNKNOWN_NS: nothing. ``company_ppm``: the
+    part of the time that those used lately.
+
+    A launch of several time slices has others' slices in each of its samples. Of those, the others' part of the time is
+    taken off, and the mean is right.
 
     A sample that is much longer than the key's longest launches of late is *foreign*: it seems to have others' time
     slices in it. Short launches meet few slices. So a fifth of foreign samples, and of longer launches a third or half,
@@ -224,6 +230,8 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns) noexce
         if 2 * sample_ns + FOREIGN_NS < least_ns:
             durations_restart(entry)
         usual_ns = least_ns
+    if sample_ns >= SLICED_NS and (entry.learned == 0 or least_ns >= SLICED_NS):
+        return sample_ns - <int64_t>(<double>sample_ns * min(company_ppm, <uint32_t>COMPANY_MOST_PPM) / 1e6)
     if entry.learned == 0:
         return sample_ns
     if sample_ns <= usual_ns + max(usual_ns / 4, <int64_t>FOREIGN_NS):

@@ -45,7 +45,7 @@ from gpuserver.core.leases import (
     Went,
 )
 from gpuserver.core.meters import Meters
-from gpuserver.core.policy import Policy
+from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import Scheduler
 from gpuserver.core.trace import Recorder
 from gpuserver.runtime.epochs import epoch_of, word_of
@@ -56,6 +56,8 @@ log = get_logger(__name__)
 SECOND_NS: Final = 1_000_000_000
 WISH_NS: Final = SECOND_NS
 """Whoever has wanted a token in that time is likely to want one again."""
+COMPANY_NS: Final = 100_000_000
+"""Of that time hooks are shown what part sharers used of it."""
 
 
 class TokenLoop:
@@ -81,6 +83,8 @@ class TokenLoop:
         self._curious: set[Recorder] = set()
         """Those for whom hooks note what they see."""
         self._measured_ns = 0
+        self._used: tuple[int, dict[VgpuKey, int]] = (0, {})
+        """When ``_show_company`` read last what sharers had used, and that."""
         self._sharing: frozenset[VgpuKey] = frozenset()
         """Those whose pages say that their lease is a shared one."""
         self._alarm: trio.CancelScope | None = None
@@ -299,6 +303,7 @@ class TokenLoop:
         now_ns = time.monotonic_ns()
         if len(keys) < 2 or now_ns - self._measured_ns < self._scheduler.policy.measure_ns // 2:
             return []
+        self._show_company(now_ns)
         self._measured_ns = now_ns
         return [Measured(key, *self._dispatcher.demand(key)) for key in keys if key in self._published]
 
@@ -425,6 +430,22 @@ class TokenLoop:
                 flags |= GrantsFlag.COMPANY
             if flags != page.flags:
                 page.flags = flags
+
+    def _show_company(self, now_ns: int) -> None:
+        """Hooks of those that take turns take the sharers' part off the samples of long kernels."""
+        since_ns, before = self._used
+        if not self._sharing and not before:
+            return
+        if self._sharing and now_ns - since_ns < COMPANY_NS:
+            return
+        served = self._scheduler.served(now_ns)
+        used = {key: served[key].busy_ns for key in self._sharing}
+        self._used = (now_ns, used)
+        both = used.keys() & before.keys()
+        taken_ns = sum(used[key] - before[key] for key in both)
+        part_ppm = min(max(0, taken_ns) * PPM // max(1, now_ns - since_ns), PPM) if both else 0
+        for key, page in self._grants.items():
+            page.company_ppm = 0 if key in self._sharing else part_ppm
 
     def _show_sharing(self) -> None:
         """Sharers give nothing back early for each other, and their hooks measure demand in another way."""

@@ -282,3 +282,22 @@ def test_a_recording_says_which_leases_are_shared(node: SimulatedNode) -> None:
     assert found == {vgpus[0].vgpu_id: {True}, vgpus[1].vgpu_id: {True}, vgpus[2].vgpu_id: {False}}
     for program in programs:
         program.end()
+
+
+def test_long_kernels_of_a_newcomer_are_learned_beside_sharers_without_their_slices(node: SimulatedNode) -> None:
+    vgpus = beside(node, 3)
+    light = [Program(node, vgpu, FIFTH) for vgpu in vgpus[:2]]
+    all_share(node, 2)
+    newcomer = Program(node, vgpus[2], ("30", "1", "0", "0"))
+
+    def learned_ms() -> float:
+        return readings(node)[2].burst_ns / 1e6
+
+    eventually(lambda: 27 < learned_ms() < 40, "its kernels take 30 ms, and with slices of others more than 50")
+    before = readings(node)[2].tokens
+    eventually(lambda: readings(node)[2].tokens > before + 3 or readings(node)[2].open_ended, "it goes on")
+    assert 27 < learned_ms() < 40
+    assert not readings(node)[2].light
+    for program in (*light, newcomer):
+        program.goes_on()
+        program.end()

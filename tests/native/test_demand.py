@@ -227,6 +227,18 @@ def test_a_slice_of_another_is_not_learned() -> None:
     assert table.believe(KEY, 2_090 * US) is None
 
 
+def test_a_kernel_of_many_slices_is_learned_without_those_of_others() -> None:
+    """30 ms, and two services that use 40 % of the time meanwhile: each sample is near 50 ms."""
+    dice, table = random.Random(1), learned()
+    for _ in range(100):
+        taken = table.believe(KEY, int(50 * MS * dice.uniform(0.9, 1.1)), 400_000)
+        assert taken is not None
+        table.learn(KEY, table.generation, taken)
+    mean_ns, _ = table.mean_ns(KEY) or (0, 0)
+    assert mean_ns == pytest.approx(30 * MS, rel=0.05)
+    assert learned(*[40 * US] * 16).believe(KEY, 6 * MS, 400_000) is None, "a short one has met slices"
+
+
 def test_what_the_events_add_to_a_steady_launch_is_not_learned() -> None:
     table = learned(*[5 * US] * 16)
     assert [taught(table, 8 * US) for _ in range(50)] == [None] * 50
