@@ -73,6 +73,32 @@ def test_it_stays_heavy_for_longer_each_time_until_it_was_light_for_a_minute() -
     assert stays(kind, at_ns + STAY_MOST_NS) == SECOND
 
 
+def test_after_a_minute_as_a_light_one_the_stay_is_short_again() -> None:
+    for passed_ns, stay_ns in ((STAY_MOST_NS - 1, 8 * SECOND), (STAY_MOST_NS, SECOND)):
+        kind = Kind(light=True, since_ns=SECOND, stayed_ns=4 * SECOND)
+        kind.turn_heavy(SECOND + passed_ns)
+        assert (kind.light, kind.stayed_ns) == (False, stay_ns)
+        assert kind.heavy_until_ns == SECOND + passed_ns + stay_ns
+
+
+def test_only_a_measurement_without_sharers_says_what_it_needs_alone() -> None:
+    kind = Kind()
+    kind.measured(seen(LIGHT_PPM), 0)
+    assert (kind.demand_ppm, kind.alone_ppm) == (LIGHT_PPM, 0)
+    kind.measured(seen(HEAVY_PPM), SECOND, alone=True)
+    kind.measured(seen(LIGHT_PPM), 2 * SECOND)
+    assert (kind.demand_ppm, kind.alone_ppm) == (LIGHT_PPM, HEAVY_PPM)
+
+
+def test_a_restored_one_is_heavy_for_the_rest_of_its_stay() -> None:
+    kind = Kind()
+    kind.restore(False, 3 * SECOND, 4 * SECOND, 10 * SECOND)
+    assert not kind.measured(seen(1), 13 * SECOND - 1)
+    assert kind.measured(seen(1), 13 * SECOND)
+    kind.turn_heavy(14 * SECOND)
+    assert kind.stayed_ns == 8 * SECOND
+
+
 @given(st.lists(st.tuples(st.integers(0, 1_000_000), st.integers(1, 3000)), max_size=60))
 def test_it_changes_at_most_once_a_second_each_way(measures: list[tuple[int, int]]) -> None:
     kind, at_ns = Kind(), 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuserver.core.account import Account
 from gpuserver.core.leases import Allow, Muster, Mustered, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.sharing import LENIENCE_PPM, Guard, Relief, sharers
+from gpuserver.core.sharing import LENIENCE_PPM, MOST_TOGETHER, Guard, Relief, sharers
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
@@ -20,6 +20,8 @@ from tests.core.model import S, Work
 from tests.core.populations import Population, works
 
 LIGHT, HEAVY = 0.2, 0.9
+NANOSECOND = 1 / (200 * MS)
+"""As a part of a window of 200 ms."""
 
 
 def sharer(guarantee: float = 0.3, limit: float = 1.0, priority: Priority = Priority.NORMAL) -> Share:
@@ -269,6 +271,102 @@ def test_what_does_not_help_ends_and_comes_again_ever_later() -> None:
     assert pauses[-1] >= 2 * pauses[0] - 2
 
 
+def relieved(*guarantees: float) -> tuple[Relief, list[Account]]:
+    """Sharing has begun at 0."""
+    relief, shared = Relief(), accounts(*guarantees)
+    assert relief.curbed is None
+    relief.reset(shared, 0)
+    return relief, shared
+
+
+def test_the_margin_counts_until_one_is_curbed() -> None:
+    """A sharer of 60 % is short from 50 % down; while another one is curbed for it, below 60 %."""
+    relief, shared = relieved(0.6, 0.2)
+    assert window(relief, shared, 1, [0.5, 0.4], [0.9, 0.9]) is None
+    assert window(relief, shared, 2, [0.5 - NANOSECOND, 0.4], [0.9, 0.9]) == 1
+    assert window(relief, shared, 3, [0.6 - NANOSECOND, 0.3], [0.9, 0.9]) == 1
+    assert window(relief, shared, 4, [0.6, 0.3], [0.9, 0.9]) is None
+
+
+def test_a_sharer_that_got_its_guarantee_is_not_short_however_long_it_waits() -> None:
+    relief, shared = relieved(0.6, 0.2)
+    assert window(relief, shared, 1, [0.61, 0.3], [1.0, 1.0]) is None
+
+
+def test_a_sharer_is_short_that_waits_half_of_the_time() -> None:
+    for waits, curbed in ((0.499999, None), (0.5, 1)):
+        relief, shared = relieved(0.6, 0.2)
+        assert window(relief, shared, 1, [0.3, 0.4], [waits, 0.9]) == curbed
+
+
+def test_a_sharer_that_used_no_more_than_its_guarantee_is_never_curbed() -> None:
+    relief, shared = relieved(0.6, 0.2, 0.2)
+    assert window(relief, shared, 1, [0.3, 0.2, 0.1], [0.9, 0.0, 0.0]) is None
+    assert window(relief, shared, 2, [0.3, 0.2 + NANOSECOND, 0.1], [0.9, 0.0, 0.0]) == 1
+
+
+def test_of_two_as_far_ahead_the_older_one_is_curbed() -> None:
+    relief, shared = relieved(0.6, 0.2, 0.2)
+    assert window(relief, shared, 1, [0.3, 0.3, 0.3], [0.9, 0.0, 0.0]) == 1
+
+
+def test_curbing_fails_where_the_short_one_gains_less_than_half_of_what_the_curbed_one_gives_up() -> None:
+    """What the curbed sharer gives up is 40 ms and a nanosecond."""
+    for gained, curbed in ((0.1, 1), (0.1 - NANOSECOND, None)):
+        relief, shared = relieved(0.7, 0.2)
+        assert window(relief, shared, 1, [0.3, 0.5], [0.9, 0.9]) == 1
+        assert window(relief, shared, 2, [0.3 + gained, 0.3 - NANOSECOND], [0.9, 0.9]) == curbed
+
+
+def test_a_curbed_sharer_that_gives_up_nothing_yet_stays_curbed() -> None:
+    relief, shared = relieved(0.7, 0.2)
+    assert window(relief, shared, 1, [0.3, 0.5], [0.9, 0.9]) == 1
+    assert window(relief, shared, 2, [0.2, 0.5], [0.9, 0.9]) == 1
+
+
+def test_once_no_sharer_is_short_the_next_shortage_is_relieved_without_a_pause() -> None:
+    relief, shared = relieved(0.7, 0.2)
+    assert window(relief, shared, 1, [0.3, 0.5], [0.9, 0.9]) == 1
+    assert window(relief, shared, 2, [0.3, 0.3], [0.1, 0.9]) is None
+    assert window(relief, shared, 3, [0.3, 0.5], [0.9, 0.9]) == 1
+
+
+def test_a_curbed_sharer_that_leaves_is_curbed_no_more_and_no_pause_follows() -> None:
+    relief, shared = relieved(0.5, 0.2, 0.2)
+    assert window(relief, shared, 1, [0.3, 0.5, 0.1], [0.9, 0.9, 0.1]) == 1
+    stay = [shared[0], shared[2]]
+    assert window(relief, stay, 2, [0.3, 0.1], [0.9, 0.1]) is None
+    assert window(relief, stay, 3, [0.3, 0.5], [0.9, 0.9]) == 2
+
+
+def test_a_sharer_that_came_later_and_is_short_has_gained_nothing() -> None:
+    relief, shared = relieved(0.4, 0.2)
+    assert window(relief, shared, 1, [0.2, 0.6], [0.9, 0.9]) == 1
+    shared.append(Account(2, 2, sharer(0.4)))
+    assert window(relief, shared, 2, [0.39, 0.4, 0.1], [0.9, 0.9, 0.9]) == 1
+    assert window(relief, shared, 3, [0.4, 0.4, 0.1], [0.1, 0.9, 0.9]) is None
+    assert window(relief, shared, 4, [0.2, 0.5, 0.3], [0.9, 0.9, 0.9]) is None, "curbing pauses"
+
+
+def test_pauses_are_1_2_4_seconds_and_a_minute_at_most_until_curbing_helps() -> None:
+    """Windows in which the short sharer gains nothing, whatever the other one gives up."""
+    relief, shared = relieved(0.7, 0.2)
+    number, pauses = 1, []
+    assert window(relief, shared, 1, [0.3, 0.5], [0.9, 0.9]) == 1
+    while len(pauses) < 8:
+        number += 1
+        assert window(relief, shared, number, [0.3, 0.2], [0.9, 0.9]) is None
+        begins = number
+        while relief.curbed is None:
+            number += 1
+            window(relief, shared, number, [0.3, 0.5], [0.9, 0.9])
+        pauses.append((number - begins) // 5)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert window(relief, shared, number + 1, [0.5, 0.2], [0.9, 0.9]) == 1
+    assert window(relief, shared, number + 2, [0.3, 0.2], [0.9, 0.9]) is None
+    assert [window(relief, shared, number + n, [0.3, 0.5], [0.9, 0.9]) for n in range(3, 8)] == [None] * 4 + [1]
+
+
 def test_a_curbed_one_is_allowed_its_guarantee() -> None:
     desk = sharing(sharer(0.7), sharer(0.2))
     used_ns = [0, 0]
@@ -375,6 +473,97 @@ def test_one_that_idles_or_needs_less_is_owed_nothing() -> None:
     assert guard.curbed == {}
 
 
+def test_nothing_is_curbed_before_20_ms_are_owed_and_until_the_last_nanosecond_is_worked_off() -> None:
+    """93 % of a guarantee of 80 % are 148.8 ms of each window."""
+    guard, turns, sharing_ = guarded(0.8, 0.1)
+    look(guard, turns, sharing_, 1, 0.0, [0.0])
+    look(guard, turns, sharing_, 2, 0.644 + NANOSECOND, [0.3])
+    assert guard.curbed == {}, "20 ms less a nanosecond are owed"
+    look(guard, turns, sharing_, 3, 0.744 - NANOSECOND, [0.3])
+    assert guard.curbed.keys() == {1}
+    look(guard, turns, sharing_, 4, 0.844 - NANOSECOND, [0.0])
+    assert guard.curbed.keys() == {1}, "a nanosecond is owed"
+    look(guard, turns, sharing_, 5, 0.744 + NANOSECOND, [0.0])
+    assert guard.curbed == {}
+    look(guard, turns, sharing_, 6, 0.644, [0.3])
+    assert guard.curbed.keys() == {1}, "20 ms are owed"
+
+
+def test_what_a_curbed_sharer_may_use_is_its_guarantee_over_the_cost_of_its_use() -> None:
+    """Sharers use 30 ms of each window and cost 90: three times that. A quarter of each window's ratio counts."""
+    guard, turns, sharing_ = guarded(0.7, 0.1, 0.1)
+    look(guard, turns, sharing_, 1, 0.0, [0.0, 0.0])
+    allowed = []
+    for number in range(2, 5):
+        look(guard, turns, sharing_, number, 0.55, [0.09, 0.06])
+        allowed.append(dict(guard.curbed))
+    assert allowed == [{1: 66_666}, {1: 53_333, 2: 53_333}, {1: 46_376, 2: 46_376}]
+
+
+def test_a_sharers_use_costs_four_times_as_much_at_most_and_never_less_than_itself() -> None:
+    for work, used, allowed in ((0.0, 0.01, 0.2 / 1.75), (0.0, 1.0, 0.2)):
+        guard, turns, sharing_ = guarded(0.7, 0.2, 0.1)
+        look(guard, turns, sharing_, 1, 0.0, [0.0, 0.0])
+        look(guard, turns, sharing_, 2, work, [used, 0.0])
+        guard.curbed = {1: 0}
+        look(guard, turns, sharing_, 3, work, [0.0, 0.0])
+        assert guard.curbed == {1: int(allowed * PPM)}
+
+
+def test_a_sharer_that_costs_its_guarantee_is_not_curbed() -> None:
+    for used, curbed in ((0.25, {}), (0.25 + NANOSECOND, {1: 250_000})):
+        guard, turns, sharing_ = guarded(0.9, 0.25)
+        look(guard, turns, sharing_, 1, 0.0, [0.0])
+        look(guard, turns, sharing_, 2, 1 - used, [used])
+        assert guard.curbed == {}, "17.4 ms are owed"
+        look(guard, turns, sharing_, 3, 1 - used, [used])
+        assert guard.curbed == curbed
+
+
+def test_what_sharers_use_while_none_wants_turns_says_nothing_of_their_cost() -> None:
+    guard, turns, sharing_ = guarded(0.7, 0.1)
+    turns[0].wants = False
+    for number in range(1, 10):
+        look(guard, turns, sharing_, number, 0.0, [0.02])
+    turns[0].wants = True
+    look(guard, turns, sharing_, 10, 0.8, [0.2])
+    look(guard, turns, sharing_, 11, 0.8, [0.2])
+    look(guard, turns, sharing_, 12, 0.5, [0.5])
+    assert guard.curbed == {1: 100_000}
+
+
+def test_a_vgpu_is_owed_nothing_for_a_window_in_which_it_did_not_want_the_gpu_for_a_moment() -> None:
+    guard, turns, sharing_ = guarded(0.7, 0.1)
+    look(guard, turns, sharing_, 1, 0.7, [0.3])
+    turns[0].wants = False
+    guard.look(sharing_, turns, 300 * MS)
+    turns[0].wants = True
+    look(guard, turns, sharing_, 2, 0.1, [0.3])
+    assert guard.curbed == {}
+    look(guard, turns, sharing_, 3, 0.1, [0.3])
+    assert guard.curbed.keys() == {1}
+
+
+def test_what_is_owed_is_forgotten_once_a_vgpu_does_not_want_the_gpu() -> None:
+    guard, turns, sharing_ = guarded(0.8, 0.1)
+    look(guard, turns, sharing_, 1, 0.0, [0.0])
+    look(guard, turns, sharing_, 2, 0.67, [0.3])
+    turns[0].wants = False
+    look(guard, turns, sharing_, 3, 0.0, [0.3])
+    turns[0].wants = True
+    look(guard, turns, sharing_, 4, 0.67, [0.3])
+    assert guard.curbed == {}, "14.8 ms are owed, and not twice as much"
+
+
+@pytest.mark.parametrize(("passed_ms", "judged"), [(399, True), (400, False), (500, False)])
+def test_a_window_twice_as_long_is_not_judged(passed_ms: int, judged: bool) -> None:
+    guard, turns, sharing_ = guarded(0.7, 0.1)
+    look(guard, turns, sharing_, 1, 0.0, [0.0])
+    sharing_[0].busy_ns += 100 * MS
+    guard.look(sharing_, turns, (200 + passed_ms) * MS)
+    assert bool(guard.curbed) is judged
+
+
 @given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=5), st.floats(1.0, 3.0), st.floats(0.05, 1.0))
 def test_where_one_is_short_there_is_one_to_curb_and_the_shortage_ends(
     parts: list[float], fee: float, greed: float
@@ -410,6 +599,7 @@ def light_and_heavy(draw: st.DrawFn, *, heavy: bool) -> Population:
     return Population(tuple(shares), tuple(drawn), draw(st.integers(0, 2**16)), draw(st.booleans()))
 
 
+@pytest.mark.simulation
 @given(light_and_heavy(heavy=True))
 @settings(max_examples=60)
 def test_the_contract_and_limits_hold_for_any_kinds(population: Population) -> None:
@@ -421,6 +611,7 @@ def test_the_contract_and_limits_hold_for_any_kinds(population: Population) -> N
     assert not oracle.idle_gpu(run)
 
 
+@pytest.mark.simulation
 @given(light_and_heavy(heavy=False))
 @settings(max_examples=40)
 def test_no_light_one_ever_waits(population: Population) -> None:
@@ -434,6 +625,7 @@ def test_no_light_one_ever_waits(population: Population) -> None:
                 assert app.held is not None, f"{key} wants since {since} and holds nothing at {run.now_ns}"
 
 
+@pytest.mark.simulation
 @given(light_and_heavy(heavy=False))
 @settings(max_examples=20)
 def test_beside_one_that_never_shares_turns_are_as_ever(population: Population) -> None:
@@ -448,6 +640,15 @@ def test_beside_one_that_never_shares_turns_are_as_ever(population: Population) 
         spent.append({key: book.held_ns for key, book in run.scheduler.books(run.now_ns).items()})
     for key, without_ns in spent[1].items():
         assert spent[0][key] == pytest.approx(without_ns, abs=120 * MS)
+
+
+@pytest.mark.parametrize(("light", "heavy"), [(MOST_TOGETHER, 0), (MOST_TOGETHER, 1)])
+def test_so_many_share_at_most(light: int, heavy: int) -> None:
+    company = accounts(*[0.01] * (light + 1 + heavy))
+    for account in company[: light + 1]:
+        account.kind.light = True
+    assert sharers(company) == []
+    assert sharers(company[1:]) == company[1 : light + 1]
 
 
 def test_one_alone_does_not_share() -> None:
