@@ -273,6 +273,10 @@ class TemporalScheduler(Deadlines):
         self._settle(account, hold, now_ns)
         self._let_share(account, hold)
         self._revise(hold, now_ns, **changes)
+        following = self._next
+        if following is not None:  # the turn after this lease waited for it to drain
+            after = tuple(one for one in following.lease.after if one != (account.key, hold.lease.epoch))
+            self._revise(following, now_ns, after=after)
 
     def _forget_turn(self, hold: Hold) -> None:
         if hold is self._current:

@@ -649,6 +649,24 @@ def test_a_turn_that_has_not_begun_becomes_a_shared_lease_that_waits_for_none() 
     assert (said.epoch, said.end_ns) == (following.epoch, None), "its GO may have crossed the change"
 
 
+def test_the_turn_after_a_lease_that_becomes_a_shared_one_waits_for_it_no_more() -> None:
+    """It would wait as long as its patience allows, and the light vGPU would be barred as one that does not drain."""
+    desk, following = taking_turns()
+    at_ms = following.start_ns / MS - 1
+    (lease,) = [lease for lease in leases(desk.tell_all([light(0)], at_ms)) if lease.vgpu == 1]
+    assert (lease.epoch, lease.after) == (following.epoch, ())
+    desk.went(1, following.epoch, at_ms + 0.1)
+    statement = desk.statement(0, at_ms + 0.1)
+    assert (statement.shared, statement.barred) == (True, False)
+
+
+def test_the_turn_after_a_lease_that_is_about_to_end_waits_for_it() -> None:
+    desk, following = taking_turns()
+    desk.tell_all([light(0)], (following.start_ns - DEFAULT_POLICY.decision_ns) / MS)
+    lease, _ = desk.scheduler.published(1)[-1]
+    assert lease.after == following.after
+
+
 def test_a_turn_that_is_about_to_end_becomes_no_shared_lease() -> None:
     for before_ns, shared in ((DEFAULT_POLICY.decision_ns + 1, [0]), (DEFAULT_POLICY.decision_ns, [])):
         desk, following = taking_turns()
