@@ -19,11 +19,13 @@ from gpuserver.core.leases import (
     Measured,
     Observed,
     Publish,
+    Removed,
+    Statement,
     Went,
     Withdraw,
 )
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from tests.core.model import MS, Run
+from tests.core.model import MS, Run, S
 
 POLICY = DEFAULT_POLICY
 CREDIT = POLICY.idle_credit_ns
@@ -282,14 +284,25 @@ class Watch:
         self.went: set[int] = set()
         self.standing: set[int] = set()
         self.over: set[int] = set()
+        self.withdrawn: set[int] = set()
         self.allowed: dict[int, tuple[int, int | None]] = {}
+        self.planned: dict[int, Lease] = {}
+        """Leases that have not begun."""
+        self.light: dict[int, bool] = {}
+        self.heavy_ns: dict[int, int] = {}
+        """When each light vGPU turned heavy the last time."""
 
     def __call__(self, events: Sequence[Event], now: int, commands: list[Command]) -> None:
         for event in events:
             if isinstance(event, Added):  # its page says that it has no limit yet
                 self.allowed.pop(event.vgpu, None)
+                self.light.pop(event.vgpu, None)
+                self.heavy_ns.pop(event.vgpu, None)
+            if isinstance(event, Removed):
+                self.planned = {e: lease for e, lease in self.planned.items() if lease.vgpu != event.vgpu}
             if isinstance(event, Went) and event.epoch in self.leases:
                 self.went.add(event.epoch)
+                self.planned.pop(event.epoch, None)
                 self.leases[event.epoch] = self.leases[event.epoch].begun(event.at_ns)
             if isinstance(event, Drained):
                 self.over.add(event.epoch)
@@ -304,12 +317,41 @@ class Watch:
                 self._published(now, command)
                 self._limited(now, command.lease)
         standings = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
+        self._kinds(events, now, standings)
+        self._waits_for_an_end(now, {s.vgpu for s in standings})
         due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
         if any(s.throttled for s in standings) and due is None:
             self.found.append(f"10: somebody is throttled at {now} and no timer is set")
         left = all(isinstance(event, Observed | Measured) for event in events)  # a reading: a tick is due at once
         if due is not None and due <= now and not left:
             self.found.append(f"a deadline at {due} is not after {now}")
+
+    def _kinds(self, events: Sequence[Event], now: int, standings: Sequence[Statement]) -> None:
+        """A measurement turns a vGPU light or heavy, and no other event. A vGPU that turned heavy stays so for a second
+        at least."""
+        measured = {event.vgpu: event for event in events if isinstance(event, Measured)}
+        for s in standings:
+            was_light, self.light[s.vgpu] = self.light.get(s.vgpu, s.light), s.light
+            if s.light is was_light:
+                continue
+            seen = measured.get(s.vgpu, Measured(s.vgpu, 0))
+            if s.light and not (0 < seen.demand_ppm <= 500_000 and seen.burst_ns <= 4 * MS):
+                self.found.append(f"{s.vgpu} turned light at {now} by {seen}")
+            if s.light and now - self.heavy_ns.get(s.vgpu, now - S) < S:
+                self.found.append(f"{s.vgpu} turned light at {now}, and heavy at {self.heavy_ns[s.vgpu]}")
+            if not s.light:
+                self.heavy_ns[s.vgpu] = now
+                if seen.demand_ppm <= 650_000 and seen.burst_ns <= 8 * MS:
+                    self.found.append(f"{s.vgpu} turned heavy at {now} by {seen}")
+
+    def _waits_for_an_end(self, now: int, vgpus: set[int]) -> None:
+        """No lease waits for the drain of one without an end: its vGPU would hold until all patience is used up."""
+        for lease in self.planned.values():
+            for key, epoch in lease.after:
+                before = self.leases.get(epoch)
+                open_ended = before is not None and before.end_ns is None and epoch not in self.over
+                if key in vgpus and open_ended and epoch not in self.withdrawn:
+                    self.found.append(f"{lease} waits at {now} for {before}, which has no end")
 
     def _limited(self, now: int, lease: Lease) -> None:
         """9: hooks of a vGPU with a limit know its allowance before they see a lease without an end; those of others
@@ -323,6 +365,8 @@ class Watch:
             self.found.append(f"9: {lease} at {now}, of a vGPU without a limit, with an allowance")
 
     def _withdrawn(self, events: Sequence[Event], now: int, command: Withdraw) -> None:
+        self.withdrawn.add(command.epoch)
+        self.planned.pop(command.epoch, None)
         start = self.leases[command.epoch].start_ns
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
         if any(isinstance(event, Went) and event.epoch in self.standing for event in events):
@@ -352,6 +396,8 @@ class Watch:
             if begun and nearer and lease.end_ns is not None and lease.end_ns < now + POLICY.decision_ns:
                 self.found.append(f"11: the end of {lease} moved before {now} + δ")
         self.leases[lease.epoch] = lease
+        if lease.epoch not in self.went:
+            self.planned[lease.epoch] = lease
 
 
 Check = Callable[[Run], list[str]]

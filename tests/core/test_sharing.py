@@ -791,14 +791,14 @@ def test_a_curbed_sharer_may_use_its_guarantee_and_no_more_than_its_limit_leaves
     assert desk.allowed[1] == (held(desk, 1)[0], used_ns + bucket_ns + 3 * MS)
 
 
-def test_a_sharer_that_is_curbed_no_more_hears_so_at_once_and_once() -> None:
+def test_a_sharer_that_is_curbed_no_more_is_allowed_all_at_once_and_once() -> None:
+    """Its allowance was renewed 6 ms before."""
     desk = sharing(sharer(0.7), sharer(0.2))
-    used_ns = curbed_for(desk, 0.4, 390)
-    assert desk.allowed[1][1] is not None
-    desk.measured(401, LIGHT, LIGHT, waits={0: 0.9})
-    desk.observed(1, held(desk, 1)[0], 402, used_ns=used_ns)
-    desk.measured(399 + 12, LIGHT, LIGHT, waits={0: 0.0})
-    assert desk.allowed[1] == (held(desk, 1)[0], None)
+    used_ns = curbed_for(desk, 0.4, 210)
+    desk.tick(404)
+    assert desk.allowed[1] == (held(desk, 1)[0], used_ns + 2_400_000)
+    desk.observed(0, held(desk, 0)[0], 410, used_ns=180 * MS)
+    assert allows(desk.measured(410, LIGHT, LIGHT, waits={0: 0.0})) == [Allow(1, held(desk, 1)[0], None)]
     assert allows(desk.measured(420, LIGHT, LIGHT, waits={0: 0.0})) == []
     assert allows(desk.measured(440, LIGHT, LIGHT, waits={0: 0.0})) == []
 
@@ -853,12 +853,16 @@ def test_the_books_of_sharers_are_checked() -> None:
         del account.holds[hold.lease.epoch]
         scheduler._note_holds(account)
 
+    def forget(scheduler: TemporalScheduler) -> None:
+        del scheduler._shared[0]
+
     for spoil in (unshare, end, unknown):
         assert spoilt(spoil).startswith("no shared lease, or one that no account knows: Hold(lease=Lease(vgpu=0")
     assert spoilt(unlimited).startswith("a shared lease without an allowance for a vGPU with a limit: Lease(vgpu=1")
     assert spoilt(turn).startswith("a vGPU takes turns that may share: Hold(lease=Lease(vgpu=0")
     assert spoilt(heavy) == "vGPUs hold shared leases that may not: {0}"
     assert spoilt(without) == "a vGPU waits that may share"
+    assert spoilt(forget) == "vGPU 0 holds a shared lease, and takes turns"
 
 
 # --- any population
