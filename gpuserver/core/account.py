@@ -74,6 +74,8 @@ class Hold:
     """Others hold at the same time (``sharing.py``): it is charged for what it uses …"""
     charged_ns: int | None = None
     """… beyond this. None: it has held for a while already, and nothing was read since it is shared."""
+    curbed_ns: int | None = None
+    """GPU time that its vGPU was last allowed under it as a curbed sharer. None: it is not curbed."""
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int, tail_ns: int) -> None:
         """``grace_ns``: the longest overlap that others pay for; ``tail_ns``: the longest that is the others' alone."""

@@ -173,18 +173,25 @@ class TemporalScheduler(Deadlines):
                 self._permit(account, hold)
 
     def _permit(self, account: Account, hold: Hold) -> None:
-        """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count."""
+        """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count. What a
+        curbed sharer's last kernel used beyond its allowance counts against the next one."""
         now_ns = self._now_ns
         hold.metered = True
         if self._allowed_ppm(account) < PPM:
-            left_ns = self._allowed_ppm(account) * self.policy.allowance_ahead_ns // PPM
+            ahead_ns, used_ns, curbed_ppm = self.policy.allowance_ahead_ns, hold.busy(now_ns), self._curbed_ppm(account)
+            allowance_ns = used_ns + self._allowed_ppm(account) * ahead_ns // PPM
+            if hold.curbed_ns is not None and account.allowance_at_ns is not None:
+                earned_ns = curbed_ppm * (now_ns - account.allowance_at_ns) // PPM
+                allowance_ns = min(allowance_ns, hold.curbed_ns + earned_ns)
+            hold.curbed_ns = allowance_ns if curbed_ppm < PPM else None
             if account.capped:
-                filled = account.bucket_at(now_ns) + account.share.limit_ppm * self.policy.allowance_ahead_ns
-                left_ns = filled // PPM if self._curbed_ppm(account) == PPM else min(left_ns, filled // PPM)
+                filled = account.bucket_at(now_ns) + account.share.limit_ppm * ahead_ns
+                limit_ns = used_ns + filled // PPM
+                allowance_ns = limit_ns if curbed_ppm == PPM else min(allowance_ns, limit_ns)
             account.allowance_at_ns = now_ns
-            self._commands.append(Allow(account.key, hold.lease.epoch, max(0, hold.busy(now_ns) + left_ns)))
+            self._commands.append(Allow(account.key, hold.lease.epoch, max(0, allowance_ns)))
         elif account.allowance_at_ns is not None:
-            account.allowance_at_ns = None
+            account.allowance_at_ns = hold.curbed_ns = None
             self._commands.append(Allow(account.key, hold.lease.epoch, None))
 
     # --- events

@@ -60,12 +60,13 @@ class Work:
     teaches: bool = True
     """Whether its hook reports kernel lengths and refill gaps."""
     demands_ppm: tuple[int, ...] = (0,)
-    """What its hook measures of its demand, in each of these seconds, over and over; 0: nothing yet."""
+    """What its hook measures of its demand, for ``demand_ns`` each, over and over; 0: nothing yet."""
+    demand_ns: int = S
     tails: bool = False
     """Whether its hook says that the last kernel of a lease is about to end; the next holder then has GO."""
 
     def demand_at(self, now_ns: int) -> int:
-        return self.demands_ppm[now_ns // S % len(self.demands_ppm)]
+        return self.demands_ppm[now_ns // self.demand_ns % len(self.demands_ppm)]
 
 
 @dataclass
@@ -347,7 +348,15 @@ class Run(Timeline):
             self.tell(Observed(app.key, held.lease.epoch, 0, longest_kernel_ns=length, drains_by_ns=begun + length))
         if app.work.tails:
             self._close(app, held, begun, length)
+        self._compute(app, held, begun, length)
+
+    def _compute(self, app: App, held: Published, begun: int, length: int) -> None:
+        """A kernel of ``length`` is on the GPU. Kernels of several vGPUs run side by side at full speed."""
         self.at(begun + length, lambda: self._complete(app, held, begun))
+
+    def _worked_ns(self, app: App) -> int:
+        """GPU time that the kernel under way has used."""
+        return self.now_ns - app.begun
 
     def _affords(self, app: App, held: Published) -> bool:
         """Its hook's meter counts a kernel when it is launched."""
@@ -360,7 +369,7 @@ class Run(Timeline):
         """What its hook's meter says of the lease that it has."""
         assert app.held is not None
         assert app.held.record is not None
-        return app.held.record.busy_ns + (self.now_ns - app.begun if app.running else 0)
+        return app.held.record.busy_ns + (self._worked_ns(app) if app.running else 0)
 
     def _tick(self) -> None:
         if self.tick_ns == self.now_ns:
@@ -374,7 +383,10 @@ class Run(Timeline):
 
     def _measure(self, keys: Iterable[int]) -> None:
         for key in [key for key in keys if key in self.shares]:
-            self._deliver(Measured(key, self.apps[key].work.demand_at(self.now_ns)))
+            self._deliver(self._measured(key))
+
+    def _measured(self, key: int) -> Measured:
+        return Measured(key, self.apps[key].work.demand_at(self.now_ns))
 
     def _deliver(self, event: Event) -> None:
         self._measure_with([event])
@@ -388,7 +400,7 @@ class Run(Timeline):
         if any(isinstance(event, Wants) for event in events) and self.now_ns - self.measured_ns > 25 * MS:
             self.measured_ns = self.now_ns
             for key in self.keys:
-                measured = Measured(key, self.apps[key].work.demand_at(self.now_ns))
+                measured = self._measured(key)
                 self._heard([measured], self.scheduler.handle(measured, self.now_ns))
 
     def _close(self, app: App, held: Published, begun: int, length: int) -> None:
@@ -413,7 +425,7 @@ class Run(Timeline):
         if app.held is not held:
             return
         assert held.record is not None
-        held.record.busy_ns += self.now_ns - begun
+        held.record.busy_ns += self._worked_ns(app)
         app.finished.append((begun, self.now_ns))
         if app.work.burst is not None:
             app.left -= 1

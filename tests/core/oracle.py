@@ -26,6 +26,7 @@ from gpuserver.core.leases import (
 )
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from tests.core.model import MS, Run, S
+from tests.core.slices import Slices
 
 POLICY = DEFAULT_POLICY
 CREDIT = POLICY.idle_credit_ns
@@ -102,8 +103,8 @@ def longest_period(run: Run) -> int:
     return min(max(cost * PPM // POLICY.handover_loss_ppm, POLICY.period_ns), POLICY.period_max_ns)
 
 
-def fairness(run: Run) -> list[str]:
-    """2 and 3: between those that always want both ways, against one that may sleep one way."""
+def fairness(run: Run, begin: int = 0) -> list[str]:
+    """2 and 3: between those that always want both ways, against one that may sleep one way. From ``begin`` on."""
     period_ns = longest_period(run)
     found = []
     uncapped = [k for k in run.keys if run.shares[k].limit_ppm == PPM]
@@ -113,7 +114,7 @@ def fairness(run: Run) -> list[str]:
         for i in run.keys:
             if i == j:
                 continue
-            since = max(since_j, steady.get(i, 0)) + run.up_ns
+            since = max(since_j, steady.get(i, 0), begin) + run.up_ns
             both = quantum(run, j, weight, period_ns), quantum(run, i, max(weight, 1), period_ns)
             k = max(both) + longest_overrun(run) + CREDIT
             bound = k * PPM / run.shares[i].guarantee_ppm + k * PPM / run.shares[j].guarantee_ppm
@@ -402,6 +403,62 @@ class Watch:
 
 Check = Callable[[Run], list[str]]
 TEMPORAL_CHECKS: tuple[Check, ...] = (fairness, waits, limits, one_holder, idle_gpu)
+
+
+# --- shared leases, on a GPU with time slices
+
+
+def below(run: Slices, key: int, least_ppm: int, slack_ns: int) -> list[str]:
+    """Two seconds, from the first on, in which it used less GPU time than ``least_ppm`` of them, less ``slack_ns``."""
+    found = []
+    for begin in range(S, run.now_ns - 2 * S + 1, S // 2):
+        used_ns = run.used_between(key, begin, begin + 2 * S)
+        if used_ns < least_ppm * 2 * S // PPM - slack_ns:
+            found.append(f"{key} used {used_ns / 2 / S:.0%} from {begin / S:g} s on, of {least_ppm / PPM:.0%}")
+    return found
+
+
+def shared_guarantees(run: Slices) -> list[str]:
+    """A sharer that always wants gets its guarantee, less 10 % of the time. One that takes turns gets 93 % of its
+    guarantee, of the time in which it needs the GPU; what a window of 200 ms lacks at first may be gone."""
+    found = []
+    for key, share in run.shares.items():
+        if always_wants_from(run, key) != 0 or share.limit_ppm < PPM:
+            continue
+        if key in run.scheduler.shared():
+            found += below(run, key, share.guarantee_ppm - 100_000, 0)
+        else:
+            due_ppm = share.guarantee_ppm * run.apps[key].work.demand_at(run.now_ns) // PPM
+            found += below(run, key, due_ppm * 93 // 100, 40 * MS)
+    return found
+
+
+def curbed_for_another(run: Slices) -> list[str]:
+    """A sharer without a limit is curbed for another vGPU that is short, so never while all others use nothing."""
+    assert isinstance(run.watch, Watch)
+    begin = run.now_ns - 600 * MS
+    found = []
+    for key in run.scheduler.shared():
+        curbed = run.watch.allowed.get(key, (0, None))[1] is not None
+        idle = all(run.used_between(other, begin, run.now_ns) == 0 for other in run.keys if other != key)
+        if curbed and idle and run.shares[key].limit_ppm == PPM:
+            found.append(f"{key} is curbed, and no other vGPU has used the GPU since {begin}")
+    return found
+
+
+def debts_of_sharers(run: Slices) -> list[str]:
+    """Used time is charged: the sharer that used least of its guarantee, in each 100 ms of the last second, owes what
+    it used in two of them at most. While it shares, V goes on as fast as its own time at least."""
+    lags = {s.vgpu: s.lag_ns for s in run.scheduler.snapshot(run.now_ns)}
+    spans = [(run.now_ns - S + n * 100 * MS, run.now_ns - S + (n + 1) * 100 * MS) for n in range(10)]
+    used = {key: [run.used_between(key, begin, end) for begin, end in spans] for key in run.keys}
+    rates = {key: [ns * PPM // run.shares[key].guarantee_ppm for ns in used[key]] for key in run.keys}
+    return [
+        f"{key} used least of its guarantee, and owes {-lags[key] / MS:.1f} ms"
+        for key in run.scheduler.shared()
+        if all(rates[key][n] <= rates[other][n] for n in range(10) for other in run.keys)
+        and lags[key] < -2 * max(used[key])
+    ]
 
 
 # --- spatial

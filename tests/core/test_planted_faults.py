@@ -6,21 +6,24 @@ with the real scheduler, which has to pass, so that no check can be satisfied by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from gpuserver.core.account import Account, Hold
+from gpuserver.core.account import Account, Choice, Hold, virtual
 from gpuserver.core.competition import Competition
 from gpuserver.core.kinds import LIGHT_PPM
 from gpuserver.core.leases import Allow, Drained, Lease, Measured, Share, VgpuKey
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.sharing import Guard, Relief
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
+from tests.core.slices import Slices
 from tests.tiers import slow
 
 
@@ -149,6 +152,134 @@ class NeverLeaves(TemporalScheduler):
         return event.demand_ppm <= LIGHT_PPM and super()._take_measure(event, now_ns)
 
 
+class LeavesAtOnce(TemporalScheduler):
+    """Each measurement of a light vGPU makes it heavy."""
+
+    def _take_measure(self, event: Measured, now_ns: int) -> bool:
+        kind = self._accounts[event.vgpu].kind
+        if kind.light:
+            kind.turn_heavy(now_ns)
+            return True
+        return super()._take_measure(event, now_ns)
+
+
+class Flaps(TemporalScheduler):
+    """A vGPU that turns heavy is light again with the next low measurement."""
+
+    def _take_measure(self, event: Measured, now_ns: int) -> bool:
+        self._accounts[event.vgpu].kind.heavy_until_ns = 0
+        return super()._take_measure(event, now_ns)
+
+
+class ChargedByHeldTime(TemporalScheduler):
+    """A sharer pays for the time of its lease, whatever it uses of it."""
+
+    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+        if hold.shared and hold.went_ns is not None:
+            account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
+        else:
+            super()._charge(account, hold, at_ns)
+
+
+class PaysTwice(TemporalScheduler):
+    """A sharer beside turns pays for what it uses, and for what the turns beside it hold."""
+
+    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+        if hold.shared and hold.went_ns is not None and self._current is not None:
+            account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
+        super()._charge(account, hold, at_ns)
+
+
+class CreditAtAChangeOfKind(TemporalScheduler):
+    """A sharer that turns heavy is owed the turns that it did not have."""
+
+    def _end_sharing(self, but: Collection[VgpuKey], now_ns: int) -> None:
+        leave = [self._accounts[key] for key in self._shared if key not in but]
+        super()._end_sharing(but, now_ns)
+        for account in leave:
+            self._shift(account, account.time - virtual(300 * MS, account.guarantee))
+
+
+class TurnsWaitForSharers(TemporalScheduler):
+    """A shared lease is a predecessor of each turn like any other lease."""
+
+    def _grant(self, choice: Choice, start_ns: int) -> Hold:
+        for hold in self._shared.values():
+            hold.shared = False
+        granted = super()._grant(choice, start_ns)
+        for hold in self._shared.values():
+            hold.shared = True
+        return granted
+
+
+class WaitsForOneThatShares(TemporalScheduler):
+    """A turn waits for the lease before it to drain, although that has become a shared one."""
+
+    def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
+        if changes.keys() != {"after"}:
+            super()._revise(hold, now_ns, **changes)
+
+
+class MostBehind(Relief):
+    def _judge(self, accounts: list[Account], got: dict[VgpuKey, int], passed_ns: int, now_ns: int) -> None:
+        super()._judge(accounts, got, passed_ns, now_ns)
+        if self.curbed is not None:
+            self.curbed = min(accounts, key=lambda a: got[a.key] / a.guarantee).key
+
+
+class MostBehindIsCurbed(TemporalScheduler):
+    """Of the sharers the one waits that got least of its guarantee."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._relief = MostBehind()
+
+
+class FreeSwitches(Guard):
+    def _judge(self, sharing: Collection[Account], turns: Collection[Account], passed_ns: int, now_ns: int) -> None:
+        self._cost_ppm = 0
+        super()._judge(sharing, turns, passed_ns, now_ns)
+
+    @property
+    def _cost_ppm(self) -> int:
+        return PPM
+
+    @_cost_ppm.setter
+    def _cost_ppm(self, cost_ppm: int) -> None:
+        pass
+
+
+class SwitchesAreFree(TemporalScheduler):
+    """A sharer may use its guarantee, whatever its switches take from turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = FreeSwitches()
+
+
+class ForgivesTheLastKernel(TemporalScheduler):
+    """A curbed sharer is allowed its part anew each time, whatever its last kernel used beyond that."""
+
+    def _permit(self, account: Account, hold: Hold) -> None:
+        hold.curbed_ns = None
+        super()._permit(account, hold)
+
+
+class Keeps(Guard):
+    def look(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
+        curbed = self.curbed
+        super().look(sharing, turns, now_ns)
+        self.curbed = {**curbed, **self.curbed}
+
+
+class NeverFreed(TemporalScheduler):
+    """A sharer that was curbed once stays so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = Keeps()
+
+
 def side_by_side(run: Run) -> list[str]:
     """Leases of two vGPUs in force at the same time, from the third second on."""
     late = [r for r in run.records if r.drained_ns is None or r.drained_ns > 3 * S]
@@ -251,8 +382,20 @@ def behind_long_ones(run: Run) -> list[str]:
     return oracle.behind_long_ones(run, begin=1 * S)
 
 
+def heavy_from(begin: int) -> Callable[[Run], list[str]]:
+    return lambda run: oracle.fairness(run, begin)
+
+
+def sliced(check: Callable[[Slices], list[str]]) -> Callable[[Run], list[str]]:
+    def checked(run: Run) -> list[str]:
+        assert isinstance(run, Slices)
+        return check(run)
+
+    return checked
+
+
 def watched(run: Run) -> list[str]:
-    """9, 10, 11."""
+    """9, 10, 11, and the kinds of vGPUs."""
     assert isinstance(run.watch, oracle.Watch)
     return run.watch.found
 
@@ -288,7 +431,18 @@ class Case:
     works: list[Work]
     check: Callable[[Run], list[str]]
     seconds: int = 6
+    fee: float | None = None
+    """Time slices run kernels side by side, and switches take so much of the time. None: all run at full speed."""
 
+
+def light_and_heavy(*percents: float) -> list[Share]:
+    return [replace(share, shareable=True) for share in temporal(*percents)]
+
+
+TRAINER = Work(demands_ppm=(950_000,))
+SERVICE = Work(burst=1, pause_ns=4 * MS, demands_ppm=(200_000,))
+QUIET = Work(burst=1, pause_ns=50 * MS, demands_ppm=(20_000,))
+BUSY = Work(demands_ppm=(400_000,))
 
 CASES = [
     Case(NoSettle, temporal(50, 50), [Work(), Work(start_ns=2 * S)], oracle.fairness),
@@ -334,6 +488,40 @@ CASES = [
         [Work(demands_ppm=(200_000, 200_000, *[900_000] * 8))] * 2,
         side_by_side,
     ),
+    Case(LeavesAtOnce, light_and_heavy(50, 50), [BUSY] * 2, watched),
+    Case(Flaps, light_and_heavy(50, 50), [Work(demands_ppm=(200_000, 900_000), demand_ns=100 * MS)] * 2, watched),
+    Case(
+        CreditAtAChangeOfKind,
+        light_and_heavy(50, 50),
+        [Work(demands_ppm=(200_000, 200_000, *[900_000] * 8)), TRAINER],
+        heavy_from(3 * S // 2),
+    ),
+    Case(TurnsWaitForSharers, light_and_heavy(10, 40, 40), [SERVICE, TRAINER, TRAINER], watched),
+    Case(WaitsForOneThatShares, light_and_heavy(48, 42), [Work(demands_ppm=(900_000, 200_000)), Work()], watched),
+    Case(ChargedByHeldTime, light_and_heavy(20, 80), [QUIET, BUSY], sliced(oracle.debts_of_sharers), fee=0),
+    Case(PaysTwice, light_and_heavy(20, 80), [QUIET, TRAINER], sliced(oracle.debts_of_sharers), fee=0),
+    Case(MostBehindIsCurbed, light_and_heavy(70, 20), [BUSY] * 2, sliced(oracle.shared_guarantees), fee=0),
+    Case(
+        SwitchesAreFree,
+        light_and_heavy(70, 10, 10, 10),
+        [TRAINER, *[SERVICE] * 3],
+        sliced(oracle.shared_guarantees),
+        fee=0.4,
+    ),
+    Case(
+        ForgivesTheLastKernel,
+        light_and_heavy(70, 10, 10, 10),
+        [TRAINER, *[SERVICE] * 3],
+        sliced(oracle.shared_guarantees),
+        fee=0.4,
+    ),
+    Case(
+        NeverFreed,
+        light_and_heavy(70, 20, 10),
+        [replace(TRAINER, burst=1500, pause_ns=60 * S), BUSY, replace(QUIET, pause_ns=60 * S)],
+        sliced(oracle.curbed_for_another),
+        fee=0.2,
+    ),
     Case(ChosenByWidth, spatial((0.4, 80), (0.2, 60), (0.3, 30)), [Work()] * 3, oracle.round_waits),
     Case(
         FillWithoutKernelTest,
@@ -378,7 +566,11 @@ CASES = [
 
 def run_case(case: Case, kind: type[Competition], together: bool) -> list[str]:
     scheduler = kind()
-    run = Run(scheduler, case.shares, case.works, watch=oracle.Watch(scheduler), together=together)
+    watch = oracle.Watch(scheduler)
+    if case.fee is None:
+        run = Run(scheduler, case.shares, case.works, watch=watch, together=together)
+    else:
+        run = Slices(scheduler, case.shares, case.works, watch=watch, together=together, fee=case.fee)
     return case.check(run.run(case.seconds * S))
 
 

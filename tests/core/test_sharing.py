@@ -791,6 +791,29 @@ def test_a_curbed_sharer_may_use_its_guarantee_and_no_more_than_its_limit_leaves
     assert desk.allowed[1] == (held(desk, 1)[0], used_ns + bucket_ns + 3 * MS)
 
 
+def test_what_a_curbed_sharers_kernel_used_beyond_its_allowance_counts_against_the_next_one() -> None:
+    """Each kernel takes 5 ms; a curbed sharer of 20 % may begin one every 25 ms, not one every 10."""
+    desk = sharing(sharer(0.7), sharer(0.2))
+    first_ns = curbed_for(desk, 0.4, 210)
+    epoch = held(desk, 1)[0]
+    used_ns = first_ns
+    for at_ms in range(220, 410, 10):
+        allowed_ns = desk.allowed[1][1]
+        assert allowed_ns is not None
+        if used_ns < allowed_ns:
+            used_ns += 5 * MS
+        desk.observed(1, epoch, at_ms, used_ns=used_ns)
+        desk.tick(at_ms)
+    assert used_ns - first_ns == 40 * MS, "20 % of 190 ms, and what the last kernel went beyond that"
+
+
+def test_a_curbed_sharer_saves_up_no_allowance() -> None:
+    desk = sharing(sharer(0.7), sharer(0.2))
+    used_ns = curbed_for(desk, 0.4, 210)
+    desk.tick(400)
+    assert desk.allowed[1][1] == used_ns + 2_400_000
+
+
 def test_a_sharer_that_is_curbed_no_more_is_allowed_all_at_once_and_once() -> None:
     """Its allowance was renewed 6 ms before."""
     desk = sharing(sharer(0.7), sharer(0.2))
