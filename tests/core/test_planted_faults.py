@@ -494,7 +494,7 @@ CASES = [
         CreditAtAChangeOfKind,
         light_and_heavy(50, 50),
         [Work(demands_ppm=(200_000, 200_000, *[900_000] * 8)), TRAINER],
-        heavy_from(3 * S // 2),
+        heavy_from(2 * S + 60 * MS),
     ),
     Case(TurnsWaitForSharers, light_and_heavy(10, 40, 40), [SERVICE, TRAINER, TRAINER], watched),
     Case(WaitsForOneThatShares, light_and_heavy(48, 42), [Work(demands_ppm=(900_000, 200_000)), Work()], watched),

@@ -353,7 +353,8 @@ def test_a_sharer_that_came_later_and_is_short_has_gained_nothing() -> None:
 def test_pauses_are_1_2_4_seconds_and_a_minute_at_most_until_curbing_helps() -> None:
     """Windows in which the short sharer gains nothing, whatever the other one gives up."""
     relief, shared = relieved(0.7, 0.2)
-    number, pauses = 1, []
+    number = 1
+    pauses: list[int] = []
     assert window(relief, shared, 1, [0.3, 0.5], [0.9, 0.9]) == 1
     while len(pauses) < 8:
         number += 1
