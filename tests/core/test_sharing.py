@@ -20,6 +20,7 @@ from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import S, Work
 from tests.core.populations import Population, works
+from tests.core.slices import Slices
 
 LIGHT, HEAVY = 0.2, 0.9
 NANOSECOND = 1 / (200 * MS)
@@ -808,6 +809,18 @@ def test_what_a_curbed_sharers_kernel_used_beyond_its_allowance_counts_against_t
     assert used_ns - first_ns == 40 * MS, "20 % of 190 ms, and what the last kernel went beyond that"
 
 
+def test_what_a_sharers_bucket_allowed_before_it_was_curbed_does_not_count_after_that() -> None:
+    """It begins to compute 80 ms before it is curbed, out of its bucket."""
+    desk = sharing(sharer(0.7), sharer(0.2, limit=0.5))
+    used_ns = 0
+    for at_ms in range(10, 211, 10):
+        used_ns = max(0, at_ms - 130) * MS
+        desk.observed(0, held(desk, 0)[0], at_ms, used_ns=at_ms * MS // 10)
+        desk.observed(1, held(desk, 1)[0], at_ms, used_ns=used_ns)
+        desk.measured(at_ms, LIGHT, LIGHT, waits={0: 0.9})
+    assert desk.allowed[1] == (held(desk, 1)[0], used_ns + 2_400_000)
+
+
 def test_a_curbed_sharer_saves_up_no_allowance() -> None:
     desk = sharing(sharer(0.7), sharer(0.2))
     used_ns = curbed_for(desk, 0.4, 210)
@@ -958,6 +971,37 @@ def test_so_many_share_at_most(light: int, heavy: int) -> None:
         account.kind.light = True
     assert sharers(company) == []
     assert sharers(company[1:]) == company[1 : light + 1]
+
+
+@st.composite
+def trainers_and_services(draw: st.DrawFn) -> tuple[list[Share], list[Work]]:
+    """One or two that need the GPU all the time, and up to three light ones whose bursts are 4 ms at most."""
+    trainers, services = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    parts = draw(st.lists(st.integers(5, 60), min_size=trainers + services, max_size=trainers + services))
+    scale = max(100, sum(parts))
+    drawn = [
+        Work(draw(st.sampled_from([MS // 2, MS, 3 * MS])), demands_ppm=(950_000,), jitter=0.05) for _ in range(trainers)
+    ]
+    for _ in range(services):
+        kernel_ns, burst = draw(st.sampled_from([(MS // 2, 1), (MS // 2, 4), (MS, 3), (2 * MS, 2), (4 * MS, 1)]))
+        demand_ppm = draw(st.sampled_from([100_000, 200_000, 400_000, 500_000]))
+        pause_ns = kernel_ns * burst * (PPM - demand_ppm) // demand_ppm
+        drawn.append(Work(kernel_ns, burst=burst, pause_ns=pause_ns, demands_ppm=(demand_ppm,)))
+    return [Share(part * PPM // scale, shareable=True) for part in parts], drawn
+
+
+@pytest.mark.simulation
+@given(trainers_and_services(), st.sampled_from([0.0, 0.1, 0.2, 0.3]), st.integers(0, 2**16))
+@settings(max_examples=15)
+def test_time_slices_take_no_guarantee(drawn: tuple[list[Share], list[Work]], fee: float, seed: int) -> None:
+    scheduler = TemporalScheduler()
+    watch = oracle.Watch(scheduler)
+    run = Slices(scheduler, *drawn, watch=watch, seed=seed, fee=fee)
+    run.run(6 * S)
+    assert not watch.found
+    assert not oracle.shared_guarantees(run)
+    assert not oracle.debts_of_sharers(run)
+    assert not oracle.curbed_for_another(run)
 
 
 def test_one_alone_does_not_share() -> None:
