@@ -22,15 +22,23 @@ from tests.core.model import MS, Run, Work
 from tests.core.populations import works
 
 shares = st.builds(
-    lambda guarantee, extra, sms, priority, bursts: Share(
-        guarantee * 10_000, PPM if bursts else min(PPM, (guarantee + extra) * 10_000), sms * 1000, priority, bursts
+    lambda guarantee, extra, sms, priority, bursts, shareable: Share(
+        guarantee * 10_000,
+        PPM if bursts else min(PPM, (guarantee + extra) * 10_000),
+        sms * 1000,
+        priority,
+        bursts,
+        shareable=shareable,
     ),
     st.integers(1, 40),
     st.sampled_from([0, 10, 100, 100]),
     st.integers(5, 100),
     st.sampled_from(list(Priority)),
     st.booleans(),
+    st.sampled_from([True, True, True, False]),
 )
+demands = st.lists(st.sampled_from([0, 200_000, 600_000, 900_000]), min_size=1, max_size=3).map(tuple)
+"""For a tenth of a second each."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -50,9 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.run.keys[index % len(self.run.keys)]
 
     @precondition(lambda self: len(self.run.keys) < 6)
-    @rule(share=shares, work=works())
-    def add(self, share: Share, work: Work) -> None:
-        self.run.add(self.next_key, share, work)
+    @rule(share=shares, work=works(), demands_ppm=demands)
+    def add(self, share: Share, work: Work, demands_ppm: tuple[int, ...]) -> None:
+        self.run.add(self.next_key, share, replace(work, demands_ppm=demands_ppm, demand_ns=100 * MS))
         self.next_key += 1
 
     @precondition(lambda self: self.run.keys)
