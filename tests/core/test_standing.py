@@ -113,3 +113,11 @@ def test_of_one_that_is_over_before_it_was_heard_of_nothing_is_said() -> None:
     (lease,) = leases(desk.tell_all(reports, 3))
     assert (lease.epoch, lease.standing) == (2, True)
     assert desk.statement(0, 3).held_ns == MS
+
+
+def test_one_that_began_by_itself_is_given_an_end_once_another_one_wants() -> None:
+    desk = Desk(TemporalScheduler(), HALF, HALF, standing=True)
+    lease, _ = desk.scheduler.published(0)[-1]
+    desk.went(0, lease.epoch, 2)
+    (held,) = [said for said in granted(desk.wants(1, 10)) if said.vgpu == 0]
+    assert held.end_ns == 10 * MS + desk.scheduler.policy.decision_ns + desk.scheduler.policy.window_ns
