@@ -26,8 +26,8 @@ thread counts the waits that ended since its last look, and divides the work sin
 
 A figure needs some W, and MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a
 tenth of a second. Of a pause, in which the process does not want the GPU, PAUSE_MOST_NS at most count as host time: a
-trainer that loads data for a while does not begin anew as a light one. The *waits* are the part of the last WAITED_NS in which a thread waited. A process that gets less than its
-share, and waits half of the time, is short of GPU time.
+trainer that loads data for a while does not begin anew as a light one. The *waits* are the part of the last WAITED_NS
+in which a thread waited. A process that gets less than its share, and waits half of the time, is short of GPU time.
 
 All times are nanoseconds. The caller serialises.
 """
