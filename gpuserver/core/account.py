@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuserver.core.kinds import Kind
-from gpuserver.core.leases import Book, Lease, Muster, Share, Statement, VgpuKey
+from gpuserver.core.leases import AccountSnapshot, AccountState, GangWindow, Lease, Share, VgpuIndex
 from gpuserver.core.policy import PPM
 
 FRACTION_BITS = 20
@@ -34,7 +34,7 @@ def real(virtual_time: int, guarantee_ppm: int) -> int:
 
 
 @dataclass(slots=True)
-class Hold:
+class ActiveLease:
     """A published lease that has not drained: what the scheduler knows of it."""
 
     lease: Lease
@@ -157,7 +157,7 @@ class Hold:
 class Account:
     """One vGPU. ``order`` is its place in the order of arrival, the last tie-breaker (keys are only names)."""
 
-    key: VgpuKey
+    key: VgpuIndex
     order: int
     share: Share
     time: int = 0
@@ -174,14 +174,14 @@ class Account:
     """While throttled: the lag it comes back with."""
     barred: bool = False
     """Deep in debt or bypassed: waits outside the competition until the others have caught up."""
-    muster: Muster | None = None
+    muster: GangWindow | None = None
     """When its gang is called. None: nothing binds it."""
     away: bool = False
     """Wants, but its gang is not called: waits outside the competition."""
     urgent_turns: int = 0
     """How many of its latest leases were urgent ones, in a row."""
-    holds: dict[int, Hold] = field(default_factory=dict)
-    standing: Hold | None = None
+    holds: dict[int, ActiveLease] = field(default_factory=dict)
+    standing: ActiveLease | None = None
     """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or went."""
     waiting_since_ns: int | None = None
     served_ns: int = 0
@@ -248,9 +248,9 @@ class Account:
         """Wants, may be granted at once, and holds nothing."""
         return self.competing and self.wants and not self.holds
 
-    def hold(self, lease: Lease) -> Hold:
+    def hold(self, lease: Lease) -> ActiveLease:
         """A lease as it is granted under the present share."""
-        return Hold(lease, self.share.sm_mpercent, self.share.bursts)
+        return ActiveLease(lease, self.share.sm_mpercent, self.share.bursts)
 
     def time_at(self, now_ns: int) -> int:
         """v̂: virtual time with everything that is held charged up to now."""
@@ -294,7 +294,7 @@ class Account:
             self._handover_mean_ns = (mean * 15 + sample) // 16 if mean else sample
             self.handover_ns = min(max(self._handover_mean_ns, low_ns), high_ns)
 
-    def close(self, hold: Hold, at_ns: int, early: bool = False) -> None:
+    def close(self, hold: ActiveLease, at_ns: int, early: bool = False) -> None:
         """The lease, whose virtual time is charged, drained at ``at_ns``, or was given back ``early``: book it."""
         busy = hold.busy(at_ns)
         del self.holds[hold.lease.epoch]
@@ -314,9 +314,9 @@ class Account:
     def busy_at(self, now_ns: int) -> int:
         return self.busy_ns + sum(h.busy(now_ns) for h in self.holds.values())
 
-    def book(self, lag_ns: int, now_ns: int) -> Book:
+    def book(self, lag_ns: int, now_ns: int) -> AccountState:
         """With what it holds charged up to now."""
-        return Book(
+        return AccountState(
             lag_ns=lag_ns,
             bucket_ns=self.bucket_at(now_ns) // PPM,
             held_ns=self.held_at(now_ns),
@@ -328,9 +328,9 @@ class Account:
             stayed_ns=self.kind.stayed_ns,
         )
 
-    def statement(self, lag_ns: int, now_ns: int) -> Statement:
+    def statement(self, lag_ns: int, now_ns: int) -> AccountSnapshot:
         """For display, likewise."""
-        return Statement(
+        return AccountSnapshot(
             vgpu=self.key,
             guarantee_ppm=self.share.guarantee_ppm,
             limit_ppm=self.share.limit_ppm,
@@ -355,7 +355,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Decision:
     """Who goes at a given time, for how long. ``alone``: nobody else will wait then."""
 
     account: Account

@@ -10,39 +10,39 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuserver.core.account import Account, Hold, virtual
+from gpuserver.core.account import Account, ActiveLease, virtual
 from gpuserver.core.leases import (
     FAR_NS,
+    AccountSnapshot,
+    AccountState,
     Added,
-    Book,
     Changed,
     Command,
     Drained,
     Event,
+    GangCalled,
     Idle,
     Lease,
+    LeaseStarted,
     Measured,
-    Mustered,
     Observed,
     Publish,
     Removed,
     Report,
-    Served,
-    Statement,
+    Runnable,
+    ServiceTotals,
     Tick,
-    VgpuKey,
-    Wants,
-    Went,
+    VgpuIndex,
     Withdraw,
 )
-from gpuserver.core.membership import InvariantError, Membership
+from gpuserver.core.membership import InvariantError, RunQueue
 from gpuserver.core.policy import PPM, SECOND, Policy
 
 SHARED_LATELY_NS = SECOND
 """A measurement is of less than that."""
 
 
-class Competition(Membership):
+class SchedulerBase(RunQueue):
     """Dispatch of events, books and commands; a mode adds its clock and its decisions.
 
     ``handle`` and ``handle_all`` raise ``KeyError`` for a vGPU that was never added and ``ValueError`` for one added
@@ -56,18 +56,18 @@ class Competition(Membership):
         self._commands: list[Command] = []
         self._shared_ns = -SHARED_LATELY_NS
         """When a vGPU last held a shared lease."""
-        self._withdrawn: list[tuple[int, Hold]] = []
+        self._withdrawn: list[tuple[int, ActiveLease]] = []
         """The last withdrawals and when they were."""
         self._on: dict[type, Callable[[Any, int], None]] = {
             Added: self._on_added,
             Changed: self._on_changed,
             Removed: self._on_removed,
-            Wants: self._on_wants,
+            Runnable: self._on_wants,
             Idle: self._on_idle,
-            Went: self._on_went,
+            LeaseStarted: self._on_went,
             Drained: self._on_drained,
             Observed: self._on_observed,
-            Mustered: self._on_mustered,
+            GangCalled: self._on_mustered,
         }
 
     # --- the interface of both modes
@@ -115,7 +115,9 @@ class Competition(Membership):
         return commands
 
     def _apply(
-        self, event: Wants | Idle | Went | Drained | Observed | Added | Changed | Removed | Mustered, now_ns: int
+        self,
+        event: Runnable | Idle | LeaseStarted | Drained | Observed | Added | Changed | Removed | GangCalled,
+        now_ns: int,
     ) -> None:
         if event.vgpu in self._accounts:
             self._refill_one(self._accounts[event.vgpu], now_ns)
@@ -136,24 +138,24 @@ class Competition(Membership):
         """Go by another policy, from the next decision on."""
         self.policy = policy
 
-    def turns(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+    def turns(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
         """Those of ``company`` that take turns, where all of it wants the GPU: they gain by it that one of them gives
         its lease back when it idles."""
         return {*company} - self.sharing(company)
 
-    def sharing(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+    def sharing(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
         """Those of ``company`` that hold shared leases, where all of it wants the GPU."""
         return set()
 
-    def metered(self) -> list[VgpuKey]:
+    def metered(self) -> list[VgpuIndex]:
         """Those that are allowed GPU time in parts, or share: what they have used is to be observed before ``Tick``."""
         return []
 
-    def shared(self) -> list[VgpuKey]:
+    def shared(self) -> list[VgpuIndex]:
         """Those that hold shared leases."""
         return []
 
-    def comparable(self) -> list[VgpuKey]:
+    def comparable(self) -> list[VgpuIndex]:
         """Those whose demand decides who shares: it is to be measured before ``Tick``."""
         return []
 
@@ -166,18 +168,18 @@ class Competition(Membership):
         """No lease before ``epoch`` is given out any more: somebody comes who has seen those of another GPU."""
         self._next_epoch = max(self._next_epoch, epoch)
 
-    def booked(self, vgpu: VgpuKey) -> tuple[int, int]:
+    def booked(self, vgpu: VgpuIndex) -> tuple[int, int]:
         """Held and busy time, in ns, of those leases of ``vgpu`` that are over."""
         account = self._accounts[vgpu]
         return account.held_ns, account.busy_ns
 
-    def published(self, vgpu: VgpuKey) -> list[tuple[Lease, bool]]:
+    def published(self, vgpu: VgpuIndex) -> list[tuple[Lease, bool]]:
         """The leases of ``vgpu`` that are not over, and whether each went."""
         account = self._accounts[vgpu]
         holds = [*account.holds.values(), *([account.standing] if account.standing is not None else [])]
         return [(hold.lease, hold.went_ns is not None) for hold in holds]
 
-    def books(self, now_ns: int = 0) -> dict[VgpuKey, Book]:
+    def books(self, now_ns: int = 0) -> dict[VgpuIndex, AccountState]:
         """What the journal keeps: charged and refilled up to ``now_ns``, or the last event if that is later."""
         now_ns = max(now_ns, self._now_ns)
         clock = self.clock(now_ns)
@@ -189,14 +191,14 @@ class Competition(Membership):
             books[key] = account.book(lag, now_ns)
         return books
 
-    def snapshot(self, now_ns: int) -> list[Statement]:
+    def snapshot(self, now_ns: int) -> list[AccountSnapshot]:
         """Every vGPU for display, charged up to ``now_ns``. Changes nothing."""
         clock = self.clock(now_ns)
         return [a.statement(self._lag(a, clock, now_ns), now_ns) for a in self._accounts.values()]
 
-    def served(self, now_ns: int) -> dict[VgpuKey, Served]:
+    def served(self, now_ns: int) -> dict[VgpuIndex, ServiceTotals]:
         """The same of which rates are made: that is asked for several times a second."""
-        return {a.key: Served(a.held_at(now_ns), a.busy_at(now_ns), a.tokens) for a in self._accounts.values()}
+        return {a.key: ServiceTotals(a.held_at(now_ns), a.busy_at(now_ns), a.tokens) for a in self._accounts.values()}
 
     def check(self) -> None:
         """Raise ``InvariantError`` where the books contradict each other."""
@@ -272,7 +274,7 @@ class Competition(Membership):
             accounts.pop(event.vgpu, None)
         self._rank()
 
-    def _on_wants(self, event: Wants, now_ns: int) -> None:
+    def _on_wants(self, event: Runnable, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
         if account.wants:
             return
@@ -288,7 +290,7 @@ class Competition(Membership):
     def _on_idle(self, event: Idle, now_ns: int) -> None:
         self._stop_wanting(self._accounts[event.vgpu], now_ns)
 
-    def _on_went(self, event: Went, now_ns: int) -> None:
+    def _on_went(self, event: LeaseStarted, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
         at_ns = min(event.at_ns, now_ns)
         hold = account.holds.get(event.epoch)
@@ -296,7 +298,7 @@ class Competition(Membership):
         by_itself = standing is not None and standing.lease.epoch == event.epoch
         if standing is not None and by_itself:
             if not account.wants:
-                self._on_wants(Wants(account.key), now_ns)
+                self._on_wants(Runnable(account.key), now_ns)
             hold = self._take_up(account, replace(standing.lease, standing=False, window_ns=self._window(account)))
             self._began(hold, now_ns)
         if hold is None:
@@ -320,16 +322,16 @@ class Competition(Membership):
         if by_itself:  # once nothing waits any more that was granted without knowing of it
             self._commands.append(Publish(hold.lease))
 
-    def _began(self, hold: Hold, now_ns: int) -> None:
+    def _began(self, hold: ActiveLease, now_ns: int) -> None:
         """A standing lease has begun by itself, whatever was planned."""
         raise NotImplementedError
 
-    def _go(self, hold: Hold, at_ns: int) -> None:
+    def _go(self, hold: ActiveLease, at_ns: int) -> None:
         undrained = frozenset(e for key, e in hold.lease.after if self._undrained(key, e))
         hold.go(at_ns, undrained, self.policy.grace_ns, self.policy.tail_ns)
 
     @abstractmethod
-    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+    def _went(self, hold: ActiveLease, planned_end_ns: int | None, now_ns: int) -> None:
         """A lease has begun; by its own length it would have ended at ``planned_end_ns``, had it begun in time."""
 
     def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
@@ -341,7 +343,7 @@ class Competition(Membership):
         account.holds[epoch] = hold
         self._note_holds(account)
 
-    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
+    def _undrained(self, key: VgpuIndex, epoch: int) -> bool:
         account = self._accounts.get(key)
         return account is not None and epoch in account.holds and account.holds[epoch].went_ns is not None
 
@@ -386,12 +388,12 @@ class Competition(Membership):
         for hold in self._holds():
             hold.unshadow(epoch, at_ns)
 
-    def _holds(self) -> list[Hold]:
+    def _holds(self) -> list[ActiveLease]:
         """Every lease that was granted and is not over."""
         return [hold for a in self._holding.values() for hold in a.holds.values()]
 
     @abstractmethod
-    def _closed(self, hold: Hold) -> None:
+    def _closed(self, hold: ActiveLease) -> None:
         """A lease is over: the mode forgets it."""
 
     def _on_observed(self, event: Observed, now_ns: int) -> None:
@@ -407,7 +409,7 @@ class Competition(Membership):
         alone = now_ns - self._shared_ns > SHARED_LATELY_NS
         return self._accounts[event.vgpu].kind.measured(event, now_ns, alone=alone)
 
-    def _on_mustered(self, event: Mustered, now_ns: int) -> None:
+    def _on_mustered(self, event: GangCalled, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
         account.muster = event.muster
         self._sort_in(account)
@@ -427,7 +429,7 @@ class Competition(Membership):
     def _window(self, account: Account) -> int:
         return self.policy.window_low_ns if account.share.priority < self._highest else self.policy.window_ns
 
-    def _publish(self, account: Account, lease: Lease) -> Hold:
+    def _publish(self, account: Account, lease: Lease) -> ActiveLease:
         """A new lease for ``account``; its epoch is the next one, or that of its standing lease. It also waits for
         leases that were withdrawn a moment ago: their GO may have crossed the withdrawal."""
         now_ns = self._now_ns
@@ -454,7 +456,7 @@ class Competition(Membership):
         self._note_holds(account)
         return hold
 
-    def _issue(self, account: Account, lease: Lease) -> Hold:
+    def _issue(self, account: Account, lease: Lease) -> ActiveLease:
         hold = account.hold(lease.under(self._next_epoch))
         self._next_epoch += 1
         if lease.end_ns is None:
@@ -481,7 +483,7 @@ class Competition(Membership):
         """Whether it may have a standing lease, or keep it."""
         return False
 
-    def _take_up(self, account: Account, lease: Lease) -> Hold:
+    def _take_up(self, account: Account, lease: Lease) -> ActiveLease:
         """The standing lease is granted, or went: from now on it is ``lease``, one like any other."""
         hold = account.standing
         assert hold is not None
@@ -498,7 +500,7 @@ class Competition(Membership):
             self._note_wish(account)
             self._take_from(hold)
 
-    def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
+    def _revise(self, hold: ActiveLease, now_ns: int, **changes: Any) -> None:
         """Publish a lease again with other times, unless they are what they were."""
         if any(getattr(hold.lease, name) != value for name, value in changes.items()):
             hold.lease = replace(hold.lease, **changes)
@@ -507,30 +509,30 @@ class Competition(Membership):
                 self._permit(self._accounts[hold.lease.vgpu], hold)
             self._commands.append(Publish(hold.lease))
 
-    def _permit(self, account: Account, hold: Hold) -> None:
+    def _permit(self, account: Account, hold: ActiveLease) -> None:
         """An open-ended lease is about to be published: the hooks have to know before what may be used under it."""
 
-    def _move(self, hold: Hold, start_ns: int) -> None:
+    def _move(self, hold: ActiveLease, start_ns: int) -> None:
         """The dispatcher starts the lease at another time than was planned: note it, say nothing."""
         hold.lease = hold.lease.begun(start_ns)
 
-    def _withdraw(self, account: Account, hold: Hold) -> None:
+    def _withdraw(self, account: Account, hold: ActiveLease) -> None:
         del account.holds[hold.lease.epoch]
         self._note_holds(account)
         self._take_from(hold)
 
-    def _take_from(self, hold: Hold) -> None:
+    def _take_from(self, hold: ActiveLease) -> None:
         now_ns = self._now_ns
         self._withdrawn = [w for w in self._withdrawn if now_ns - w[0] < self.policy.lookahead_ns]
         self._withdrawn.append((now_ns, hold))
         self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))
 
     @abstractmethod
-    def _matters(self, withdrawn: Hold, account: Account) -> bool:
+    def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
         """Whether a lease of ``account`` has to wait for one that was withdrawn."""
 
 
-def _concerns(command: Command, vgpu: VgpuKey, epoch: int) -> bool:
+def _concerns(command: Command, vgpu: VgpuIndex, epoch: int) -> bool:
     """Whether it is about that lease of ``vgpu``, or an older one."""
     lease = command.lease if isinstance(command, Publish) else command
     return lease.vgpu == vgpu and lease.epoch <= epoch

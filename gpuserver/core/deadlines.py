@@ -20,16 +20,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from math import inf
 
-from gpuserver.core.account import VIRTUAL_PER_REAL, Account, Choice, Hold, real, virtual
-from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.account import VIRTUAL_PER_REAL, Account, ActiveLease, Decision, real, virtual
+from gpuserver.core.competition import SchedulerBase
+from gpuserver.core.leases import Priority, VgpuIndex
 from gpuserver.core.policy import PPM, Policy
 
 Rank = tuple[int, int, int]
 """−1 for who insists, minus the class, minus when its gang was called (0: it is not): the least goes first."""
 
 
-class Deadlines(Competition):
+class Eevdf(SchedulerBase):
     """Virtual time, the period, the length of tokens, and the choice of the next holder. It publishes nothing."""
 
     def __init__(self, policy: Policy, *, first_epoch: int) -> None:
@@ -93,14 +93,14 @@ class Deadlines(Competition):
 
     # --- the choice
 
-    def _pick(self, at_ns: int, staying: Hold | None, following: Hold | None = None) -> Choice | None:
+    def _pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
         """Who should hold from ``at_ns`` on, everybody charged up to then. ``staying``: the holder, if it may go on.
         ``following``: what is published as next; its vGPU is as free to be chosen as those who wait, since the decision
         is being made anew."""
         free = {id(h) for h in (staying, following) if h is not None}
         urgent = self._most_urgent(free)
         if urgent is not None:
-            return Choice(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
+            return Decision(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
         dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
         shared = {*self.shared()}  # a shared lease keeps no vGPU from its turn
         held = [a for a in self._holding.values() if a.competing and a.key not in shared]
@@ -129,7 +129,7 @@ class Deadlines(Competition):
             tied = self._earliest(eligible, at_ns, tie, lambda a: True)
         best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
         length = self._length(best, deadline, at_ns)
-        return Choice(
+        return Decision(
             best,
             self._mustered_length(best, length, at_ns),
             alone and not self._soon_in_company(best),
@@ -142,7 +142,7 @@ class Deadlines(Competition):
         turns of that one the meter of an open-ended lease would be less exact than held time."""
         return account.capped and any(a.throttled for a in self._capped.values() if a is not account)
 
-    def _ranked(self, candidates: list[Account], called: Set[VgpuKey]) -> dict[Rank, list[Account]]:
+    def _ranked(self, candidates: list[Account], called: Set[VgpuIndex]) -> dict[Rank, list[Account]]:
         """``candidates`` by rank; whoever of the first one is entitled goes before all others."""
         if not called and len(self._classes) == 1:
             return {(0, 0, 0): candidates}
@@ -169,7 +169,7 @@ class Deadlines(Competition):
                 latest = min(latest, deadline + tie)
         return [one for one in found if one[1] <= latest]
 
-    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuKey]) -> bool:
+    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuIndex]) -> bool:
         """Whether its lag at ``at_ns`` is at least −q/4, or −q where its gang is called: (v̂ − V)·r ≤ q/4."""
         ahead = (account.time_at(at_ns) - clock) * account.guarantee
         quantum = self._quantum(account)

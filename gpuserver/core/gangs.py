@@ -6,12 +6,12 @@ make progress, slowly. The members of a *gang* are therefore called together.
 
 Theory of operation
 -------------------
-Every server tells every other that has a member of the same gang how its own stands (``Outlook``): the whole state,
-again and again, so that a message that is lost or late is made good by the next. What follows from it is decided by
-each server for itself, and only from lower to higher GPUs, so that no two servers ever wait for each other's decision:
+Each server sends the whole state of its gang member (``GangMemberStatus``) to every other server of the gang, again and
+again. The next message replaces one that is lost or late. Each server decides for itself, and only from lower to higher
+GPUs, so no two servers ever wait for each other's decision:
 
     leader      the member on the lowest GPU that is bound: it wants a token, or holds a finite lease
-    followers   the members on higher GPUs. They are called for the leader's lease (``Muster``), and away otherwise
+    followers   the members on higher GPUs. They are called for the leader's lease (``GangWindow``), and away otherwise
     nobody      is bound by an open-ended lease, nor by a member that wants nothing: the others go by their own accounts
 
 Within its own muster a follower goes before others of its class, but no more than one token ahead of its share: the
@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuserver.core.leases import Muster, Mustered, Outlook, VgpuKey
+from gpuserver.core.leases import GangCalled, GangMemberStatus, GangWindow, VgpuIndex
 from gpuserver.core.policy import DEFAULT_POLICY, Policy
 
 GangName = str
@@ -54,38 +54,40 @@ class Gangs:
     def __init__(self, gpu_index: int, policy: Policy = DEFAULT_POLICY) -> None:
         self._gpu_index = gpu_index
         self._lapse_ns = policy.muster_lapse_ns
-        self._members: dict[GangName, VgpuKey] = {}
-        self._heard: dict[int, tuple[int, Mapping[GangName, Outlook]]] = {}
+        self._members: dict[GangName, VgpuIndex] = {}
+        self._heard: dict[int, tuple[int, Mapping[GangName, GangMemberStatus]]] = {}
         """By GPU: when it was heard last, and what it said."""
 
     @property
-    def members(self) -> Mapping[GangName, VgpuKey]:
+    def members(self) -> Mapping[GangName, VgpuIndex]:
         """The member that each gang has here."""
         return self._members
 
-    def enroll(self, members: Mapping[GangName, VgpuKey], now_ns: int) -> list[Mustered]:
+    def enroll(self, members: Mapping[GangName, VgpuIndex], now_ns: int) -> list[GangCalled]:
         """These are the members here from now on. Who left is free."""
         left = set(self._members.values()) - set(members.values())
         self._members = dict(members)
-        return [*(Mustered(key, None) for key in sorted(left)), *self._musters(self._members, now_ns)]
+        return [*(GangCalled(key, None) for key in sorted(left)), *self._musters(self._members, now_ns)]
 
-    def hear(self, gpu_index: int, outlooks: Mapping[GangName, Outlook], now_ns: int) -> list[Mustered]:
+    def hear(self, gpu_index: int, outlooks: Mapping[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:
         """What the server of GPU ``gpu_index`` says of all its members."""
         _, before = self._heard.get(gpu_index, (0, {}))
         self._heard[gpu_index] = now_ns, outlooks
         return self._musters(before.keys() | outlooks.keys(), now_ns)
 
-    def lose(self, gpu_index: int, now_ns: int) -> list[Mustered]:
+    def lose(self, gpu_index: int, now_ns: int) -> list[GangCalled]:
         """The link to that server has ended."""
         _, before = self._heard.pop(gpu_index, (0, {}))
         return self._musters(before, now_ns)
 
-    def _musters(self, gangs: Iterable[GangName], now_ns: int) -> list[Mustered]:
+    def _musters(self, gangs: Iterable[GangName], now_ns: int) -> list[GangCalled]:
         return [
-            Mustered(self._members[gang], self._muster(gang, now_ns)) for gang in sorted(gangs) if gang in self._members
+            GangCalled(self._members[gang], self._muster(gang, now_ns))
+            for gang in sorted(gangs)
+            if gang in self._members
         ]
 
-    def _muster(self, gang: GangName, now_ns: int) -> Muster:
+    def _muster(self, gang: GangName, now_ns: int) -> GangWindow:
         known = {
             gpu: (outlooks[gang], heard_ns)
             for gpu, (heard_ns, outlooks) in sorted(self._heard.items())
@@ -95,6 +97,6 @@ class Gangs:
         urgent = any(outlook.late for outlook, _ in known.values())
         for gpu, (outlook, _) in known.items():
             if gpu < self._gpu_index and outlook.bound:
-                return Muster(outlook.start_ns, outlook.end_ns, True, urgent, lapses_ns, leader=gpu)
+                return GangWindow(outlook.start_ns, outlook.end_ns, True, urgent, lapses_ns, leader=gpu)
         held_off = any(gpu > self._gpu_index and not outlook.ready for gpu, (outlook, _) in known.items())
-        return Muster(binding=held_off, urgent=urgent, lapses_ns=lapses_ns)
+        return GangWindow(binding=held_off, urgent=urgent, lapses_ns=lapses_ns)

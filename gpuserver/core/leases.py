@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpuserver.core.policy import PPM
 
-VgpuKey = int
+VgpuIndex = int
 """The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""
 
 
@@ -61,16 +61,16 @@ class Share:
 class Added:
     """A vGPU was created, or restored from the journal: then ``book`` carries its old debt and bucket."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     share: Share
-    book: Book | None = None
+    book: AccountState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
     """``vgpuctl set``: a new share, effective at the next token."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     share: Share
 
 
@@ -78,21 +78,21 @@ class Changed:
 class Removed:
     """The vGPU is gone; its lease, if any, is over now."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class Runnable:
     """A process of the vGPU waits for a token (or holds one and has work)."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
     """No process of the vGPU wants a token any more (it died or gave up). What it holds ends with ``Drained``."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Went:
+class LeaseStarted:
     """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
     also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standing lease before it was granted, it was in use
     for so long already, which is charged as well."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
     at_ns: int
     taken_ns: int = 0
@@ -124,7 +124,7 @@ class Drained:
     ``longest_kernel_ns``, ``handover_cost_ns``, ``used_ns``: as in ``Observed``; 0: nothing was learned.
     """
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
     at_ns: int
     idle_ns: int
@@ -145,7 +145,7 @@ class Observed:
     they do not.
     """
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
     idle_ns: int
     longest_kernel_ns: int = 0
@@ -159,7 +159,7 @@ class Measured:
     """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst,
     the part of the time in which it waited for the GPU, and the GPU time that all its launches so far take alone."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     demand_ppm: int
     burst_ns: int = 0
     waits_ppm: int = 0
@@ -167,7 +167,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Muster:
+class GangWindow:
     """When a member of a gang is to hold; see ``gangs.py``.
 
     Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays away.
@@ -185,17 +185,17 @@ class Muster:
 
 
 @dataclass(frozen=True, slots=True)
-class Mustered:
+class GangCalled:
     """What the vGPU's gang is called to. None: it is in no gang."""
 
-    vgpu: VgpuKey
-    muster: Muster | None
+    vgpu: VgpuIndex
+    muster: GangWindow | None
 
 
-Report = Wants | Idle | Went | Drained | Observed | Measured
+Report = Runnable | Idle | LeaseStarted | Drained | Observed | Measured
 """What the dispatcher saw."""
 
-Event = Report | Added | Changed | Removed | Mustered | Tick
+Event = Report | Added | Changed | Removed | GangCalled | Tick
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ class Lease:
     ``go_by_ns``, until it has been published again: the scheduler may have granted that one before it heard of this.
     """
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
     start_ns: int
     end_ns: int | None
-    after: tuple[tuple[VgpuKey, int], ...] = ()
+    after: tuple[tuple[VgpuIndex, int], ...] = ()
     go_by_ns: int = 0
     early: bool = True
     window_ns: int = 1_000_000
@@ -271,9 +271,9 @@ class Publish:
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     """Take back a published lease that has not started. If its GO was given a moment ago, it ends now and is reported
-    like any other (``Went``, ``Drained``)."""
+    like any other (``LeaseStarted``, ``Drained``)."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
 
 
@@ -282,7 +282,7 @@ class Allow:
     """Under its open-ended lease ``epoch`` the vGPU may use ``allowance_ns`` of GPU time in all, and then waits for
     more. None: as much as it can. Where that lease has not gone yet, what it used before does not count."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     epoch: int
     allowance_ns: int | None
 
@@ -294,7 +294,7 @@ Command = Publish | Withdraw | Allow
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class GangMemberStatus:
     """Of one vGPU, for the other members of its gang.
 
     ``bound``: it wants a token or holds a finite lease, so the others' leases are to be at the time of its own.
@@ -314,7 +314,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class AccountState:
     """The journalled part of one vGPU's account. ``lag`` is r·(V − v) in ns: positive, the vGPU is owed time.
 
     ``light``, ``heavy_ns`` and ``stayed_ns`` are its kind: how much longer it is heavy at least, and how long it had
@@ -330,12 +330,12 @@ class Book:
     heavy_ns: int = 0
     stayed_ns: int = 0
 
-    def refilled(self, limit_ppm: int, passed_ns: int) -> Book:
+    def refilled(self, limit_ppm: int, passed_ns: int) -> AccountState:
         """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
         the card for shorter stays than its debt lasts would else never run again."""
         return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
 
-    def overrun(self, held_ns: int) -> Book:
+    def overrun(self, held_ns: int) -> AccountState:
         """The same when a lease that it has no more kept the GPU for ``held_ns`` after its end."""
         return replace(
             self,
@@ -347,7 +347,7 @@ class Book:
         )
 
 
-class Served(NamedTuple):
+class ServiceTotals(NamedTuple):
     """What one vGPU has had of the GPU so far, and in how many leases."""
 
     held_ns: int
@@ -356,10 +356,10 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class AccountSnapshot:
     """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt."""
 
-    vgpu: VgpuKey
+    vgpu: VgpuIndex
     guarantee_ppm: int
     limit_ppm: int
     priority: Priority

@@ -22,8 +22,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.leases import Outlook, Priority, VgpuKey
+from gpuserver.core.account import Account, ActiveLease, real, virtual
+from gpuserver.core.leases import GangMemberStatus, Priority, VgpuIndex
 from gpuserver.core.policy import PPM, Policy
 
 LATE_DOUBLINGS = 6
@@ -34,22 +34,22 @@ class InvariantError(AssertionError):
     """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
 
 
-class Membership(ABC):
+class RunQueue(ABC):
     """Accounts, the clock over those that compete, and how a vGPU comes into the competition and leaves it."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._accounts: dict[VgpuKey, Account] = {}
-        self._capped: dict[VgpuKey, Account] = {}
-        self._members: dict[VgpuKey, Account] = {}
+        self._accounts: dict[VgpuIndex, Account] = {}
+        self._capped: dict[VgpuIndex, Account] = {}
+        self._members: dict[VgpuIndex, Account] = {}
         """Those that a gang binds, or did."""
-        self._competing: dict[VgpuKey, Account] = {}
-        self._holding: dict[VgpuKey, Account] = {}
+        self._competing: dict[VgpuIndex, Account] = {}
+        self._holding: dict[VgpuIndex, Account] = {}
         """Those with a lease that was granted and is not over."""
-        self._barred: dict[VgpuKey, Account] = {}
-        self._resting: dict[VgpuKey, Account] = {}
+        self._barred: dict[VgpuIndex, Account] = {}
+        self._resting: dict[VgpuIndex, Account] = {}
         """Those that want nothing, or have a standing lease still."""
-        self._company: dict[VgpuKey, Account] = {}
+        self._company: dict[VgpuIndex, Account] = {}
         """Those that want or hold, whatever keeps them out."""
         self._weight = 0
         """W = Σ r over the competition …"""
@@ -129,7 +129,7 @@ class Membership(ABC):
         """v̂: virtual time with everything that is held charged up to now."""
         return account.time_at(now_ns)
 
-    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _settle(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         """Charge the virtual time of a lease up to ``at_ns``, overuse included."""
         before = account.time
         self._charge(account, hold, at_ns)
@@ -137,7 +137,7 @@ class Membership(ABC):
         if account.competing:
             self._moment += account.guarantee * (account.time - before)
 
-    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         account.charge(hold.unsettled(at_ns))
 
     def _lag(self, account: Account, clock: int, now_ns: int) -> int:
@@ -374,7 +374,7 @@ class Membership(ABC):
             return True
         return not account.capped and not any(a is not account for a in self._company.values())
 
-    def outlook(self, vgpu: VgpuKey) -> Outlook:
+    def outlook(self, vgpu: VgpuIndex) -> GangMemberStatus:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
         account = self._accounts[vgpu]
         # An urgent turn, for which one that is barred may hold as well, does not make it ready.
@@ -383,12 +383,12 @@ class Membership(ABC):
         )
         oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
         if oldest is None:
-            return Outlook(account.wants, *self._announced(account), ready=ready)
+            return GangMemberStatus(account.wants, *self._announced(account), ready=ready)
         lease = oldest.lease
         if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
-            return Outlook(ready=ready)
+            return GangMemberStatus(ready=ready)
         late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self._late_ns(account)
-        return Outlook(True, lease.start_ns, lease.end_ns, late, ready)
+        return GangMemberStatus(True, lease.start_ns, lease.end_ns, late, ready)
 
     def _announced(self, account: Account) -> tuple[int, int]:
         """When a throttled vGPU will hold: once its bucket is full, where nobody competes with it. Its followers are

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cython_ext.readings import Event, EventKind
-from gpuserver.core.leases import Lease, VgpuKey
+from gpuserver.core.leases import Lease, VgpuIndex
 from vgpu.protocol.meters import Histogram
 
 US: Final = 1_000
@@ -66,24 +66,24 @@ class Meters:
     def __init__(self) -> None:
         self.handovers = Tally(HANDOVERS_NS)
         self.loop_lag = Tally(LAGS_NS)
-        self._courses: dict[VgpuKey, _Course] = {}
+        self._courses: dict[VgpuIndex, _Course] = {}
 
-    def enter(self, key: VgpuKey) -> None:
+    def enter(self, key: VgpuIndex) -> None:
         """Also again, under another scheduler."""
         if key in self._courses:
             self.rest(key)
         else:
             self._courses[key] = _Course()
 
-    def forget(self, key: VgpuKey) -> None:
+    def forget(self, key: VgpuIndex) -> None:
         self._courses.pop(key, None)
 
-    def rest(self, key: VgpuKey) -> None:
+    def rest(self, key: VgpuIndex) -> None:
         """It has no leases any more, and waits for none, but keeps its counts."""
         old = self._courses[key]
         self._courses[key] = _Course(waits=old.waits)
 
-    def waits(self, key: VgpuKey) -> Histogram:
+    def waits(self, key: VgpuIndex) -> Histogram:
         return self._courses[key].waits.histogram()
 
     def published(self, lease: Lease) -> None:
@@ -94,10 +94,10 @@ class Meters:
         else:
             course.awaited.pop(lease.epoch, None)
 
-    def withdrawn(self, key: VgpuKey, epoch: int) -> None:
+    def withdrawn(self, key: VgpuIndex, epoch: int) -> None:
         self._courses[key].awaited.pop(epoch, None)
 
-    def wants(self, key: VgpuKey, at_ns: int) -> None:
+    def wants(self, key: VgpuIndex, at_ns: int) -> None:
         """A token, from now on."""
         course = self._courses[key]
         if not course.held and course.waits_since_ns is None:

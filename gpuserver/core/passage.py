@@ -35,7 +35,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class MigrationState:
     """``goes_on``: its programs are to go on as soon as they can. ``leaving``, ``came_from``: GPUs, by their index.
     ``home``: UUID of the GPU on which its programs were checkpointed, "" for this one. ``programs``: those
     that were in it when that was written; its broker may have died meanwhile, and not know them yet."""
@@ -53,33 +53,33 @@ class Passage:
             return Step.ASK
         return Step.GO_ON if self.goes_on else Step.STAY
 
-    def begun(self, *, suspended: bool) -> Passage:
+    def begun(self, *, suspended: bool) -> MigrationState:
         """It is to stand still for the way; one that is suspended stays so."""
         return replace(self, goes_on=not suspended)
 
-    def left(self, to: int, here: str, programs: tuple[Process, ...]) -> Passage:
+    def left(self, to: int, here: str, programs: tuple[Process, ...]) -> MigrationState:
         """All its programs are checkpointed, on the GPU ``here`` if nobody knows better."""
         return replace(self, leaving=to, home=self.home or (here if programs else ""), programs=programs)
 
-    def stayed(self) -> Passage:
+    def stayed(self) -> MigrationState:
         """The other GPU does not take it."""
         return replace(self, leaving=None)
 
-    def arrived(self, source: int) -> Passage:
+    def arrived(self, source: int) -> MigrationState:
         """As the target remembers it."""
         return replace(self, leaving=None, came_from=source)
 
-    def released(self) -> Passage:
+    def released(self) -> MigrationState:
         """Where it came from nobody remembers it any more."""
         return replace(self, came_from=None)
 
-    def brought_back(self) -> Passage:
+    def brought_back(self) -> MigrationState:
         """Its programs run, here."""
         return replace(self, goes_on=False, home="")
 
-    def given_up(self) -> Passage:
+    def given_up(self) -> MigrationState:
         """They could not be brought back: somebody has to ask for that."""
         return replace(self, goes_on=False)
 
 
-AT_REST: Final = Passage()
+AT_REST: Final = MigrationState()

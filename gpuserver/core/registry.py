@@ -26,7 +26,7 @@ from itertools import product
 
 from gpuserver.core.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
 from gpuserver.core.knapsack import Work
-from gpuserver.core.leases import Mode, Priority, Share, VgpuKey
+from gpuserver.core.leases import Mode, Priority, Share, VgpuIndex
 from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
 from gpuserver.core.partition import Partition, partition
 from vgpu.choices import LeaseChoice, Oversubscribe
@@ -41,7 +41,7 @@ NOTHING = Share(guarantee_ppm=0, sm_mpercent=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuCapacity:
     """The physical GPU as the registry sees it. ``sm_count`` 0: unknown, then spatial mode is refused."""
 
     total_memory_bytes: int
@@ -61,7 +61,7 @@ class VgpuRecord:
     """One vGPU. ``expires_unix_ns`` None: never."""
 
     vgpu_id: str
-    key: VgpuKey
+    key: VgpuIndex
     spec: VgpuSpec
     owner: Owner
     created_unix_ns: int
@@ -116,7 +116,7 @@ class PerUser:
 class Registry:
     """All vGPUs of one GPU."""
 
-    def __init__(self, card: Card, mode: Mode, per_user: PerUser = PerUser()) -> None:
+    def __init__(self, card: GpuCapacity, mode: Mode, per_user: PerUser = PerUser()) -> None:
         self.card = card
         self.per_user = per_user
         self.mode = mode
@@ -333,7 +333,7 @@ class Registry:
         keys = [r.key for r in changed.values() if not r.spec.overcommit and not r.suspended]
         return settled(mode, changed, work, [proof.renamed(dict(enumerate(keys)))])
 
-    def restore(self, records: Iterable[tuple[str, VgpuKey, VgpuSpec, Owner, int, int | None, bool]]) -> None:
+    def restore(self, records: Iterable[tuple[str, VgpuIndex, VgpuSpec, Owner, int, int | None, bool]]) -> None:
         """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
         lost memory to somebody else must not make vGPUs vanish."""
         for vgpu_id, key, spec, owner, created, expires, suspended in records:
@@ -376,7 +376,7 @@ class Registry:
                 "leave out --idle-suspend, or: vgpuctl gpu set GPU --mode temporal",
             )
 
-    def _free_key(self, owner: Owner) -> VgpuKey:
+    def _free_key(self, owner: Owner) -> VgpuIndex:
         taken = {record.key for record in self}
         key = next((key for key in range(MAX_VGPUS) if key not in taken), None)
         if key is None:
@@ -404,7 +404,7 @@ class Registry:
     def _meaning(
         self,
         vgpu_id: str,
-        key: VgpuKey,
+        key: VgpuIndex,
         spec: VgpuSpec,
         owner: Owner,
         created_unix_ns: int,

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.leases import Priority, VgpuIndex
 from gpuserver.core.lending import UNBOUNDED
 
 STAY_FACTOR: Final = 8
@@ -50,7 +50,7 @@ class Tenant:
     completed.
     """
 
-    key: VgpuKey
+    key: VgpuIndex
     resident: bool
     memory_bytes: int
     wants: bool
@@ -96,10 +96,10 @@ class Moves:
     """``leave`` and ``come``: who is to begin now. ``hopeless``: who wants more than there is room for. ``offered``:
     who waits for room that is there."""
 
-    leave: tuple[VgpuKey, ...] = ()
-    come: tuple[VgpuKey, ...] = ()
-    hopeless: tuple[VgpuKey, ...] = ()
-    offered: tuple[VgpuKey, ...] = ()
+    leave: tuple[VgpuIndex, ...] = ()
+    come: tuple[VgpuIndex, ...] = ()
+    hopeless: tuple[VgpuIndex, ...] = ()
+    offered: tuple[VgpuIndex, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def usable_bytes(room_bytes: int, short_bytes: int, tenants: Iterable[Tenant]) -
     return max(room_bytes - short_bytes, min(room_bytes, max((t.memory_bytes for t in tenants), default=0)))
 
 
-def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) -> dict[VgpuKey, int]:
+def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) -> dict[VgpuIndex, int]:
     """How much more each can own at the very most, as things stand; below 0 where it does not fit as it is.
 
     What one leaves behind in the store as it comes, the next of the same user takes as it goes: card and store count
@@ -137,7 +137,7 @@ def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) ->
     needs = {user: bytes_ + STORE_SLACK_BYTES if bytes_ else 0 for user, bytes_ in owned.items()}
     needs |= {user: max(bytes_, needs.get(user, 0)) for user, bytes_ in host.kept_bytes.items()}
     everybody, needed = sum(owned.values()), sum(needs.values())
-    spare: dict[VgpuKey, int] = {}
+    spare: dict[VgpuIndex, int] = {}
     for t in tenants:
         store = host.limit_bytes - (needed - needs[t.user])
         if owned[t.user] == everybody:
@@ -193,13 +193,13 @@ class Arrival:
     """One on its way onto the card: it has ``here_bytes`` of its ``memory_bytes`` there, and was told that it may have
     ``allowed_bytes``."""
 
-    key: VgpuKey
+    key: VgpuIndex
     memory_bytes: int
     here_bytes: int
     allowed_bytes: int = 0
 
 
-def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> dict[VgpuKey, int]:
+def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> dict[VgpuIndex, int]:
     """How much each may have on the card by now, who began first before the others. What one was allowed stays so: it
     may be there. ``others_bytes``: what those have there that are not on their way to it."""
     allowed = {a.key: max(a.here_bytes, a.allowed_bytes) for a in arrivals}

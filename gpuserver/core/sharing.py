@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from gpuserver.core.account import Account
-from gpuserver.core.leases import VgpuKey
+from gpuserver.core.leases import VgpuIndex
 from gpuserver.core.policy import MILLISECOND, PPM, SECOND
 
 MOST_TOGETHER = 48
@@ -68,11 +68,11 @@ class Relief:
     """Decides which vGPU is curbed because another one is short."""
 
     def __init__(self) -> None:
-        self.curbed: VgpuKey | None = None
+        self.curbed: VgpuIndex | None = None
         self._since_ns = 0
-        self._marks: dict[VgpuKey, int] = {}
+        self._marks: dict[VgpuIndex, int] = {}
         """GPU time used by each, when the window began."""
-        self._before: dict[VgpuKey, int] = {}
+        self._before: dict[VgpuIndex, int] = {}
         """What each used in the window before one was curbed."""
         self._pauses_until_ns = 0
         self._pause_ns = PAUSE_LEAST_NS
@@ -96,7 +96,7 @@ class Relief:
         self._judge([a for a in accounts if a.key in got], got, passed_ns, now_ns)
         self._open_window(accounts, now_ns)
 
-    def _judge(self, accounts: list[Account], got: dict[VgpuKey, int], passed_ns: int, now_ns: int) -> None:
+    def _judge(self, accounts: list[Account], got: dict[VgpuIndex, int], passed_ns: int, now_ns: int) -> None:
         margin_ns = 0 if self.curbed is not None else MARGIN_PPM * passed_ns // PPM
         due = {a.key: a.guarantee * passed_ns // PPM for a in accounts}
         short = [a.key for a in accounts if a.kind.waits_ppm >= WAITS_PPM and got[a.key] < due[a.key] - margin_ns]
@@ -112,7 +112,7 @@ class Relief:
             self.curbed = max(ahead, key=lambda a: (got[a.key] / a.guarantee, -a.order)).key
             self._before = got
 
-    def _fails(self, short: list[VgpuKey], got: dict[VgpuKey, int]) -> bool:
+    def _fails(self, short: list[VgpuIndex], got: dict[VgpuIndex, int]) -> bool:
         """Whether those that are short still gain less than half of what the curbed one gives up."""
         if self.curbed not in got or self.curbed not in self._before or not short:
             return False
@@ -128,12 +128,12 @@ class Guard:
     """Keeps the guarantees of the vGPUs that take turns beside sharers."""
 
     def __init__(self) -> None:
-        self.curbed: Mapping[VgpuKey, int] = {}
+        self.curbed: Mapping[VgpuIndex, int] = {}
         """What each curbed sharer may use, in parts per million of the time."""
         self._since_ns = 0
-        self._marks: dict[VgpuKey, tuple[int, int]] = {}
+        self._marks: dict[VgpuIndex, tuple[int, int]] = {}
         """Work and use of each, when the window began."""
-        self._wanted: set[VgpuKey] = set()
+        self._wanted: set[VgpuIndex] = set()
         """Those that take turns, and have wanted the GPU at each look since."""
         self._owed_ns = 0
         self._cost_ppm = PPM

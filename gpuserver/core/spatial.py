@@ -30,10 +30,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
-from gpuserver.core.competition import Competition
+from gpuserver.core.account import FRACTION_BITS, Account, ActiveLease, real, virtual
+from gpuserver.core.competition import SchedulerBase
 from gpuserver.core.knapsack import Work, best_set
-from gpuserver.core.leases import Lease, Priority, VgpuKey
+from gpuserver.core.leases import Lease, Priority, VgpuIndex
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 
@@ -42,8 +42,8 @@ ROUND_STEPS = 100_000
 """The most work that the choice of one round may cost, about 10 ms; 255 vGPUs of a card's steps take a third of it."""
 
 
-class SpatialScheduler(Competition):
-    """Packs SM partitions into rounds. ``handle``, ``next_deadline_ns``, ``check``: see ``Competition``."""
+class SpatialScheduler(SchedulerBase):
+    """Packs SM partitions into rounds. ``handle``, ``next_deadline_ns``, ``check``: see ``SchedulerBase``."""
 
     def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
         super().__init__(policy, first_epoch=first_epoch)
@@ -87,7 +87,7 @@ class SpatialScheduler(Competition):
     def period_ns(self) -> int:
         return self.policy.round_ns
 
-    def turns(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+    def turns(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
         """Where all vGPUs fit the card together, none is in the way of another, and keeps its lease while it idles."""
         return set() if self._fit_together(self._accounts.values()) else set(company)
 
@@ -122,7 +122,7 @@ class SpatialScheduler(Competition):
             time = self._charged(account, hold, time, now_ns)
         return time
 
-    def _charged(self, account: Account, hold: Hold, time: int, at_ns: int) -> int:
+    def _charged(self, account: Account, hold: ActiveLease, time: int, at_ns: int) -> int:
         """Virtual time after the lease is charged up to ``at_ns``: planned time at most up to a round beyond V."""
         unsettled = hold.unsettled(at_ns)
         if not unsettled:
@@ -132,7 +132,7 @@ class SpatialScheduler(Competition):
         planned = min(time + virtual(unsettled - overuse, account.guarantee), ahead)
         return max(time, planned) + virtual(overuse, account.guarantee)
 
-    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         account.time = self._charged(account, hold, account.time, at_ns)
 
     def _quantum(self, account: Account) -> int:
@@ -146,7 +146,7 @@ class SpatialScheduler(Competition):
 
     # --- who does not drain
 
-    def _overdue(self, hold: Hold, now_ns: int) -> bool:
+    def _overdue(self, hold: ActiveLease, now_ns: int) -> bool:
         """Its end has passed and it has not drained."""
         return hold.went_ns is not None and hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns
 
@@ -174,7 +174,7 @@ class SpatialScheduler(Competition):
             if not a.barred and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
-    def _in_force(self, at_ns: int) -> list[Hold]:
+    def _in_force(self, at_ns: int) -> list[ActiveLease]:
         """Leases under which work is submitted. One at whose tail others went takes no more."""
         went = [h for h in self._holds() if h.went_ns is not None]
         at_tail = {epoch for h in went for epoch in h.shadows}
@@ -196,7 +196,7 @@ class SpatialScheduler(Competition):
 
     # --- events
 
-    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+    def _went(self, hold: ActiveLease, planned_end_ns: int | None, now_ns: int) -> None:
         end = hold.lease.end_ns
         if end is not None and planned_end_ns is not None and end > planned_end_ns + self.policy.late_ns:
             # Begun late, it still ends at the boundary, or the rounds would come apart.
@@ -204,12 +204,12 @@ class SpatialScheduler(Competition):
             if nearest < end:
                 self._revise(hold, now_ns, end_ns=nearest)
 
-    def _matters(self, withdrawn: Hold, account: Account) -> bool:
+    def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
         """If it went all the same, it has its SMs until it has drained: does this leave enough of them?"""
         granted = sum(a.width for a in self._accounts.values() if a.holds and not a.barred)
         return withdrawn.lease.vgpu == account.key or granted + account.width + withdrawn.sm_mpercent > CARD_MPERCENT
 
-    def _closed(self, hold: Hold) -> None:
+    def _closed(self, hold: ActiveLease) -> None:
         pass
 
     # --- decisions
@@ -336,7 +336,7 @@ class SpatialScheduler(Competition):
         lease = self._lease(high, start, self._within_limit(high, start, end))
         self._publish(high, self._behind(lease, [(a.key, epoch) for a in revoked for epoch in a.holds]))
 
-    def _behind(self, lease: Lease, after: list[tuple[VgpuKey, int]]) -> Lease:
+    def _behind(self, lease: Lease, after: list[tuple[VgpuIndex, int]]) -> Lease:
         """The lease, waiting for ``after`` to drain, as long as is bearable."""
         if not after:
             return lease
@@ -395,7 +395,7 @@ class SpatialScheduler(Competition):
                     self._revise(hold, now_ns, end_ns=boundary)
         self._publish_starts(now_ns, boundary, chosen)
 
-    def _revisable(self, hold: Hold, now_ns: int) -> bool:
+    def _revisable(self, hold: ActiveLease, now_ns: int) -> bool:
         """Published, and neither a filler nor about to start. Also one for the present round that still waits for its
         predecessors: it would hold up the next."""
         waits = any(epoch in self._accounts[key].holds for key, epoch in hold.lease.after if key in self._accounts)
@@ -403,7 +403,7 @@ class SpatialScheduler(Competition):
             return False
         return not hold.lease.start_ns - self.policy.round_guard_ns <= now_ns < hold.lease.start_ns
 
-    def _ahead(self, hold: Hold, boundary: int) -> bool:
+    def _ahead(self, hold: ActiveLease, boundary: int) -> bool:
         """Published for the next round."""
         return hold.went_ns is None and hold.lease.start_ns >= boundary
 
@@ -418,7 +418,7 @@ class SpatialScheduler(Competition):
         leaving = [a for a in present if a not in chosen and not self._late(a, now_ns, boundary)]
         leaving.sort(key=lambda a: (max(h.drains_by_ns for h in a.holds.values()), a.longest_kernel_ns, a.order))
         free = CARD_MPERCENT - sum(a.width for a in present)
-        after: list[tuple[VgpuKey, int]] = []
+        after: list[tuple[VgpuIndex, int]] = []
         for a in self._most_owed_first(starting, boundary):
             free -= a.width
             while free < 0 and leaving:

@@ -21,26 +21,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from gpuserver.core.account import Account, Choice, Hold, virtual
-from gpuserver.core.deadlines import Deadlines
-from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuKey
+from gpuserver.core.account import Account, ActiveLease, Decision, virtual
+from gpuserver.core.deadlines import Eevdf
+from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuIndex
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.sharing import Guard, Relief, sharers
 
 
-class TemporalScheduler(Deadlines):
-    """Weighted fair turns on a whole GPU. ``handle``, ``next_deadline_ns``, ``check``: see ``Competition``."""
+class TemporalScheduler(Eevdf):
+    """Weighted fair turns on a whole GPU. ``handle``, ``next_deadline_ns``, ``check``: see ``SchedulerBase``."""
 
     def __init__(self, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> None:
         super().__init__(policy, first_epoch=first_epoch)
-        self._current: Hold | None = None
-        self._next: Hold | None = None
-        self._shared: dict[VgpuKey, Hold] = {}
+        self._current: ActiveLease | None = None
+        self._next: ActiveLease | None = None
+        self._shared: dict[VgpuIndex, ActiveLease] = {}
         self._relief = Relief()
         self._guard = Guard()
 
-    def sharing(self, company: Collection[VgpuKey]) -> set[VgpuKey]:
+    def sharing(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
         return {a.key for a in sharers([self._accounts[key] for key in company if key in self._accounts])}
 
     def next_deadline_ns(self) -> int | None:
@@ -132,7 +132,7 @@ class TemporalScheduler(Deadlines):
 
     # --- limits under open-ended leases
 
-    def _open_ended(self) -> list[tuple[Account, Hold]]:
+    def _open_ended(self) -> list[tuple[Account, ActiveLease]]:
         """Who holds without an end, and what."""
         found = [(self._accounts[key], hold) for key, hold in self._shared.items()]
         current = self._current
@@ -151,13 +151,13 @@ class TemporalScheduler(Deadlines):
         """Of the time, by its limit, or because others are short."""
         return min(self._curbed_ppm(account), account.share.limit_ppm)
 
-    def metered(self) -> list[VgpuKey]:
+    def metered(self) -> list[VgpuIndex]:
         return [account.key for account, _ in self._open_ended() if self._shared or account.capped]
 
-    def shared(self) -> list[VgpuKey]:
+    def shared(self) -> list[VgpuIndex]:
         return list(self._shared)
 
-    def comparable(self) -> list[VgpuKey]:
+    def comparable(self) -> list[VgpuIndex]:
         company = self._company.values()
         if len(company) < 2 or not any(a.share.shareable for a in company):
             return []
@@ -172,7 +172,7 @@ class TemporalScheduler(Deadlines):
             if now_ns >= self._allowance_due(account) if limited else account.allowance_at_ns is not None:
                 self._permit(account, hold)
 
-    def _permit(self, account: Account, hold: Hold) -> None:
+    def _permit(self, account: Account, hold: ActiveLease) -> None:
         """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count. What a
         curbed sharer's last kernel used beyond its allowance counts against the next one."""
         now_ns = self._now_ns
@@ -196,19 +196,19 @@ class TemporalScheduler(Deadlines):
 
     # --- events
 
-    def _went(self, hold: Hold, planned_end_ns: int | None, now_ns: int) -> None:
+    def _went(self, hold: ActiveLease, planned_end_ns: int | None, now_ns: int) -> None:
         account = self._accounts[hold.lease.vgpu]
         account.urgent_turns = account.urgent_turns + 1 if hold.urgent else 0
         if hold is self._next:
             self._current, self._next = hold, None
 
-    def _began(self, hold: Hold, now_ns: int) -> None:
+    def _began(self, hold: ActiveLease, now_ns: int) -> None:
         for published in (self._next, self._current):
             if published is not None and published.went_ns is None:
                 self._take_back(published)
         self._current = hold
 
-    def _closed(self, hold: Hold) -> None:
+    def _closed(self, hold: ActiveLease) -> None:
         if self._shared.get(hold.lease.vgpu) is hold:
             del self._shared[hold.lease.vgpu]
         self._forget_turn(hold)
@@ -268,7 +268,7 @@ class TemporalScheduler(Deadlines):
         self._guard.look(holders, [a for a in self._company.values() if a not in sharing], now_ns)
         self._settle_shared(now_ns)
 
-    def _share_turn(self, hold: Hold, now_ns: int) -> None:
+    def _share_turn(self, hold: ActiveLease, now_ns: int) -> None:
         """A turn becomes a shared lease, unless it is about to end. One that has not begun waits for no other lease."""
         account, end = self._accounts[hold.lease.vgpu], hold.lease.end_ns
         self._forget_turn(hold)
@@ -285,13 +285,13 @@ class TemporalScheduler(Deadlines):
             after = tuple(one for one in following.lease.after if one != (account.key, hold.lease.epoch))
             self._revise(following, now_ns, after=after)
 
-    def _forget_turn(self, hold: Hold) -> None:
+    def _forget_turn(self, hold: ActiveLease) -> None:
         if hold is self._current:
             self._current = None
         elif hold is self._next:
             self._next = None
 
-    def _let_share(self, account: Account, hold: Hold) -> None:
+    def _let_share(self, account: Account, hold: ActiveLease) -> None:
         hold.share()
         self._shared[account.key] = hold
 
@@ -310,7 +310,7 @@ class TemporalScheduler(Deadlines):
             earliest = clock if beside_turns else clock - apart
             self._shift(account, min(max(account.time, earliest), clock + apart))
 
-    def _end_sharing(self, but: Collection[VgpuKey], now_ns: int) -> None:
+    def _end_sharing(self, but: Collection[VgpuIndex], now_ns: int) -> None:
         """Those that share, ``but`` these, take turns from now on. One that is alone goes on as it is."""
         alone = len(self._company) == 1
         for key in [key for key in self._shared if key not in but]:
@@ -329,7 +329,7 @@ class TemporalScheduler(Deadlines):
             self._relief.curbed = None
             self._guard.curbed = {}
 
-    def _take_back(self, hold: Hold) -> None:
+    def _take_back(self, hold: ActiveLease) -> None:
         account = self._accounts[hold.lease.vgpu]
         self._withdraw(account, hold)
         self._closed(hold)
@@ -338,7 +338,7 @@ class TemporalScheduler(Deadlines):
         elif not account.holds and not self._admitted(account, self._now_ns):
             self._step_aside(account, self._now_ns)
 
-    def _matters(self, withdrawn: Hold, account: Account) -> bool:
+    def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
         return True
 
     def _may_stand(self, account: Account) -> bool:
@@ -346,7 +346,7 @@ class TemporalScheduler(Deadlines):
             return False
         return self.policy.standing and not (account.capped and (account.throttled or self._dry(account)))
 
-    def _bound(self, current: Hold, now_ns: int) -> None:
+    def _bound(self, current: ActiveLease, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
         holder = self._accounts[current.lease.vgpu]
         nearest = now_ns + self.policy.decision_ns + self._window(holder)
@@ -376,7 +376,7 @@ class TemporalScheduler(Deadlines):
         ahead = self._next.lease.vgpu if self._next is not None else None
         return (a for a in self._accounts.values() if a.waiting or a.away or a.key == ahead)
 
-    def _keep_step(self, current: Hold, now_ns: int) -> None:
+    def _keep_step(self, current: ActiveLease, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
         holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
@@ -398,12 +398,12 @@ class TemporalScheduler(Deadlines):
             return False
         return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
 
-    def _had_its_turn(self, account: Account, current: Hold) -> bool:
+    def _had_its_turn(self, account: Account, current: ActiveLease) -> bool:
         """It has wanted ever since it held last, and a leader was chosen over it. Entitled again a moment later, it
         would end that lease, and those on all the other GPUs. Who was idle before does not wait."""
         return current.leads and (account.waiting_since_ns or 0) <= account.served_ns
 
-    def _follow(self, current: Hold, now_ns: int) -> None:
+    def _follow(self, current: ActiveLease, now_ns: int) -> None:
         """Decide what happens at the end of a finite lease that is running."""
         end = current.lease.end_ns
         assert end is not None
@@ -441,7 +441,7 @@ class TemporalScheduler(Deadlines):
                 go_by_ns=at_ns + patience,
             )
 
-    def _grant(self, choice: Choice, start_ns: int) -> Hold:
+    def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
         account, now_ns = choice.account, self._now_ns
         if account.away:  # called when the lease begins

@@ -15,18 +15,18 @@ from typing import Final, Literal
 
 from cython_ext.readings import TraceKind, TraceReading
 from gpuserver.core.leases import (
+    AccountSnapshot,
     Command,
     Drained,
     Event,
     Idle,
     Lease,
+    LeaseStarted,
     Observed,
     Publish,
     Removed,
-    Statement,
-    VgpuKey,
-    Wants,
-    Went,
+    Runnable,
+    VgpuIndex,
     Withdraw,
 )
 from vgpu.protocol.trace import BusyRecord, DrainRecord, LaunchRecord, LeaseRecord, LevelRecord, TraceRecord, WaitRecord
@@ -90,7 +90,7 @@ class Recorder:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tracks: dict[VgpuKey, _Track] = {}
+        self._tracks: dict[VgpuIndex, _Track] = {}
         self._records: deque[TraceRecord] = deque()
         self._lost = 0
 
@@ -98,7 +98,7 @@ class Recorder:
 
     def enter(
         self,
-        key: VgpuKey,
+        key: VgpuIndex,
         vgpu_id: str,
         now_ns: int,
         *,
@@ -122,11 +122,11 @@ class Recorder:
         if track is None:
             return
         match event:
-            case Wants():
+            case Runnable():
                 self._wants(track, now_ns)
             case Idle():
                 self._waited(track, now_ns, "gave-up")
-            case Went(epoch=epoch, at_ns=at_ns, taken_ns=taken_ns):
+            case LeaseStarted(epoch=epoch, at_ns=at_ns, taken_ns=taken_ns):
                 self._waited(track, at_ns - taken_ns, "lease")
                 # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
                 course = track.courses.setdefault(
@@ -163,13 +163,13 @@ class Recorder:
                     del track.courses[epoch]
                 course.withdrawn = True  # of one that went, news of that had come with what led to the withdrawal
 
-    def shares(self, key: VgpuKey) -> None:
+    def shares(self, key: VgpuIndex) -> None:
         """What the vGPU holds is a shared lease from now on."""
         track = self._tracks.get(key)
         for course in () if track is None else track.courses.values():
             course.shared = True
 
-    def stands(self, statement: Statement, now_ns: int) -> None:
+    def stands(self, statement: AccountSnapshot, now_ns: int) -> None:
         """How a vGPU's account stands."""
         track = self._tracks.get(statement.vgpu)
         if track is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.leases import Served, VgpuKey
+from gpuserver.core.leases import ServiceTotals, VgpuIndex
 from gpuserver.core.policy import PPM
 from vgpu.protocol.meters import Advice
 from vgpu.units import MIB, counted, format_bytes
@@ -47,9 +47,9 @@ class Usage:
     """Of all vGPUs of a GPU, by key."""
 
     def __init__(self) -> None:
-        self._logs: dict[VgpuKey, _Log] = {}
+        self._logs: dict[VgpuIndex, _Log] = {}
 
-    def note(self, now_ns: int, served: Mapping[VgpuKey, Served]) -> None:
+    def note(self, now_ns: int, served: Mapping[VgpuIndex, ServiceTotals]) -> None:
         """How all stand; looked at once a second, however often it is told."""
         for key, so_far in served.items():
             log = self._logs.get(key)
@@ -64,15 +64,15 @@ class Usage:
                 log.counts[min(_STEPS, math.ceil(part * _STEPS))] += 1
             log.at_ns, log.busy_ns = now_ns, so_far.busy_ns
 
-    def forget(self, key: VgpuKey) -> None:
+    def forget(self, key: VgpuIndex) -> None:
         self._logs.pop(key, None)
 
-    def seconds(self, key: VgpuKey) -> int:
+    def seconds(self, key: VgpuIndex) -> int:
         """In which it used the GPU."""
         log = self._logs.get(key)
         return 0 if log is None else sum(log.counts)
 
-    def busy_ratio(self, key: VgpuKey) -> float:
+    def busy_ratio(self, key: VgpuIndex) -> float:
         """What it stayed below in ``QUANTILE`` of those seconds; 0 if there were none."""
         log = self._logs.get(key)
         if log is None:
@@ -91,10 +91,10 @@ class Turns:
 
     def __init__(self) -> None:
         self._at_ns = 0
-        self._held_ns: dict[VgpuKey, int] = {}
+        self._held_ns: dict[VgpuIndex, int] = {}
         self._seconds: deque[tuple[float, float]] = deque(maxlen=TURNS_SECONDS)
 
-    def note(self, now_ns: int, served: Mapping[VgpuKey, Served], kernel_ratio: float | None) -> None:
+    def note(self, now_ns: int, served: Mapping[VgpuIndex, ServiceTotals], kernel_ratio: float | None) -> None:
         """``served``: what each vGPU has had so far. Calls within a second of the last one count for nothing.
         ``kernel_ratio``: NVML's utilization of the GPU; None: the driver does not say. A second counts if two vGPUs or
         more held the GPU in it."""

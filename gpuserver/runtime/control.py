@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import trio
 from pydantic import BaseModel, ValidationError
 
-from gpuserver.core.leases import Mode, Statement
+from gpuserver.core.leases import AccountSnapshot, Mode
 from gpuserver.core.registry import Owner
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.usage import Turns, advise
@@ -373,7 +373,7 @@ class Control:
     def _reading(self, vgpu: Vgpu) -> VgpuReading:
         return self._read(vgpu, self._server.tokens.statements().get(vgpu.record.key), time.monotonic_ns())
 
-    def _read(self, vgpu: Vgpu, statement: Statement | None, now_ns: int) -> VgpuReading:
+    def _read(self, vgpu: Vgpu, statement: AccountSnapshot | None, now_ns: int) -> VgpuReading:
         """``statement`` None: the scheduler does not know it, now or for ever."""
         server = self._server
         if statement is None:

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from gpuserver.core.gangs import GangName, Gangs
-from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
+from gpuserver.core.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
@@ -56,13 +56,13 @@ class GangLinks:
         self._gpu_index = gpu_index
         self._tokens = tokens
         self._gangs = Gangs(gpu_index)
-        self._told: dict[GangName, Outlook] = {}
+        self._told: dict[GangName, GangMemberStatus] = {}
         self._moved = trio.Event()
         tokens.on_decision(self._look)
 
     def enroll(self, vgpus: Iterable[Vgpu], mode: Mode) -> None:
         """These are the vGPUs here. Of two members of one gang the older is it; the other is in none."""
-        members: dict[GangName, VgpuKey] = {}
+        members: dict[GangName, VgpuIndex] = {}
         for vgpu in vgpus:
             gang = gang_of(vgpu, mode)
             if gang is not None:
@@ -125,7 +125,7 @@ class GangLinks:
             with trio.move_on_after(BEAT_S):
                 await moved.wait()
 
-    def _outlooks(self) -> dict[GangName, Outlook]:
+    def _outlooks(self) -> dict[GangName, GangMemberStatus]:
         return {gang: self._tokens.outlook(key) for gang, key in self._gangs.members.items()}
 
     def _look(self) -> None:
@@ -136,12 +136,12 @@ class GangLinks:
             self._moved.set()
             self._moved = trio.Event()
 
-    def _tell_scheduler(self, events: Iterable[Mustered]) -> None:
+    def _tell_scheduler(self, events: Iterable[GangCalled]) -> None:
         for event in events:
             self._tokens.muster(event)
 
 
-def _message(gpu_index: int, outlooks: dict[GangName, Outlook]) -> Outlooks:
+def _message(gpu_index: int, outlooks: dict[GangName, GangMemberStatus]) -> Outlooks:
     members = tuple(
         MemberOutlook(
             gang=gang,
@@ -156,5 +156,5 @@ def _message(gpu_index: int, outlooks: dict[GangName, Outlook]) -> Outlooks:
     return Outlooks(gpu_index=gpu_index, members=members)
 
 
-def _heard(outlooks: Outlooks) -> dict[GangName, Outlook]:
-    return {m.gang: Outlook(m.bound, m.start_ns, m.end_ns, m.late, m.ready) for m in outlooks.members}
+def _heard(outlooks: Outlooks) -> dict[GangName, GangMemberStatus]:
+    return {m.gang: GangMemberStatus(m.bound, m.start_ns, m.end_ns, m.late, m.ready) for m in outlooks.members}

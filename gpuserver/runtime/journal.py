@@ -15,9 +15,9 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gpuserver.core.leases import Book, VgpuKey
+from gpuserver.core.leases import AccountState, VgpuIndex
 from gpuserver.core.origin import KEPT, Origin
-from gpuserver.core.passage import AT_REST, Passage
+from gpuserver.core.passage import AT_REST, MigrationState
 from gpuserver.core.registry import Owner, VgpuRecord
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
@@ -63,8 +63,8 @@ EPOCH_RESERVE: Final = 1 << 24
 """More leases than are begun between two writes, also where the disk takes none for an hour: rounds of 48 vGPUs begin
 4800 a second, and one alone waits for ever for a lease that has an epoch it is done with."""
 _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
-_BOOK: Final = TypeAdapter(Book)
-_PASSAGE: Final = TypeAdapter(Passage)
+_BOOK: Final = TypeAdapter(AccountState)
+_PASSAGE: Final = TypeAdapter(MigrationState)
 _ORIGIN: Final = TypeAdapter(Origin)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 _MEMBERS: Final = TypeAdapter(tuple[Member, ...])
@@ -88,14 +88,14 @@ class VgpuRow:
     it was idle; then it comes back by itself. ``members``: the processes that its broker had admitted."""
 
     vgpu_id: str
-    key: VgpuKey
+    key: VgpuIndex
     spec: VgpuSpec
     owner: Owner
     created_unix_ns: int
     expires_unix_ns: int | None
-    book: Book | None
+    book: AccountState | None
     suspended: bool = False
-    passage: Passage = AT_REST
+    passage: MigrationState = AT_REST
     dozing: tuple[Process, ...] = ()
     members: tuple[Member, ...] = ()
     origin: Origin = KEPT
@@ -104,10 +104,10 @@ class VgpuRow:
     def of(
         cls,
         record: VgpuRecord,
-        book: Book | None,
+        book: AccountState | None,
         *,
         suspended: bool = False,
-        passage: Passage = AT_REST,
+        passage: MigrationState = AT_REST,
         dozing: tuple[Process, ...] = (),
         members: tuple[Member, ...] = (),
         origin: Origin = KEPT,

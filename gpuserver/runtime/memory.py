@@ -18,7 +18,7 @@ import trio
 from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
 from gpuserver.runtime.outside import (
-    Outsider,
+    UnmanagedProcess,
     committed_by_pid,
     drift_by_pid,
     outsiders,
@@ -83,7 +83,7 @@ class MemoryWatch:
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
         notice: Callable[[Happening, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
-        judge: Callable[[Sequence[Outsider], Mapping[int, str]], Awaitable[None]] | None = None,
+        judge: Callable[[Sequence[UnmanagedProcess], Mapping[int, str]], Awaitable[None]] | None = None,
     ) -> None:
         self._gpu = gpu
         self._vgpus = vgpus
@@ -114,7 +114,7 @@ class MemoryWatch:
         self.drift: dict[tuple[str, int], int] = {}
         self._unhooked: dict[tuple[str, int], bool] = {}
         """Of hooked processes with memory past the hook in the last reading: whether that was told."""
-        self.outside: tuple[Outsider, ...] = ()
+        self.outside: tuple[UnmanagedProcess, ...] = ()
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
         """What the last reading, and this one, say is implicit."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 from pydantic import TypeAdapter
 
-from gpuserver.core.leases import Book, Mode
+from gpuserver.core.leases import AccountState, Mode
 from gpuserver.core.origin import Origin
-from gpuserver.core.passage import Passage
+from gpuserver.core.passage import MigrationState
 from gpuserver.core.registry import Owner, VgpuRecord
 from gpuserver.runtime.brokers import find_broker
 from gpuserver.runtime.suspension import away
@@ -42,7 +42,7 @@ AGAIN_S: Final = 0.2
 RELEASE_S: Final = 1.0
 PATIENCE_S: Final = 30.0
 """So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
-_BOOK: Final = TypeAdapter(Book)
+_BOOK: Final = TypeAdapter(AccountState)
 NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
 
 
@@ -153,7 +153,7 @@ class Migration:
             log.warning("not resumed", vgpu=vgpu.record.vgpu_id, reason=str(error))
 
     def _request(
-        self, vgpu: Vgpu, passage: Passage, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
+        self, vgpu: Vgpu, passage: MigrationState, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
     ) -> Arrive:
         server, record = self._server, vgpu.record
         book = vgpu.booked(server.tokens.books().get(record.key))
@@ -235,7 +235,9 @@ class Migration:
         record = self._admit(arriving, trial=False)
         server.follow(arriving.generation, arriving.next_epoch)
         programs = tuple(Process(*program) for program in arriving.programs)
-        passage = Passage(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(arriving.source)
+        passage = MigrationState(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(
+            arriving.source
+        )
         # What the other GPU owes it, or it owes there, is no matter of this one.
         book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
         vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)

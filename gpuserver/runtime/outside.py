@@ -29,7 +29,7 @@ large stack."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outsider:
+class UnmanagedProcess:
     """``uid`` −1, ``command`` "": of another PID namespace, or gone. ``command``: the name that the kernel has for it;
     arguments and environment are its own business, and to read them may mean to wait for its memory."""
 
@@ -39,7 +39,7 @@ class Outsider:
     memory_bytes: int
 
 
-def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | None) -> tuple[Outsider, ...]:
+def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | None) -> tuple[UnmanagedProcess, ...]:
     """Of the processes that the driver shows (pid → bytes) those whose pid is not ``inside`` any vGPU. The server of
     our own MPS daemon is none: a child of ``mps_pid``."""
     known = set(inside)
@@ -47,14 +47,14 @@ def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | N
     return tuple(describe(pid, by_pid[pid]) for pid in found if mps_pid is None or parent_of(pid) != mps_pid)
 
 
-def describe(pid: int, memory_bytes: int) -> Outsider:
+def describe(pid: int, memory_bytes: int) -> UnmanagedProcess:
     """What /proc tells of it without a look at its memory."""
     began, uid, command = 0, -1, ""
     with suppress(ProcessLookupError, OSError):
         began = start_time(pid)
         uid = Path(f"/proc/{pid}").stat().st_uid
         command = command_name(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
-    return Outsider(Process(pid, began), uid, command, memory_bytes)
+    return UnmanagedProcess(Process(pid, began), uid, command, memory_bytes)
 
 
 def parent_of(pid: int) -> int:
@@ -64,7 +64,7 @@ def parent_of(pid: int) -> int:
     return 0
 
 
-def sentence(outsider: Outsider) -> str:
+def sentence(outsider: UnmanagedProcess) -> str:
     """For people."""
     who = f"process {outsider.process.pid}"
     if outsider.command:

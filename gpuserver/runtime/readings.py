@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.leases import Book, Mode, Served, Statement, VgpuKey
+from gpuserver.core.leases import AccountSnapshot, AccountState, Mode, ServiceTotals, VgpuIndex
 from gpuserver.core.partition import SM_STEP
 from gpuserver.core.passage import Step
 from gpuserver.core.policy import PPM
@@ -17,7 +17,7 @@ from gpuserver.core.registry import VgpuRecord
 from gpuserver.core.usage import Seen, Turns, Usage
 from gpuserver.device.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.outside import Outsider
+from gpuserver.runtime.outside import UnmanagedProcess
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.choices import Oversubscribe, PriorityName
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuReading
@@ -41,14 +41,14 @@ class RateWindow:
     """Samples of the books over the last second, and what they amount to."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, dict[VgpuKey, Served]]] = deque()
+        self._samples: deque[tuple[int, dict[VgpuIndex, ServiceTotals]]] = deque()
 
-    def add(self, now_ns: int, served: dict[VgpuKey, Served]) -> None:
+    def add(self, now_ns: int, served: dict[VgpuIndex, ServiceTotals]) -> None:
         self._samples.append((now_ns, served))
         while len(self._samples) > 2 and self._samples[1][0] <= now_ns - _WINDOW_NS:
             self._samples.popleft()
 
-    def rates(self, now_ns: int, statement: Statement) -> Rates:
+    def rates(self, now_ns: int, statement: AccountSnapshot) -> Rates:
         """From the oldest sample within the window that knows the vGPU up to ``statement``, taken at ``now_ns``."""
         for at_ns, served in self._samples:
             before = served.get(statement.vgpu)
@@ -74,10 +74,10 @@ class Place:
     environment: Mapping[str, str]
 
 
-def statement_of(record: VgpuRecord, book: Book) -> Statement:
+def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
     """Of a vGPU that does not compete now, or no more: it wants and holds nothing, and its account is what it was."""
     share = record.share
-    return Statement(
+    return AccountSnapshot(
         vgpu=record.key,
         guarantee_ppm=share.guarantee_ppm,
         limit_ppm=share.limit_ppm,
@@ -97,18 +97,18 @@ def statement_of(record: VgpuRecord, book: Book) -> Statement:
     )
 
 
-def owed_ns(statement: Statement) -> int:
+def owed_ns(statement: AccountSnapshot) -> int:
     """Time that nobody wants is not saved up: what counts on for a vGPU that wants nothing is cut as it wakes
     (docs/policy.md). Debt stays."""
     return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
 
 
 def vgpu_reading(
-    vgpu: Vgpu, place: Place, statement: Statement, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
+    vgpu: Vgpu, place: Place, statement: AccountSnapshot, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuReading:
     """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
-    served = vgpu.show_served(Served(statement.held_ns, statement.busy_ns, statement.tokens))
+    served = vgpu.show_served(ServiceTotals(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
     return VgpuReading(
@@ -168,7 +168,7 @@ def vgpu_reading(
 
 
 def _state(
-    vgpu: Vgpu, statement: Statement
+    vgpu: Vgpu, statement: AccountSnapshot
 ) -> Literal[
     "starting", "idle", "waiting", "running", "swapped", "suspended", "dozing", "moving", "removing", "failed"
 ]:
@@ -248,7 +248,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
     )
 
 
-def outside_process(outsider: Outsider, gpu_index: int) -> OutsideProcess:
+def outside_process(outsider: UnmanagedProcess, gpu_index: int) -> OutsideProcess:
     """What the node tells of a process that is in no vGPU."""
     return OutsideProcess(
         gpu_index=gpu_index,

@@ -20,11 +20,11 @@ import trio
 
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.leases import Book, Mode, VgpuKey
+from gpuserver.core.leases import AccountState, Mode, VgpuIndex
 from gpuserver.core.lending import UNBOUNDED, Borrower, divide
-from gpuserver.core.passage import AT_REST, Passage, Step
+from gpuserver.core.passage import AT_REST, MigrationState, Step
 from gpuserver.core.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.registry import Card, PerUser, Registry, VgpuRecord
+from gpuserver.core.registry import GpuCapacity, PerUser, Registry, VgpuRecord
 from gpuserver.core.scheduler import make_scheduler
 from gpuserver.core.unmanaged import Response, Unmanaged
 from gpuserver.core.usage import Turns, Usage
@@ -42,7 +42,7 @@ from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.names import link_name, unlink_name
-from gpuserver.runtime.outside import Outsider
+from gpuserver.runtime.outside import UnmanagedProcess
 from gpuserver.runtime.readings import Place, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
@@ -125,7 +125,7 @@ class GpuServer:
         self.mode, self.mode_reason = self._choose_mode()
         limits = settings.limits
         per_user = PerUser(limits.vgpus_per_user, limits.vgpus_kept, frozenset({0, os.geteuid()}))
-        self.registry = Registry(Card(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
+        self.registry = Registry(GpuCapacity(self.facts.total_memory_bytes, self.facts.sm_count), self.mode, per_user)
         self._unmanaged = Unmanaged(settings.unmanaged)
         self._judged_at = float("-inf")
         self.memory = MemoryWatch(
@@ -272,7 +272,9 @@ class GpuServer:
         needed, kept = vgpus * DESCRIPTORS_PER_VGPU, self.settings.limits.descriptors_kept
         require(needed, kept, f"the server of GPU {self.facts.index}")
 
-    def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
+    def enlist(
+        self, record: VgpuRecord, book: AccountState | None, *, passage: MigrationState = AT_REST, still: bool = False
+    ) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS), passage=passage)
@@ -514,7 +516,7 @@ class GpuServer:
     def _notice(self, kind: Happening, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)
 
-    async def _judge_outsiders(self, outside: Sequence[Outsider], inside: Mapping[int, str]) -> None:
+    async def _judge_outsiders(self, outside: Sequence[UnmanagedProcess], inside: Mapping[int, str]) -> None:
         """/proc is read in a thread: a process that holds its memory's lock lets its readers wait. Once a second."""
         if trio.current_time() - self._judged_at < JUDGE_S:
             return
@@ -546,7 +548,7 @@ class GpuServer:
         """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False. ``new``: with this
         one; before that it is not written, and if it cannot be, whoever makes it takes it back."""
         async with self._journal_turn:
-            books: dict[VgpuKey, Book] = self.tokens.books()
+            books: dict[VgpuIndex, AccountState] = self.tokens.books()
             rows = [
                 vgpu.row(books.get(vgpu.record.key))
                 for vgpu in self.vgpus.values()

@@ -17,32 +17,32 @@ from cython_ext import readings
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
-from gpuserver.core.bench import Bench
+from gpuserver.core.bench import ParkedAccounts
 from gpuserver.core.leases import (
     FAR_NS,
+    AccountSnapshot,
+    AccountState,
     Added,
     Allow,
-    Book,
     Changed,
     Command,
     Drained,
     Event,
+    GangCalled,
+    GangMemberStatus,
     Idle,
     Lease,
+    LeaseStarted,
     Measured,
-    Mustered,
     Observed,
-    Outlook,
     Publish,
     Removed,
     Report,
-    Served,
+    Runnable,
+    ServiceTotals,
     Share,
-    Statement,
     Tick,
-    VgpuKey,
-    Wants,
-    Went,
+    VgpuIndex,
 )
 from gpuserver.core.meters import Meters
 from gpuserver.core.policy import PPM, Policy
@@ -72,20 +72,20 @@ class TokenLoop:
         self.meters = Meters()
         self.events_heard = 0
         """Of the dispatcher's, since the server began."""
-        self._grants: dict[VgpuKey, GrantsPage] = {}
-        self._published: dict[VgpuKey, set[int]] = {}
-        self._bench = Bench()
-        self._wanting: set[VgpuKey] = set()
-        self._wanted_ns: dict[VgpuKey, int] = {}
+        self._grants: dict[VgpuIndex, GrantsPage] = {}
+        self._published: dict[VgpuIndex, set[int]] = {}
+        self._bench = ParkedAccounts()
+        self._wanting: set[VgpuIndex] = set()
+        self._wanted_ns: dict[VgpuIndex, int] = {}
         """Until when each has wanted, of those that have in the last second and those that do."""
-        self._heard_ns: dict[VgpuKey, int] = {}
+        self._heard_ns: dict[VgpuIndex, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
         self._curious: set[Recorder] = set()
         """Those for whom hooks note what they see."""
         self._measured_ns = 0
-        self._used: tuple[int, dict[VgpuKey, int]] = (0, {})
+        self._used: tuple[int, dict[VgpuIndex, int]] = (0, {})
         """When ``_show_company`` read last what sharers had used, and that."""
-        self._sharing: frozenset[VgpuKey] = frozenset()
+        self._sharing: frozenset[VgpuIndex] = frozenset()
         """Those whose pages say that their lease is a shared one."""
         self._alarm: trio.CancelScope | None = None
         self._alarm_ns: int | None = None
@@ -98,7 +98,7 @@ class TokenLoop:
 
     # --- vGPUs come, change and go
 
-    def add(self, key: VgpuKey, grants: GrantsPage, share: Share, book: Book | None = None) -> None:
+    def add(self, key: VgpuIndex, grants: GrantsPage, share: Share, book: AccountState | None = None) -> None:
         self.hear()  # what happened before, first: here, and at every other change
         self._grants[key] = grants
         self._published[key] = set()
@@ -113,7 +113,7 @@ class TokenLoop:
         self._handle(Added(key, share, book))
         self._show_contention()
 
-    def bench(self, key: VgpuKey) -> None:
+    def bench(self, key: VgpuIndex) -> None:
         """It has leases no more, with its account kept; what it holds ends now."""
         self.hear()
         if key in self._bench:
@@ -132,7 +132,7 @@ class TokenLoop:
         self._handle(Removed(key))
         self._show_contention()
 
-    def unbench(self, key: VgpuKey, share: Share) -> None:
+    def unbench(self, key: VgpuIndex, share: Share) -> None:
         """It competes again, with the account that it had."""
         self.hear()
         if key not in self._bench:
@@ -148,19 +148,19 @@ class TokenLoop:
             self._wanting.add(key)
             self._wanted_ns[key] = time.monotonic_ns()
             self.meters.wants(key, self._wanted_ns[key])
-            self._handle(Wants(key))
+            self._handle(Runnable(key))
         self._show_contention()
 
-    def wants(self, key: VgpuKey) -> bool:
+    def wants(self, key: VgpuIndex) -> bool:
         """Whether its programs want the GPU, as far as the dispatcher has heard; also while it has no leases."""
         return self._dispatcher.wants(key)
 
-    def heard_ns(self, key: VgpuKey) -> int:
+    def heard_ns(self, key: VgpuIndex) -> int:
         """When its programs last began to want the GPU, had it, or ceased to want it; 0: never. However short that was:
         whoever looks at ``wants`` now and then misses what came and went between two looks."""
         return self._heard_ns.get(key, 0)
 
-    def change(self, key: VgpuKey, share: Share) -> None:
+    def change(self, key: VgpuIndex, share: Share) -> None:
         if key in self._bench:
             self._bench.change(key, share.limit_ppm, time.monotonic_ns())
             return
@@ -168,7 +168,7 @@ class TokenLoop:
         self._handle(Changed(key, share))
         self._show_contention()
 
-    def remove(self, key: VgpuKey) -> Book:
+    def remove(self, key: VgpuIndex) -> AccountState:
         """Its account, as it is closed."""
         self.hear()
         closed = self.books()[key]
@@ -184,7 +184,7 @@ class TokenLoop:
         self._show_contention()
         return closed
 
-    def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuKey, Share]) -> None:
+    def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuIndex, Share]) -> None:
         """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
         books, benched = self.books(), tuple(self._bench)
         self._bench.clear()
@@ -204,7 +204,7 @@ class TokenLoop:
         """Effective with the next decision."""
         self._scheduler.adopt(policy)
 
-    def muster(self, event: Mustered) -> None:
+    def muster(self, event: GangCalled) -> None:
         """Its gang is called, or no more."""
         self.hear()
         if event.vgpu in self._published:
@@ -258,19 +258,19 @@ class TokenLoop:
 
     # --- readings
 
-    def snapshot(self) -> list[Statement]:
+    def snapshot(self) -> list[AccountSnapshot]:
         """Every vGPU as the last events left it; nobody is asked."""
         return self._scheduler.snapshot(time.monotonic_ns())
 
-    def outlook(self, key: VgpuKey) -> Outlook:
+    def outlook(self, key: VgpuIndex) -> GangMemberStatus:
         """How the vGPU stands, for the other members of its gang."""
-        return self._scheduler.outlook(key) if key in self._published else Outlook()
+        return self._scheduler.outlook(key) if key in self._published else GangMemberStatus()
 
-    def books(self) -> dict[VgpuKey, Book]:
+    def books(self) -> dict[VgpuIndex, AccountState]:
         now_ns = time.monotonic_ns()
         return self._scheduler.books(now_ns) | self._bench.books(now_ns)
 
-    def benched(self, key: VgpuKey) -> Book | None:
+    def benched(self, key: VgpuIndex) -> AccountState | None:
         """The account of a vGPU that has no leases for now; None of one that competes."""
         return self._bench.book(key, time.monotonic_ns()) if key in self._bench else None
 
@@ -287,18 +287,18 @@ class TokenLoop:
         """Before one is added that has had leases of another GPU: epochs only grow, for its hooks too."""
         self._scheduler.skip_to(epoch)
 
-    def statements(self) -> dict[VgpuKey, Statement]:
+    def statements(self) -> dict[VgpuIndex, AccountSnapshot]:
         """Every vGPU that competes, settled up to now."""
         self._observe()
         self._take([Measured(key, *self._dispatcher.demand(key)) for key in self._wanting if key in self._published])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
-    def served(self) -> dict[VgpuKey, Served]:
+    def served(self) -> dict[VgpuIndex, ServiceTotals]:
         """What every vGPU has had up to now."""
         self._observe()
         return self._scheduler.served(time.monotonic_ns())
 
-    def _measures(self, keys: Collection[VgpuKey]) -> list[Report]:
+    def _measures(self, keys: Collection[VgpuIndex]) -> list[Report]:
         """The demand of those vGPUs, for the scheduler to decide who shares; nothing if it was read a moment ago."""
         now_ns = time.monotonic_ns()
         if len(keys) < 2 or now_ns - self._measured_ns < self._scheduler.policy.measure_ns // 2:
@@ -307,7 +307,7 @@ class TokenLoop:
         self._measured_ns = now_ns
         return [Measured(key, *self._dispatcher.demand(key)) for key in keys if key in self._published]
 
-    def _observe(self, holders: Iterable[VgpuKey] | None = None) -> None:
+    def _observe(self, holders: Iterable[VgpuIndex] | None = None) -> None:
         """Holders, or some of them, before anybody reads the books: their idle gaps are not to count as busy."""
         if holders is None:
             holders = [key for key, epochs in self._published.items() if epochs]
@@ -363,7 +363,7 @@ class TokenLoop:
                     self._note(known)
                     self.meters.saw(known)
                 reports.append(_report(known))
-        if any(isinstance(report, Wants) for report in reports):
+        if any(isinstance(report, Runnable) for report in reports):
             # Two may want in turns, and never both at a tick: they would not be measured.
             reports = self._measures(self._wanted_ns) + reports
         self._take(reports)
@@ -379,7 +379,7 @@ class TokenLoop:
         epoch = epoch_of(seen.epoch, self.next_epoch)
         return seen if epoch == seen.epoch else seen._replace(epoch=epoch)
 
-    def _live(self, lease: Lease) -> list[tuple[VgpuKey, int]]:
+    def _live(self, lease: Lease) -> list[tuple[VgpuIndex, int]]:
         """Its predecessors, but for those that are over or were taken back: there may be any number of them. And who
         leaves the GPU for the bench."""
         live = [
@@ -475,8 +475,8 @@ class TokenLoop:
                 self._handle(Drained(key, epoch, now_ns, idle_ns=0, wants=wants))
             for epoch, went in outstanding.items():
                 if went:
-                    self._handle(Went(key, epoch, now_ns))
-            self._handle(Wants(key) if wants else Idle(key))
+                    self._handle(LeaseStarted(key, epoch, now_ns))
+            self._handle(Runnable(key) if wants else Idle(key))
 
     def _take(self, reports: Sequence[Report]) -> None:
         if reports:
@@ -526,11 +526,11 @@ def _report(seen: readings.Event) -> Report:
     """The dispatcher's report in the scheduler's words."""
     match seen.kind:
         case EventKind.WANTS:
-            return Wants(seen.vgpu)
+            return Runnable(seen.vgpu)
         case EventKind.IDLE:
             return Idle(seen.vgpu)
         case EventKind.WENT:
-            return Went(seen.vgpu, seen.epoch, seen.at_ns, seen.taken_ns)
+            return LeaseStarted(seen.vgpu, seen.epoch, seen.at_ns, seen.taken_ns)
         case EventKind.DRAINED:
             return Drained(
                 seen.vgpu,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuserver.core.unmanaged import Respond, Response, Sighting
-from gpuserver.runtime.outside import Outsider, parent_of
+from gpuserver.runtime.outside import UnmanagedProcess, parent_of
 from vgpu.identity import Process
 from vgpu.paths import VGPU_ID, NodePaths
 from vgpu.protocol.peer import start_time
@@ -28,7 +28,7 @@ _DONE: Final = {Response.REPORT: "nothing here limits it", Response.SUSPEND: "st
 
 
 def sightings(
-    outside: Iterable[Outsider], inside: Mapping[int, str], paths: NodePaths, owners: Mapping[str, int]
+    outside: Iterable[UnmanagedProcess], inside: Mapping[int, str], paths: NodePaths, owners: Mapping[str, int]
 ) -> list[Sighting]:
     """``inside``: pid → vGPU of each process that a vGPU has admitted; ``owners``: vGPU → its sole user.
     Reads other processes' memory, so it may wait: not for an event loop."""

@@ -11,9 +11,9 @@ import trio
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
-from gpuserver.core.leases import Book, Served, Share
+from gpuserver.core.leases import AccountState, ServiceTotals, Share
 from gpuserver.core.origin import KEPT, Origin
-from gpuserver.core.passage import AT_REST, Passage
+from gpuserver.core.passage import AT_REST, MigrationState
 from gpuserver.core.registry import VgpuRecord
 from gpuserver.device.nvml import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
@@ -24,7 +24,7 @@ from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 
 NO_PROCESS = Process(0, 0)
-_UNSERVED = Served(0, 0, 0)
+_UNSERVED = ServiceTotals(0, 0, 0)
 _LOSS_FLAGS = {
     OnServerLoss.BLOCK: GrantsFlag(0),
     OnServerLoss.ERROR: GrantsFlag.LOSS_ERROR,
@@ -146,7 +146,7 @@ class Vgpu:
     failure: str = ""
     past: Past = Past()
     shown: Past = Past()
-    served: Served = _UNSERVED
+    served: ServiceTotals = _UNSERVED
     refused: dict[tuple[int, Process], int] = field(default_factory=dict)
     implicit_peak_bytes: int = 0
     seen: dict[int, Process] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Vgpu:
     planned: dict[int, Planned] = field(default_factory=dict)
     told: Share | None = None
     told_places: tuple[tuple[int, int], ...] = ()
-    closed: Book | None = None
+    closed: AccountState | None = None
     still: bool = False
     dozing: tuple[Process, ...] = ()
     lends: bool = False
@@ -167,7 +167,7 @@ class Vgpu:
     members: dict[int, Member] = field(default_factory=dict)
     returning: tuple[Member, ...] = ()
     turn: trio.Lock = field(default_factory=trio.Lock)
-    passage: Passage = AT_REST
+    passage: MigrationState = AT_REST
     settled: trio.Event = field(default_factory=trio.Event)
     refusal: VgpuError | None = None
     custody: trio.CancelScope | None = None
@@ -341,19 +341,19 @@ class Vgpu:
         self.shown = Past(max(self.shown.refusals, self.refusals), max(self.shown.launches, self.launches))
         return self.shown
 
-    def show_served(self, now: Served) -> Served:
+    def show_served(self, now: ServiceTotals) -> ServiceTotals:
         """The same of what it has had: that a gap was idle, or an overlap another's, is known once it was charged."""
-        self.served = Served(*map(max, self.served, now))
+        self.served = ServiceTotals(*map(max, self.served, now))
         return self.served
 
-    def booked(self, book: Book | None) -> Book | None:
+    def booked(self, book: AccountState | None) -> AccountState | None:
         """``book`` for the server after this one, which is to tell no less of it."""
         if book is None:
             return None
         held_ns, busy_ns, _ = self.served
         return replace(book, held_ns=max(book.held_ns, held_ns), busy_ns=max(book.busy_ns, busy_ns))
 
-    def row(self, book: Book | None) -> VgpuRow:
+    def row(self, book: AccountState | None) -> VgpuRow:
         """As the journal remembers it, with the account that it has now."""
         passage = replace(self.passage, programs=self.programs)
         back = [one for one in self.returning if one.process not in self.present.values() and is_running(one.process)]

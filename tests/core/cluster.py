@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuserver.core.gangs import Gangs
-from gpuserver.core.leases import Event, Outlook, Share
+from gpuserver.core.leases import Event, GangMemberStatus, Share
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
@@ -119,7 +119,7 @@ class Cluster(Agenda):
         self.together = together
         self.arrives: dict[tuple[int, int], int] = {}
         """By sender and receiver: when the last message does."""
-        self.told: dict[int, dict[str, Outlook]] = {}
+        self.told: dict[int, dict[str, GangMemberStatus]] = {}
         self.rests: dict[int, int] = {}
         """By GPU: until when its server tells nothing more."""
         self.messages = 0
@@ -174,7 +174,7 @@ class Cluster(Agenda):
         self.tell(gpu)
         self.at(self.now_ns + BEAT_NS, lambda: self.beat(gpu))
 
-    def outlooks(self, gpu: Gpu) -> dict[str, Outlook]:
+    def outlooks(self, gpu: Gpu) -> dict[str, GangMemberStatus]:
         return {gang: gpu.scheduler.outlook(key) for gang, key in self.gangs[gpu.index].members.items()}
 
     def look(self, gpu: Gpu) -> None:
@@ -199,7 +199,7 @@ class Cluster(Agenda):
                 self.arrives[gpu.index, other.index] = at_ns
                 self.at(at_ns, lambda other=other: self.hear(other, gpu, outlooks))  # type: ignore[misc]
 
-    def hear(self, gpu: Gpu, sender: Gpu, outlooks: dict[str, Outlook]) -> None:
+    def hear(self, gpu: Gpu, sender: Gpu, outlooks: dict[str, GangMemberStatus]) -> None:
         if gpu.stopped:
             return
         for event in self.gangs[gpu.index].hear(sender.index, outlooks, self.now_ns):

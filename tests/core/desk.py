@@ -6,28 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 from gpuserver.core.leases import (
+    AccountSnapshot,
+    AccountState,
     Added,
     Allow,
-    Book,
     Changed,
     Command,
     Drained,
     Event,
+    GangCalled,
+    GangWindow,
     Idle,
     Lease,
+    LeaseStarted,
     Measured,
-    Muster,
-    Mustered,
     Observed,
     Priority,
     Publish,
     Removed,
     Report,
+    Runnable,
     Share,
-    Statement,
     Tick,
-    Wants,
-    Went,
     Withdraw,
 )
 from gpuserver.core.policy import PPM, Policy
@@ -63,18 +63,18 @@ class Desk:
         return self._noted(self.scheduler.handle_all(reports, round(at_ms * MS)))
 
     def wants(self, key: int, at_ms: float) -> list[Command]:
-        return self.tell(Wants(key), at_ms)
+        return self.tell(Runnable(key), at_ms)
 
     def ganged(self, key: int) -> Desk:
         """``key`` is in a gang that binds it to nothing: under a limit each of its leases has an end."""
-        self.tell(Mustered(key, Muster()), 0)
+        self.tell(GangCalled(key, GangWindow()), 0)
         return self
 
     def idle(self, key: int, at_ms: float) -> list[Command]:
         return self.tell(Idle(key), at_ms)
 
     def went(self, key: int, epoch: int, at_ms: float) -> list[Command]:
-        return self.tell(Went(key, epoch, round(at_ms * MS)), at_ms)
+        return self.tell(LeaseStarted(key, epoch, round(at_ms * MS)), at_ms)
 
     def runs(self, key: int, at_ms: float) -> Lease:
         """``key`` wants a token, is given one at once, and gets GO."""
@@ -115,7 +115,7 @@ class Desk:
         due = self.scheduler.next_deadline_ns()
         return None if due is None else due / MS
 
-    def statement(self, key: int, at_ms: float) -> Statement:
+    def statement(self, key: int, at_ms: float) -> AccountSnapshot:
         return next(s for s in self.scheduler.snapshot(round(at_ms * MS)) if s.vgpu == key)
 
 
@@ -124,9 +124,9 @@ def share(guarantee: float, sm_percent: int, limit: float = 1.0, priority: Prior
     return Share(round(guarantee * PPM), round(limit * PPM), sm_percent * 1000, priority)
 
 
-def owed(lag_ms: int) -> Book:
+def owed(lag_ms: int) -> AccountState:
     """What a journal has kept of a vGPU with that lag."""
-    return Book(lag_ns=lag_ms * MS, bucket_ns=10**9, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+    return AccountState(lag_ns=lag_ms * MS, bucket_ns=10**9, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
 
 
 def leases(commands: list[Command]) -> list[Lease]:

@@ -14,23 +14,23 @@ from typing import Any
 
 from cython_ext.nativelogic import EARLY_NS
 from gpuserver.core.leases import (
+    AccountState,
     Added,
     Allow,
-    Book,
     Changed,
     Command,
     Drained,
     Event,
     Idle,
     Lease,
+    LeaseStarted,
     Measured,
     Observed,
     Publish,
     Removed,
+    Runnable,
     Share,
     Tick,
-    Wants,
-    Went,
     Withdraw,
 )
 from gpuserver.core.policy import DEFAULT_POLICY
@@ -177,7 +177,7 @@ class Run(Timeline):
         for app in self.apps.values():
             self._begin(app)
 
-    def add(self, key: int, share: Share, work: Work, book: Book | None = None) -> None:
+    def add(self, key: int, share: Share, work: Work, book: AccountState | None = None) -> None:
         self.keys.append(key)
         self.shares[key] = share
         self.published[key], self.wanting[key] = {}, []
@@ -304,7 +304,7 @@ class Run(Timeline):
         self.records.append(held.record)
         at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
         hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - went_ns) // 2)
-        self.tell(Went(key, lease.epoch, went_ns, went_ns - first_ns), hush_ns if at_tail else 0)
+        self.tell(LeaseStarted(key, lease.epoch, went_ns, went_ns - first_ns), hush_ns if at_tail else 0)
         app = self.apps[key]
         app.held, app.first = held, True
         self.at(self.now_ns + app.work.refill_ns, lambda: self._launch(app, held))
@@ -319,7 +319,7 @@ class Run(Timeline):
         if not app.wants:
             app.wants = True
             self.wanting[app.key].append((self.now_ns, None))
-            self.tell(Wants(app.key))
+            self.tell(Runnable(app.key))
             self._give_go()
         if app.held is not None:
             self._launch(app, app.held)
@@ -397,7 +397,7 @@ class Run(Timeline):
         super()._deliver_all()
 
     def _measure_with(self, events: Sequence[Event]) -> None:
-        if any(isinstance(event, Wants) for event in events) and self.now_ns - self.measured_ns > 25 * MS:
+        if any(isinstance(event, Runnable) for event in events) and self.now_ns - self.measured_ns > 25 * MS:
             self.measured_ns = self.now_ns
             for key in self.keys:
                 measured = self._measured(key)

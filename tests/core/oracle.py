@@ -10,18 +10,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuserver.core.leases import (
+    AccountSnapshot,
     Added,
     Allow,
     Command,
     Drained,
     Event,
     Lease,
+    LeaseStarted,
     Measured,
     Observed,
     Publish,
     Removed,
-    Statement,
-    Went,
     Withdraw,
 )
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
@@ -301,7 +301,7 @@ class Watch:
                 self.heavy_ns.pop(event.vgpu, None)
             if isinstance(event, Removed):
                 self.planned = {e: lease for e, lease in self.planned.items() if lease.vgpu != event.vgpu}
-            if isinstance(event, Went) and event.epoch in self.leases:
+            if isinstance(event, LeaseStarted) and event.epoch in self.leases:
                 self.went.add(event.epoch)
                 self.planned.pop(event.epoch, None)
                 self.leases[event.epoch] = self.leases[event.epoch].begun(event.at_ns)
@@ -327,7 +327,7 @@ class Watch:
         if due is not None and due <= now and not left:
             self.found.append(f"a deadline at {due} is not after {now}")
 
-    def _kinds(self, events: Sequence[Event], now: int, standings: Sequence[Statement]) -> None:
+    def _kinds(self, events: Sequence[Event], now: int, standings: Sequence[AccountSnapshot]) -> None:
         """A measurement turns a vGPU light or heavy, and no other event. A vGPU that turned heavy stays so for a second
         at least."""
         measured = {event.vgpu: event for event in events if isinstance(event, Measured)}
@@ -370,7 +370,7 @@ class Watch:
         self.planned.pop(command.epoch, None)
         start = self.leases[command.epoch].start_ns
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
-        if any(isinstance(event, Went) and event.epoch in self.standing for event in events):
+        if any(isinstance(event, LeaseStarted) and event.epoch in self.standing for event in events):
             return  # that one asked nobody, and is in the way of whoever was to be next
         about_to_start = start - POLICY.guard_ns < now < start
         if wants and (about_to_start or command.epoch in self.went):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpuserver.core.account import Account
-from gpuserver.core.membership import Membership
+from gpuserver.core.membership import RunQueue
 
 
-def plant(scheduler: Membership, *accounts: Account) -> None:
+def plant(scheduler: RunQueue, *accounts: Account) -> None:
     """These are its accounts, and what it notes beside them is in order."""
     scheduler._accounts = {account.key: account for account in accounts}
     for name, counted in scheduler._counted().items():

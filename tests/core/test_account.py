@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account, Hold, real, virtual
-from gpuserver.core.leases import Book, Lease, Share
+from gpuserver.core.account import Account, ActiveLease, real, virtual
+from gpuserver.core.leases import AccountState, Lease, Share
 from gpuserver.core.policy import PPM
 
 HALF = Share(PPM // 2, PPM // 2)
@@ -13,17 +13,17 @@ LARGE = (1 << 80) + 1
 """Beyond what a float can tell apart."""
 
 
-def hold_of(epoch: int = 1, start_ns: int = 0, end_ns: int | None = 1000) -> Hold:
-    return Hold(Lease(0, epoch, start_ns, end_ns), 100_000)
+def hold_of(epoch: int = 1, start_ns: int = 0, end_ns: int | None = 1000) -> ActiveLease:
+    return ActiveLease(Lease(0, epoch, start_ns, end_ns), 100_000)
 
 
-def gone(epoch: int = 1, at_ns: int = 0, end_ns: int | None = 1000, undrained: tuple[int, ...] = ()) -> Hold:
+def gone(epoch: int = 1, at_ns: int = 0, end_ns: int | None = 1000, undrained: tuple[int, ...] = ()) -> ActiveLease:
     hold = hold_of(epoch, at_ns, end_ns)
     hold.go(at_ns, frozenset(undrained), grace_ns=100, tail_ns=0)
     return hold
 
 
-def account_with(*holds: Hold, share: Share = HALF) -> Account:
+def account_with(*holds: ActiveLease, share: Share = HALF) -> Account:
     return Account(0, 0, share, holds={h.lease.epoch: h for h in holds})
 
 
@@ -152,7 +152,7 @@ def test_leases_add_up_in_the_books() -> None:
     assert (account.served_ns, account.last_epoch, list(account.holds)) == (340, 5, [3])
     account.close(first, 150)
     assert (account.served_ns, account.last_epoch, account.holds) == (150, 5, {})
-    book = Book(lag_ns=-5, bucket_ns=1000 - 140 - 130, held_ns=290, busy_ns=270, overuse_ns=90, tokens=2)
+    book = AccountState(lag_ns=-5, bucket_ns=1000 - 140 - 130, held_ns=290, busy_ns=270, overuse_ns=90, tokens=2)
     assert account.book(-5, 0) == book
     assert isinstance(account.book(0, 0).bucket_ns, int)
 

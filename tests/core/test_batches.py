@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Drained, Idle, Observed, Report, Share, Wants, Went
+from gpuserver.core.competition import SchedulerBase
+from gpuserver.core.leases import Drained, Idle, LeaseStarted, Observed, Report, Runnable, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -27,7 +27,7 @@ def handing_over() -> Desk:
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["drained first", "at its tail"])
 def test_a_drain_and_the_go_after_it_are_one_decision(order: slice) -> None:
     desk, alone = handing_over(), handing_over()
-    went, drained = Went(2, 3, 13_300_000), Drained(0, 1, 13_400_000, idle_ns=0, wants=True)
+    went, drained = LeaseStarted(2, 3, 13_300_000), Drained(0, 1, 13_400_000, idle_ns=0, wants=True)
     reports: list[Report] = [drained, went][order]
     (after,) = spans(desk.tell_all(reports, 13.5))
     for report in reports:
@@ -39,22 +39,22 @@ def test_a_drain_and_the_go_after_it_are_one_decision(order: slice) -> None:
 
 def test_who_gives_up_and_comes_back_keeps_its_place() -> None:
     desk = handing_over()
-    assert withdrawn(desk.tell_all([Idle(2), Wants(2)], 2)) == []
+    assert withdrawn(desk.tell_all([Idle(2), Runnable(2)], 2)) == []
     assert desk.statement(2, 2).wants
 
 
 def test_who_drains_and_wants_at_once_waits() -> None:
     desk = handing_over()
-    desk.tell_all([Drained(0, 1, 13 * MS, idle_ns=0, wants=False), Wants(0), Went(2, 3, 13 * MS)], 13)
+    desk.tell_all([Drained(0, 1, 13 * MS, idle_ns=0, wants=False), Runnable(0), LeaseStarted(2, 3, 13 * MS)], 13)
     statement = desk.statement(0, 13)
     assert (statement.wants, statement.holds, statement.tokens) == (True, False, 1)
 
 
 @BOTH
-def test_a_lease_that_went_and_drained_unheard_is_charged(kind: type[Competition]) -> None:
+def test_a_lease_that_went_and_drained_unheard_is_charged(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), THIRD, THIRD)
     desk.wants(0, 0)
-    desk.tell_all([Went(0, 1, MS), Drained(0, 1, 4 * MS, idle_ns=MS, wants=False), Wants(1)], 5)
+    desk.tell_all([LeaseStarted(0, 1, MS), Drained(0, 1, 4 * MS, idle_ns=MS, wants=False), Runnable(1)], 5)
     statement = desk.statement(0, 5)
     assert (statement.held_ns, statement.busy_ns, statement.wants) == (3 * MS, 2 * MS, False)
 
@@ -65,13 +65,13 @@ def test_readings_alone_call_for_no_decision() -> None:
     assert desk.tell_all([Observed(0, 1, idle_ns=MS), Observed(0, 1, idle_ns=2 * MS)], 3) == []
     assert desk.statement(0, 3).busy_ns == MS
     assert desk.tell_all([], 4) == []
-    (lease,) = leases(desk.tell_all([Observed(0, 1, idle_ns=3 * MS), Wants(1)], 5))[:1]
+    (lease,) = leases(desk.tell_all([Observed(0, 1, idle_ns=3 * MS), Runnable(1)], 5))[:1]
     assert (lease.vgpu, lease.end_ns is None) == (0, False)
 
 
 @BOTH
-def test_a_stranger_among_them_spoils_them_all(kind: type[Competition]) -> None:
+def test_a_stranger_among_them_spoils_them_all(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), THIRD)
     with pytest.raises(KeyError, match="7"):
-        desk.scheduler.handle_all([Wants(0), Wants(7)], MS)
+        desk.scheduler.handle_all([Runnable(0), Runnable(7)], MS)
     assert not desk.statement(0, 1).wants

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuserver.core.bench import Bench
-from gpuserver.core.leases import FAR_NS, Book
+from gpuserver.core.bench import ParkedAccounts
+from gpuserver.core.leases import FAR_NS, AccountState
 
 MS = 1_000_000
-NOTHING = Book(lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+NOTHING = AccountState(lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
 
 
-def benched(*epochs: int) -> Bench:
-    bench = Bench()
+def benched(*epochs: int) -> ParkedAccounts:
+    bench = ParkedAccounts()
     bench.sit(1, NOTHING, 0, 0)
     for epoch in epochs:
         bench.leave(1, epoch, 0)
@@ -55,7 +55,7 @@ def test_where_reports_were_lost_the_time_until_now_is_charged() -> None:
 
 @pytest.mark.parametrize("change", [False, True])
 def test_the_limit_fills_the_bucket_meanwhile(change: bool) -> None:
-    bench = Bench()
+    bench = ParkedAccounts()
     bench.sit(1, NOTHING, 500_000, 0)
     if change:
         bench.change(1, 250_000, 2 * MS)
@@ -67,7 +67,7 @@ class Charged(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench()
+        self.bench = ParkedAccounts()
         self.bench.sit(1, NOTHING, 0, 0)
         self.now_ns = self.epoch = self.owed_ns = 0
         self.running: set[int] = set()  # of those that leave, beside which none has had GO

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Added, Book, Priority, Share, Statement
+from gpuserver.core.competition import SchedulerBase
+from gpuserver.core.leases import AccountSnapshot, AccountState, Added, Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -19,19 +19,19 @@ BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])
 
 
 @BOTH
-def test_books_show_a_running_lease_up_to_the_last_event(kind: type[Competition]) -> None:
+def test_books_show_a_running_lease_up_to_the_last_event(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), CAPPED).ganged(0)
     assert desk.runs(0, 0).end_ns == 40 * MS  # its bucket: twice P·l
     desk.observed(0, 1, 10, idle_ns=2 * MS)
     assert desk.scheduler.books() == {
-        0: Book(lag_ns=0, bucket_ns=37 * MS, held_ns=10 * MS, busy_ns=8 * MS, overuse_ns=0, tokens=0)
+        0: AccountState(lag_ns=0, bucket_ns=37 * MS, held_ns=10 * MS, busy_ns=8 * MS, overuse_ns=0, tokens=0)
     }
     desk.observed(0, 1, 12, idle_ns=1 * MS)  # a gap that was seen stays seen
     (lease,) = leases(desk.drained(0, 1, 44, idle_ms=4))
     desk.went(0, lease.epoch, 50)
     desk.tick(53)
     (book,) = desk.scheduler.books().values()
-    assert replace(book, lag_ns=0) == Book(
+    assert replace(book, lag_ns=0) == AccountState(
         lag_ns=0,
         bucket_ns=(40 * 2 + 53 - 2 * 43) * MS // 2,
         held_ns=47 * MS,
@@ -54,11 +54,11 @@ def test_a_lease_is_told_to_have_no_end_from_its_go_until_it_gets_one() -> None:
 
 
 @BOTH
-def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[Competition]) -> None:
+def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), CAPPED, Share(PPM // 4, priority=Priority.HIGH)).ganged(0)
     desk.runs(0, 5)
     desk.observed(0, 1, 6, idle_ns=MS)
-    expected = Statement(
+    expected = AccountSnapshot(
         vgpu=0,
         guarantee_ppm=PPM // 2,
         limit_ppm=PPM // 2,

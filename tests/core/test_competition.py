@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.competition import Competition
+from gpuserver.core.competition import SchedulerBase
 from gpuserver.core.leases import (
     Added,
     Drained,
+    LeaseStarted,
     Mode,
+    Runnable,
     Share,
     Tick,
-    Wants,
-    Went,
 )
 from gpuserver.core.policy import PPM, Policy
 from gpuserver.core.scheduler import make_scheduler
@@ -75,7 +75,7 @@ def test_throttling_forgives_and_takes_nothing() -> None:
 
 
 @BOTH
-def test_whoever_is_removed_leaves_nothing_behind(kind: type[Competition]) -> None:
+def test_whoever_is_removed_leaves_nothing_behind(kind: type[SchedulerBase]) -> None:
     wide = Share(PPM // 3, sm_mpercent=60_000)
     desk = Desk(kind(), wide, wide, wide)
     desk.runs(0, 0)
@@ -108,7 +108,7 @@ def test_a_successor_pays_for_itself_once_a_stuck_holder_is_removed() -> None:
 
 
 @BOTH
-def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[Competition]) -> None:
+def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), HALF, HALF)
     desk.runs(0, 0)
     commands = desk.wants(1, 1)
@@ -124,7 +124,7 @@ def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[Competition]
 
 
 @BOTH
-def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) -> None:
+def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), *[replace(HALF, sm_mpercent=70_000)] * 3)
     desk.runs(0, 0)
     desk.wants(1, 1)
@@ -145,7 +145,7 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[Competition]) ->
 
 
 @BOTH
-def test_a_limit_throttles_only_once_what_crossed_its_withdrawal_has_drained(kind: type[Competition]) -> None:
+def test_a_limit_throttles_only_once_what_crossed_its_withdrawal_has_drained(kind: type[SchedulerBase]) -> None:
     """Throttled, it keeps its lag: what it still holds would be forgiven."""
     tenth = Share(PPM // 10, PPM // 10, sm_mpercent=70_000)
     desk = Desk(kind(), replace(HALF, sm_mpercent=70_000), tenth)
@@ -166,14 +166,14 @@ def test_a_limit_throttles_only_once_what_crossed_its_withdrawal_has_drained(kin
 
 
 @BOTH
-def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition]) -> None:
+def test_reports_that_crossed_a_decision_change_nothing(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), HALF, HALF)
     desk.runs(0, 0)
     before = desk.scheduler.books()
-    desk.tell(Went(0, 1, 0), 0)  # twice
+    desk.tell(LeaseStarted(0, 1, 0), 0)  # twice
     for epoch in (2, 9):
-        desk.tell(Went(0, epoch, 0), 0)  # never published
-    desk.tell(Went(1, 0, 0), 0)  # from before this scheduler
+        desk.tell(LeaseStarted(0, epoch, 0), 0)  # never published
+    desk.tell(LeaseStarted(1, 0, 0), 0)  # from before this scheduler
     desk.tell(Drained(0, 7, 0, 0, wants=False), 0)
     desk.tell(Drained(1, 1, 0, 0, wants=False), 0)
     desk.observed(1, 1, 0, idle_ns=5)
@@ -187,19 +187,19 @@ def test_reports_that_crossed_a_decision_change_nothing(kind: type[Competition])
 
 
 @BOTH
-def test_time_never_runs_backwards(kind: type[Competition]) -> None:
+def test_time_never_runs_backwards(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), CAPPED)
     desk.runs(0, 100)
     desk.tick(110)
     books = desk.scheduler.books()
-    desk.scheduler.handle(Wants(0), 50 * MS)
+    desk.scheduler.handle(Runnable(0), 50 * MS)
     assert desk.scheduler.books() == books
     desk.tell(Drained(0, 1, 999 * MS, 0, wants=True), 120)  # a drain from the future happened now
     assert desk.statement(0, 120).held_ns == 20 * MS
 
 
 @BOTH
-def test_a_mode_takes_the_policy_it_is_given(kind: type[Competition]) -> None:
+def test_a_mode_takes_the_policy_it_is_given(kind: type[SchedulerBase]) -> None:
     policy = Policy(window_ns=3 * MS)
     mode = Mode.SPATIAL if kind is SpatialScheduler else Mode.TEMPORAL
     scheduler = make_scheduler(mode, policy)
@@ -210,7 +210,7 @@ def test_a_mode_takes_the_policy_it_is_given(kind: type[Competition]) -> None:
 
 @pytest.mark.parametrize(("limit_ppm", "line"), [(300_001, 40 * 300_001), (1, 5 * MS)])
 @BOTH
-def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[Competition], limit_ppm: int, line: int) -> None:
+def test_a_throttled_vgpu_comes_back_to_the_nanosecond(kind: type[SchedulerBase], limit_ppm: int, line: int) -> None:
     """``line``: P·l, in nanoseconds, or the shortest token."""
     desk = Desk(kind())
     desk.tell(Added(0, Share(1, limit_ppm), replace(owed(0), bucket_ns=-7)), 0)
@@ -272,7 +272,7 @@ def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
     desk.wants(1, 1)
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     assert [x.epoch for x in leases(desk.wants(1, 16.05)) if x.vgpu == 1] == [3]
-    desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
+    desk.tell(LeaseStarted(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
     desk.tell(Drained(0, 1, 16 * MS, 0, wants=False), 17)
     desk.went(1, 3, 17.5)
     assert desk.statement(1, 18).held_ns == 2 * MS  # the older one's; the newer one pays once that has drained
@@ -289,7 +289,7 @@ def test_whoever_went_beside_an_older_lease_pays_from_the_drain_that_ends_it() -
     desk.wants(1, 1)
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     desk.wants(1, 16.05)
-    desk.tell(Went(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
+    desk.tell(LeaseStarted(1, 2, 16 * MS), 16.1)  # its GO had crossed the withdrawal
     desk.drained(0, 1, 17, wants=False)
     desk.went(1, 3, 60)
     (lease,) = leases(desk.wants(2, 61))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import Account, Hold, virtual
-from gpuserver.core.leases import Drained, Lease, Measured, Muster, Priority, Share
+from gpuserver.core.account import Account, ActiveLease, virtual
+from gpuserver.core.leases import Drained, GangWindow, Lease, Measured, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, with_period
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
@@ -150,7 +150,7 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
     assert choice is not None
     assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, True)
     assert isinstance(choice.length_ns, int)
-    account.muster = Muster()
+    account.muster = GangWindow()
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
     assert not choice.open_ended  # it stops together with the others of its gang
@@ -158,7 +158,7 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
 
 def test_without_a_limit_no_bucket_runs_dry() -> None:
     account = waiting(0, 0, 20)
-    hold = Hold(Lease(0, 1, 0, 10), 100_000)
+    hold = ActiveLease(Lease(0, 1, 0, 10), 100_000)
     hold.go(0, frozenset(), 0, 0)
     account.holds = {1: hold}
     account.bucket = -10 * MS * PPM

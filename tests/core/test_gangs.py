@@ -15,16 +15,16 @@ from gpuserver.core.gangs import GangName, Gangs
 from gpuserver.core.leases import (
     Added,
     Drained,
-    Muster,
-    Mustered,
-    Outlook,
+    GangCalled,
+    GangMemberStatus,
+    GangWindow,
+    LeaseStarted,
     Priority,
     Publish,
+    Runnable,
     Share,
     Tick,
-    VgpuKey,
-    Wants,
-    Went,
+    VgpuIndex,
 )
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
@@ -38,8 +38,8 @@ HALF = Share(PPM // 2)
 HARD = Share(PPM // 2, PPM // 2)
 NEARLY_ALL = Share(990_000, 990_000)
 LAPSE = DEFAULT_POLICY.muster_lapse_ns
-BOUND = Outlook(bound=True)
-LEASE = Outlook(bound=True, start_ns=20 * MS, end_ns=40 * MS)
+BOUND = GangMemberStatus(bound=True)
+LEASE = GangMemberStatus(bound=True, start_ns=20 * MS, end_ns=40 * MS)
 
 # --- what a server makes of the others' words
 
@@ -47,17 +47,17 @@ LEASE = Outlook(bound=True, start_ns=20 * MS, end_ns=40 * MS)
 @pytest.mark.parametrize(
     ("here", "said", "muster"),
     [
-        (1, {}, Muster()),
-        (1, {0: Outlook()}, Muster()),
-        (1, {0: BOUND}, Muster(binding=True, leader=0)),
-        (1, {0: LEASE}, Muster(20 * MS, 40 * MS, binding=True, leader=0)),
-        (1, {2: LEASE}, Muster()),
-        (2, {1: LEASE, 0: BOUND}, Muster(binding=True, leader=0)),
-        (2, {1: LEASE, 0: Outlook()}, Muster(20 * MS, 40 * MS, binding=True, leader=1)),
-        (0, {1: Outlook(ready=False)}, Muster(binding=True)),
-        (1, {0: Outlook(ready=False)}, Muster()),
-        (0, {1: Outlook(bound=True, start_ns=1, end_ns=2, late=True)}, Muster(urgent=True)),
-        (1, {0: Outlook(bound=True, start_ns=1, end_ns=2, late=True)}, Muster(1, 2, True, True, leader=0)),
+        (1, {}, GangWindow()),
+        (1, {0: GangMemberStatus()}, GangWindow()),
+        (1, {0: BOUND}, GangWindow(binding=True, leader=0)),
+        (1, {0: LEASE}, GangWindow(20 * MS, 40 * MS, binding=True, leader=0)),
+        (1, {2: LEASE}, GangWindow()),
+        (2, {1: LEASE, 0: BOUND}, GangWindow(binding=True, leader=0)),
+        (2, {1: LEASE, 0: GangMemberStatus()}, GangWindow(20 * MS, 40 * MS, binding=True, leader=1)),
+        (0, {1: GangMemberStatus(ready=False)}, GangWindow(binding=True)),
+        (1, {0: GangMemberStatus(ready=False)}, GangWindow()),
+        (0, {1: GangMemberStatus(bound=True, start_ns=1, end_ns=2, late=True)}, GangWindow(urgent=True)),
+        (1, {0: GangMemberStatus(bound=True, start_ns=1, end_ns=2, late=True)}, GangWindow(1, 2, True, True, leader=0)),
     ],
     ids=[
         "alone",
@@ -73,7 +73,7 @@ LEASE = Outlook(bound=True, start_ns=20 * MS, end_ns=40 * MS)
         "the leader is late",
     ],
 )
-def test_what_the_others_say_means(here: int, said: dict[int, Outlook], muster: Muster) -> None:
+def test_what_the_others_say_means(here: int, said: dict[int, GangMemberStatus], muster: GangWindow) -> None:
     gangs = Gangs(here)
     gangs.enroll({"g": 7}, 0)
     events = [event for gpu, outlook in said.items() for event in gangs.hear(gpu, {"g": outlook, "other": LEASE}, 0)]
@@ -81,7 +81,7 @@ def test_what_the_others_say_means(here: int, said: dict[int, Outlook], muster: 
     assert found.vgpu == 7
     assert found.muster is not None
     assert found.muster.lapses_ns == LAPSE
-    assert muster == Muster(
+    assert muster == GangWindow(
         found.muster.start_ns,
         found.muster.end_ns,
         found.muster.binding,
@@ -106,7 +106,7 @@ def test_who_leaves_a_gang_is_free() -> None:
     gangs = Gangs(1)
     gangs.enroll({"g": 7}, 0)
     gangs.hear(0, {"g": BOUND}, 0)
-    assert gangs.enroll({}, 0) == [Mustered(7, None)]
+    assert gangs.enroll({}, 0) == [GangCalled(7, None)]
     assert gangs.hear(0, {"g": BOUND}, 0) == []
 
 
@@ -128,19 +128,19 @@ class Desk:
         self.scheduler.check()
         self.published += [command for command in commands if isinstance(command, Publish)]
 
-    def call(self, muster: Muster) -> None:
-        self.say(Mustered(0, muster), 0)
+    def call(self, muster: GangWindow) -> None:
+        self.say(GangCalled(0, muster), 0)
         if self.other:
-            self.say(Wants(1), 0)
-        self.say(Wants(0), 0)
+            self.say(Runnable(1), 0)
+        self.say(Runnable(0), 0)
 
     @property
-    def goers(self) -> list[VgpuKey]:
+    def goers(self) -> list[VgpuIndex]:
         return [command.lease.vgpu for command in self.published]
 
 
-def binding(start_ns: int, end_ns: int) -> Muster:
-    return Muster(start_ns, end_ns, binding=True, lapses_ns=LAPSE)
+def binding(start_ns: int, end_ns: int) -> GangWindow:
+    return GangWindow(start_ns, end_ns, binding=True, lapses_ns=LAPSE)
 
 
 def test_outside_its_muster_it_stays_away() -> None:
@@ -160,10 +160,10 @@ def test_leases_of_others_end_where_it_is_called() -> None:
 def test_inside_it_goes_first_for_as_long_as_its_leader() -> None:
     desk = Desk(other=False)
     desk.call(binding(0, 33 * MS))
-    desk.say(Wants(1), 0)
+    desk.say(Runnable(1), 0)
     [first] = [command.lease for command in desk.published if command.lease.epoch == 1][-1:]
-    desk.say(Went(0, 1, first.start_ns), first.start_ns)
-    assert desk.scheduler.outlook(0) == Outlook(True, first.start_ns, 33 * MS)
+    desk.say(LeaseStarted(0, 1, first.start_ns), first.start_ns)
+    assert desk.scheduler.outlook(0) == GangMemberStatus(True, first.start_ns, 33 * MS)
 
 
 def test_whoever_holds_gives_way_to_it() -> None:
@@ -190,30 +190,30 @@ def test_a_muster_lapses() -> None:
 
 def test_an_urgent_call_is_short_and_goes_before_a_turn_of_others() -> None:
     desk = Desk()
-    desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
+    desk.call(GangWindow(binding=True, urgent=True, lapses_ns=LAPSE))
     assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns
     desk = Desk(other=False)
-    desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
+    desk.call(GangWindow(binding=True, urgent=True, lapses_ns=LAPSE))
     assert desk.scheduler.outlook(0).end_ns == DEFAULT_POLICY.muster_urgent_ns
 
 
 def test_an_urgent_call_goes_before_a_higher_class() -> None:
     desk = Desk(aside=Share(PPM // 2, priority=Priority.HIGH))
-    desk.call(Muster(binding=True, urgent=True, lapses_ns=LAPSE))
+    desk.call(GangWindow(binding=True, urgent=True, lapses_ns=LAPSE))
     assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns
 
 
 def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
     desk = Desk(HARD, other=False)
-    desk.say(Wants(0), 0)
-    desk.say(Went(0, 1, 0), 0)
+    desk.say(Runnable(0), 0)
+    desk.say(LeaseStarted(0, 1, 0), 0)
     desk.say(Drained(0, 1, 200 * MS, idle_ns=0, wants=True), 200 * MS)
     [bucket_ns] = [s.bucket_ns for s in desk.scheduler.snapshot(200 * MS) if s.vgpu == 0 and s.throttled]
-    desk.say(Mustered(0, Muster(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
+    desk.say(GangCalled(0, GangWindow(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
     outlook = desk.scheduler.outlook(0)
     assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
-    desk.say(Went(0, 2, 200 * MS), 200 * MS)
-    desk.say(Mustered(0, binding(0, 0)), 201 * MS)
+    desk.say(LeaseStarted(0, 2, 200 * MS), 200 * MS)
+    desk.say(GangCalled(0, binding(0, 0)), 201 * MS)
     desk.say(Drained(0, 2, 202 * MS, idle_ns=0, wants=True), 202 * MS)
     [after] = [s for s in desk.scheduler.snapshot(202 * MS) if s.vgpu == 0]
     assert after.throttled
@@ -223,13 +223,13 @@ def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
 def test_whose_debt_keeps_it_out_goes_uncalled_once_no_word_arrives_any_more() -> None:
     """While words arrive they say whether another member is late; long kernels of its own give it no more than that."""
     desk = Desk(HARD, other=False)
-    desk.say(Wants(0), 0)
-    desk.say(Went(0, 1, 0), 0)
-    desk.say(Mustered(0, Muster(lapses_ns=3 * S)), S)
+    desk.say(Runnable(0), 0)
+    desk.say(LeaseStarted(0, 1, 0), 0)
+    desk.say(GangCalled(0, GangWindow(lapses_ns=3 * S)), S)
     desk.say(Drained(0, 1, 2 * S, idle_ns=0, wants=True), 2 * S)
     desk.published.clear()
     assert desk.scheduler.next_deadline_ns() == 3 * S, "it is in debt until after that"
-    desk.say(Mustered(0, Muster(lapses_ns=3 * S + MS)), 2 * S)
+    desk.say(GangCalled(0, GangWindow(lapses_ns=3 * S + MS)), 2 * S)
     desk.say(Tick(), 3 * S)
     assert desk.goers == []
     desk.say(Tick(), 3 * S + MS)
@@ -422,8 +422,8 @@ def test_a_gang_takes_nothing_from_who_is_in_none(seed: int, gang_ppm: int, hard
 class NobodyIsLate(Gangs):
     """Whoever waits for a member that has had its turn waits for its next one."""
 
-    def hear(self, gpu_index: int, outlooks: dict[GangName, Outlook], now_ns: int) -> list[Mustered]:  # type: ignore[override]
-        blind = {gang: Outlook(o.bound, o.start_ns, o.end_ns, False, o.ready) for gang, o in outlooks.items()}
+    def hear(self, gpu_index: int, outlooks: dict[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:  # type: ignore[override]
+        blind = {gang: GangMemberStatus(o.bound, o.start_ns, o.end_ns, False, o.ready) for gang, o in outlooks.items()}
         return super().hear(gpu_index, blind, now_ns)
 
 
@@ -437,7 +437,7 @@ class CalledWhateverItHad(TemporalScheduler):
     def _overserved(self, account: object) -> bool:
         return False
 
-    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuKey]) -> bool:
+    def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuIndex]) -> bool:
         return account.key in called or super()._entitled(account, at_ns, clock, called)
 
 

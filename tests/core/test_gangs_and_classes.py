@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account, Choice, Hold
-from gpuserver.core.leases import Muster, Mustered, Priority, Share
+from gpuserver.core.account import Account, ActiveLease, Decision
+from gpuserver.core.leases import GangCalled, GangWindow, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
@@ -120,7 +120,7 @@ class ToldWithoutNotice(TemporalScheduler):
 class LeadersAreCutShort(TemporalScheduler):
     """A lease that begins at the moment when a higher class is no longer entitled ends in the next one."""
 
-    def _pick(self, at_ns: int, staying: Hold | None, following: Hold | None = None) -> Choice | None:
+    def _pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
         choice = super()._pick(at_ns, staying, following)
         return choice and replace(choice, leads=False)
 
@@ -229,10 +229,10 @@ def test_whatever_their_classes_all_make_progress(
 def follower_at_work() -> Desk:
     """vGPU 0 follows a leader elsewhere, and holds beside vGPU 1, to whom it was owed; vGPU 2, high, is idle."""
     desk = Desk(TemporalScheduler(), Share(PPM // 4), Share(PPM // 2), Share(PPM // 4, priority=Priority.HIGH))
-    desk.tell(Mustered(0, Muster(0, 0, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 0)
+    desk.tell(GangCalled(0, GangWindow(0, 0, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 0)
     held = desk.runs(1, 0)
     desk.wants(0, 1)
-    desk.tell(Mustered(0, Muster(30 * MS, 330 * MS, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 30)
+    desk.tell(GangCalled(0, GangWindow(30 * MS, 330 * MS, binding=True, urgent=False, lapses_ns=10 * S, leader=0)), 30)
     end_ns = desk.scheduler.published(1)[0][0].end_ns
     assert end_ns is not None
     desk.drained(1, held.epoch, end_ns / MS)
@@ -247,11 +247,11 @@ def ends_ms(desk: Desk) -> float:
     return lease.end_ns / MS
 
 
-def beside_low(muster: Muster | None) -> Desk:
+def beside_low(muster: GangWindow | None) -> Desk:
     """vGPU 0, low, waits beside vGPU 1, which holds until it is no more entitled; vGPU 2, high, is idle."""
     low, high = (Share(PPM // 10, priority=priority) for priority in (Priority.LOW, Priority.HIGH))
     desk = Desk(TemporalScheduler(GRANTED_ONLY), low, Share(PPM * 9 // 10), high)
-    desk.tell(Mustered(0, muster), 0)
+    desk.tell(GangCalled(0, muster), 0)
     desk.runs(1, 0)
     desk.wants(0, 1)
     while not desk.scheduler.published(0):
@@ -260,16 +260,16 @@ def beside_low(muster: Muster | None) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(("muster", "before_ms"), [(None, 2.0), (Muster(lapses_ns=10**12), 14.2)])
+@pytest.mark.parametrize(("muster", "before_ms"), [(None, 2.0), (GangWindow(lapses_ns=10**12), 14.2)])
 def test_a_leader_is_published_so_early_that_those_on_other_gpus_can_give_way(
-    muster: Muster | None, before_ms: float
+    muster: GangWindow | None, before_ms: float
 ) -> None:
     desk = beside_low(muster)
     ((lease, _),) = desk.scheduler.published(0)
     assert lease.start_ns - desk.scheduler._now_ns == before_ms * MS  # type: ignore[attr-defined]
 
 
-def leader_at_work(muster: Muster | None) -> tuple[Desk, float]:
+def leader_at_work(muster: GangWindow | None) -> tuple[Desk, float]:
     """vGPU 0 of ``beside_low`` has taken over, and since when."""
     desk = beside_low(muster)
     ((held, _),) = desk.scheduler.published(1)
@@ -280,8 +280,8 @@ def leader_at_work(muster: Muster | None) -> tuple[Desk, float]:
     return desk, begin_ms
 
 
-@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (Muster(lapses_ns=10**12), 5.0)])
-def test_a_leader_that_was_owed_its_lease_keeps_it(muster: Muster | None, length_ms: float) -> None:
+@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (GangWindow(lapses_ns=10**12), 5.0)])
+def test_a_leader_that_was_owed_its_lease_keeps_it(muster: GangWindow | None, length_ms: float) -> None:
     """The higher class is entitled again a moment after it was not."""
     desk, begin_ms = leader_at_work(muster)
     desk.tick(begin_ms + 3)
@@ -289,7 +289,7 @@ def test_a_leader_that_was_owed_its_lease_keeps_it(muster: Muster | None, length
 
 
 def test_but_not_beside_a_higher_one_that_comes_meanwhile() -> None:
-    desk, begin_ms = leader_at_work(Muster(lapses_ns=10**12))
+    desk, begin_ms = leader_at_work(GangWindow(lapses_ns=10**12))
     desk.wants(2, begin_ms + 1)
     assert ends_ms(desk) == pytest.approx(begin_ms + 1.45)
 
@@ -299,7 +299,7 @@ def test_a_high_one_waits_for_a_member_that_is_owed_only_while_that_is_called() 
     desk.wants(2, 50)
     assert ends_ms(desk) > 100
     desk = follower_at_work()
-    desk.tell(Mustered(0, Muster(lapses_ns=10 * S)), 49)  # its leader has nothing to do any more
+    desk.tell(GangCalled(0, GangWindow(lapses_ns=10 * S)), 49)  # its leader has nothing to do any more
     desk.wants(2, 50)
     assert ends_ms(desk) < 51
 
@@ -307,12 +307,12 @@ def test_a_high_one_waits_for_a_member_that_is_owed_only_while_that_is_called() 
 def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
     desk = Desk(TemporalScheduler(), Share(PPM // 2), Share(PPM // 2))
     held = desk.runs(1, 0)
-    called = Muster(0, 10**12, binding=True, urgent=False, lapses_ns=10**13, leader=0)
-    desk.tell(Mustered(0, called), 1)
+    called = GangWindow(0, 10**12, binding=True, urgent=False, lapses_ns=10**13, leader=0)
+    desk.tell(GangCalled(0, called), 1)
     desk.wants(0, 2)
     before_ns = desk.scheduler.published(1)[0][0].end_ns
     assert before_ns is not None
-    desk.tell(Mustered(0, replace(called, urgent=True)), before_ns / MS - 3)
+    desk.tell(GangCalled(0, replace(called, urgent=True)), before_ns / MS - 3)
     ((lease, went),) = desk.scheduler.published(0)
     assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.muster_urgent_ns, False)  # type: ignore[operator]
     assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.muster_late_ns, "the holder may wait for it in turn"
@@ -324,7 +324,7 @@ def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
 def test_an_urgent_turn_waits_two_milliseconds_for_a_drain() -> None:
     desk = Desk(TemporalScheduler(), Share(PPM // 2), Share(PPM // 2))
     desk.runs(1, 0)
-    desk.tell(Mustered(0, Muster(0, 10**12, binding=True, urgent=True, lapses_ns=10**13, leader=0)), 1)
+    desk.tell(GangCalled(0, GangWindow(0, 10**12, binding=True, urgent=True, lapses_ns=10**13, leader=0)), 1)
     desk.wants(0, 2)
     ((lease, _),) = desk.scheduler.published(0)
     assert lease.go_by_ns - lease.start_ns == DEFAULT_POLICY.muster_late_ns

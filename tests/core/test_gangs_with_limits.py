@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.account import Account, virtual
-from gpuserver.core.leases import Added, Drained, Muster, Mustered, Outlook, Share, Wants, Went
+from gpuserver.core.leases import (
+    Added,
+    Drained,
+    GangCalled,
+    GangMemberStatus,
+    GangWindow,
+    LeaseStarted,
+    Runnable,
+    Share,
+)
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
@@ -57,33 +66,39 @@ def test_planted_fault_nothing_announced() -> None:
 
 def test_who_is_throttled_announces_when_it_will_hold_and_does() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
-    for event in (Added(0, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+    for event in (Added(0, HARD), GangCalled(0, GangWindow(lapses_ns=LAPSE)), Runnable(0), LeaseStarted(0, 1, 0)):
         scheduler.handle(event, 0)
     scheduler.handle(Drained(0, 1, 60 * MS, idle_ns=0, wants=True), 60 * MS)
     announced = scheduler.outlook(0)
     # The bucket had 40 ms, 30 ms were added, 60 ms used; it is full enough with 20 ms.
-    assert announced == Outlook(True, 80 * MS, 100 * MS, ready=False)
+    assert announced == GangMemberStatus(True, 80 * MS, 100 * MS, ready=False)
     assert scheduler.next_deadline_ns() == 80 * MS
-    scheduler.handle(Mustered(0, Muster(binding=True, lapses_ns=LAPSE)), 61 * MS)
+    scheduler.handle(GangCalled(0, GangWindow(binding=True, lapses_ns=LAPSE)), 61 * MS)
     assert scheduler.outlook(0) == announced, "what followers say changes nothing: they go by it"
 
 
 def test_where_somebody_competes_nothing_is_announced() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
-    for event in (Added(0, HARD), Added(1, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+    for event in (
+        Added(0, HARD),
+        Added(1, HARD),
+        GangCalled(0, GangWindow(lapses_ns=LAPSE)),
+        Runnable(0),
+        LeaseStarted(0, 1, 0),
+    ):
         scheduler.handle(event, 0)
-    scheduler.handle(Wants(1), 59 * MS)
+    scheduler.handle(Runnable(1), 59 * MS)
     scheduler.handle(Drained(0, 1, 60 * MS, idle_ns=0, wants=True), 60 * MS)
-    assert scheduler.outlook(0) == Outlook(True, ready=False)
+    assert scheduler.outlook(0) == GangMemberStatus(True, ready=False)
 
 
 def test_an_urgent_turn_does_not_make_ready_who_is_barred() -> None:
     """Its leader would begin another lease of its own because of each such turn, and both were ahead for ever."""
     scheduler = TemporalScheduler(GRANTED_ONLY)
-    for event in (Added(0, HARD), Mustered(0, Muster(lapses_ns=LAPSE)), Wants(0), Went(0, 1, 0)):
+    for event in (Added(0, HARD), GangCalled(0, GangWindow(lapses_ns=LAPSE)), Runnable(0), LeaseStarted(0, 1, 0)):
         scheduler.handle(event, 0)
     scheduler.handle(Drained(0, 1, 200 * MS, idle_ns=0, wants=True), 200 * MS)
-    scheduler.handle(Mustered(0, Muster(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
+    scheduler.handle(GangCalled(0, GangWindow(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
     outlook = scheduler.outlook(0)
     assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
     assert not outlook.ready
@@ -106,7 +121,7 @@ def test_who_is_called_may_be_ahead_by_a_token(ahead_ms: int, called_ms: float, 
         account.wants = account.competing = True
         account.time, account.deadline = ahead, ahead + virtual((5 if key == 0 else 90) * MS, share.guarantee_ppm)
     follower = scheduler._accounts[0]
-    follower.muster = Muster(round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0)
+    follower.muster = GangWindow(round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0)
     scheduler._sort_in(follower)
     plant(scheduler, *scheduler._accounts.values())
     choice = scheduler._pick(10 * MS, None)

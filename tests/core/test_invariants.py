@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import Account, Hold
-from gpuserver.core.competition import Competition
-from gpuserver.core.leases import Lease, Muster, Priority, Share
+from gpuserver.core.account import Account, ActiveLease
+from gpuserver.core.competition import SchedulerBase
+from gpuserver.core.leases import GangWindow, Lease, Priority, Share
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -24,8 +24,8 @@ def waiting_account() -> Account:
     return Account(0, 0, CAPPED, wants=True, competing=True)
 
 
-def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) -> Hold:
-    return Hold(Lease(vgpu, epoch, start, end), 100_000)
+def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) -> ActiveLease:
+    return ActiveLease(Lease(vgpu, epoch, start, end), 100_000)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) ->
 )
 @BOTH
 def test_contradictions_in_the_books_are_found(
-    kind: type[Competition], changes: dict[str, object], complaint: str
+    kind: type[SchedulerBase], changes: dict[str, object], complaint: str
 ) -> None:
     scheduler = kind(first_epoch=5)
     account = waiting_account()
@@ -53,11 +53,11 @@ def test_contradictions_in_the_books_are_found(
         setattr(account, name, value)
     plant(scheduler, account)
     with pytest.raises(InvariantError, match=f"(vGPU 0|lease .*) .*{complaint}|{complaint}"):
-        Competition.check(scheduler)
+        SchedulerBase.check(scheduler)
 
 
 @BOTH
-def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> None:
+def test_books_in_order_are_not_complained_about(kind: type[SchedulerBase]) -> None:
     scheduler = kind(first_epoch=5)
     states: list[dict[str, object]] = [
         {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
@@ -69,14 +69,14 @@ def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> Non
         for name, value in changes.items():
             setattr(account, name, value)
         plant(scheduler, account)
-        Competition.check(scheduler)
+        SchedulerBase.check(scheduler)
 
 
 @pytest.mark.parametrize(
     ("changes", "noted"),
     [
         ({"capped": False}, "_capped"),
-        ({"muster": Muster()}, "_members"),
+        ({"muster": GangWindow()}, "_members"),
         ({"competing": False, "barred": True}, "_competing"),
         ({"holds": {4: hold(4)}}, "_holding"),
         ({"barred": True}, "_barred"),
@@ -88,22 +88,22 @@ def test_books_in_order_are_not_complained_about(kind: type[Competition]) -> Non
 )
 @BOTH
 def test_what_is_noted_beside_the_accounts_and_is_not_so_is_found(
-    kind: type[Competition], changes: dict[str, object], noted: str
+    kind: type[SchedulerBase], changes: dict[str, object], noted: str
 ) -> None:
     scheduler = kind(first_epoch=5)
     account = waiting_account()
     plant(scheduler, account)
-    Competition.check(scheduler)
+    SchedulerBase.check(scheduler)
     for name, value in changes.items():
         setattr(account, name, value)
     with pytest.raises(InvariantError, match=f"^{noted} is noted as"):
-        Competition.check(scheduler)
+        SchedulerBase.check(scheduler)
 
 
 @BOTH
-def test_who_wants_or_holds_and_is_not_noted_is_found(kind: type[Competition]) -> None:
+def test_who_wants_or_holds_and_is_not_noted_is_found(kind: type[SchedulerBase]) -> None:
     scheduler = kind(first_epoch=5)
     plant(scheduler, waiting_account())
     scheduler._company.clear()
     with pytest.raises(InvariantError, match=r"^_company is noted as"):
-        Competition.check(scheduler)
+        SchedulerBase.check(scheduler)

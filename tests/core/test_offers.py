@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserver.core.leases import Mode
-from gpuserver.core.registry import Card
+from gpuserver.core.registry import GpuCapacity
 from tests.core.test_registry import GIB, ME, registry
 from vgpu.errors import VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
@@ -54,7 +54,7 @@ def changes_of(options: str) -> dict[str, str]:
 @pytest.mark.parametrize("mode", Mode)
 @given(st.lists(asked(), min_size=2, max_size=12), st.sampled_from([132, 144, 7]))
 def test_what_is_offered_is_admitted_as_it_is_typed(mode: Mode, all_asked: list[dict[str, Any]], sm_count: int) -> None:
-    found = registry(mode, Card(140 * GIB + 12345, sm_count))
+    found = registry(mode, GpuCapacity(140 * GIB + 12345, sm_count))
     for n, fields in enumerate(all_asked):
         hint = ""
         try:
@@ -73,7 +73,7 @@ def test_what_is_offered_is_admitted_as_it_is_typed(mode: Mode, all_asked: list[
 def test_what_is_offered_for_one_that_was_suspended_can_be_typed(
     mode: Mode, all_asked: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    found = registry(mode, Card(140 * GIB, 132))
+    found = registry(mode, GpuCapacity(140 * GIB, 132))
     found.create("v0", VgpuSpec.parse(**all_asked[0]), ME, 0)
     found.suspend("v0")
     for n, fields in enumerate(all_asked[1:], 1):

@@ -25,12 +25,12 @@ from gpuserver.core.packing import (
     pack,
     wrapped,
 )
-from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.core.registry import GpuCapacity, Owner, Registry
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 MIB = 1 << 20
-H200 = Card(140 << 30, 132)
+H200 = GpuCapacity(140 << 30, 132)
 ME = Owner(1000)
 populations = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), min_size=1, max_size=40)
 

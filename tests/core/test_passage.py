@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuserver.core.passage import AT_REST, Passage, Step
+from gpuserver.core.passage import AT_REST, MigrationState, Step
 from vgpu.identity import Process
 
 GPUS = (0, 1, 2)
@@ -29,7 +29,7 @@ def test_where_its_programs_are_is_known_until_they_are_brought_back() -> None:
     moved = AT_REST.begun(suspended=True).left(1, "first", PROGRAMS).arrived(0).released()
     again = moved.begun(suspended=True).left(2, "second", PROGRAMS)
     assert again.home == "first"
-    assert again.arrived(1).brought_back() == Passage(came_from=1, programs=PROGRAMS)
+    assert again.arrived(1).brought_back() == MigrationState(came_from=1, programs=PROGRAMS)
     assert AT_REST.left(1, "first", ()).home == ""
 
 
@@ -39,7 +39,7 @@ class Journals(RuleBasedStateMachine):
 
     @initialize(gpu=st.sampled_from(GPUS), suspended=st.booleans())
     def create(self, gpu: int, suspended: bool) -> None:
-        self.rows: dict[int, Passage] = {gpu: AT_REST}
+        self.rows: dict[int, MigrationState] = {gpu: AT_REST}
         self.suspended = suspended
         self.removed = False
 
@@ -57,7 +57,7 @@ class Journals(RuleBasedStateMachine):
         if row.leaving in self.rows:
             takes = True  # the same answer to the same question
         elif takes:
-            self.rows[row.leaving] = Passage(row.goes_on, home=row.home, programs=row.programs).arrived(gpu)
+            self.rows[row.leaving] = MigrationState(row.goes_on, home=row.home, programs=row.programs).arrived(gpu)
         if heard and takes:
             del self.rows[gpu]
         elif heard:

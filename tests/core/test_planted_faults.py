@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpuserver.core.account import Account, Choice, Hold, virtual
-from gpuserver.core.competition import Competition
+from gpuserver.core.account import Account, ActiveLease, Decision, virtual
+from gpuserver.core.competition import SchedulerBase
 from gpuserver.core.kinds import LIGHT_PPM
-from gpuserver.core.leases import Allow, Drained, Lease, Measured, Share, VgpuKey
+from gpuserver.core.leases import Allow, Drained, Lease, Measured, Share, VgpuIndex
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.sharing import Guard, Relief
 from gpuserver.core.spatial import SpatialScheduler
@@ -35,7 +35,7 @@ class NoSettle(TemporalScheduler):
 
 
 class OveruseUncharged(TemporalScheduler):
-    def _settle(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _settle(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         super()._settle(account, hold, at_ns - hold.overuse(at_ns))
         hold.settled_ns = max(hold.settled_ns, at_ns)
 
@@ -43,7 +43,7 @@ class OveruseUncharged(TemporalScheduler):
 class OverlapPaidTwice(TemporalScheduler):
     """Who goes beside a predecessor that has not drained pays for the overlap as well."""
 
-    def _undrained(self, key: VgpuKey, epoch: int) -> bool:
+    def _undrained(self, key: VgpuIndex, epoch: int) -> bool:
         return False
 
 
@@ -100,7 +100,7 @@ class SpeaksOfTheDrained(TemporalScheduler):
 class HandsOverByTheClock(TemporalScheduler):
     """What is given back early nobody has before the time that was planned."""
 
-    def _publish(self, account: Account, lease: Lease) -> Hold:
+    def _publish(self, account: Account, lease: Lease) -> ActiveLease:
         return super()._publish(account, replace(lease, early=False))
 
 
@@ -114,7 +114,7 @@ class LongTokens(TemporalScheduler):
 class GoesAtOnce(TemporalScheduler):
     """Nobody waits for the drain of the lease before."""
 
-    def _publish(self, account: Account, lease: Lease) -> Hold:
+    def _publish(self, account: Account, lease: Lease) -> ActiveLease:
         return super()._publish(account, replace(lease, after=()))
 
 
@@ -139,7 +139,7 @@ class NothingIsRenewed(TemporalScheduler):
 class AllowsWithoutLimit(TemporalScheduler):
     """All that anybody could use until the scheduler looks again."""
 
-    def _permit(self, account: Account, hold: Hold) -> None:
+    def _permit(self, account: Account, hold: ActiveLease) -> None:
         account.allowance_at_ns = self._now_ns
         allowance_ns = hold.busy(self._now_ns) + self.policy.allowance_ahead_ns
         self._commands.append(Allow(account.key, hold.lease.epoch, allowance_ns))
@@ -174,7 +174,7 @@ class Flaps(TemporalScheduler):
 class ChargedByHeldTime(TemporalScheduler):
     """A sharer pays for the time of its lease, whatever it uses of it."""
 
-    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         if hold.shared and hold.went_ns is not None:
             account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
         else:
@@ -184,7 +184,7 @@ class ChargedByHeldTime(TemporalScheduler):
 class PaysTwice(TemporalScheduler):
     """A sharer beside turns pays for what it uses, and for what the turns beside it hold."""
 
-    def _charge(self, account: Account, hold: Hold, at_ns: int) -> None:
+    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         if hold.shared and hold.went_ns is not None and self._current is not None:
             account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
         super()._charge(account, hold, at_ns)
@@ -193,7 +193,7 @@ class PaysTwice(TemporalScheduler):
 class CreditAtAChangeOfKind(TemporalScheduler):
     """A sharer that turns heavy is owed the turns that it did not have."""
 
-    def _end_sharing(self, but: Collection[VgpuKey], now_ns: int) -> None:
+    def _end_sharing(self, but: Collection[VgpuIndex], now_ns: int) -> None:
         leave = [self._accounts[key] for key in self._shared if key not in but]
         super()._end_sharing(but, now_ns)
         for account in leave:
@@ -203,7 +203,7 @@ class CreditAtAChangeOfKind(TemporalScheduler):
 class TurnsWaitForSharers(TemporalScheduler):
     """A shared lease is a predecessor of each turn like any other lease."""
 
-    def _grant(self, choice: Choice, start_ns: int) -> Hold:
+    def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         for hold in self._shared.values():
             hold.shared = False
         granted = super()._grant(choice, start_ns)
@@ -215,13 +215,13 @@ class TurnsWaitForSharers(TemporalScheduler):
 class WaitsForOneThatShares(TemporalScheduler):
     """A turn waits for the lease before it to drain, although that has become a shared one."""
 
-    def _revise(self, hold: Hold, now_ns: int, **changes: Any) -> None:
+    def _revise(self, hold: ActiveLease, now_ns: int, **changes: Any) -> None:
         if changes.keys() != {"after"}:
             super()._revise(hold, now_ns, **changes)
 
 
 class MostBehind(Relief):
-    def _judge(self, accounts: list[Account], got: dict[VgpuKey, int], passed_ns: int, now_ns: int) -> None:
+    def _judge(self, accounts: list[Account], got: dict[VgpuIndex, int], passed_ns: int, now_ns: int) -> None:
         super()._judge(accounts, got, passed_ns, now_ns)
         if self.curbed is not None:
             self.curbed = min(accounts, key=lambda a: got[a.key] / a.guarantee).key
@@ -260,7 +260,7 @@ class SwitchesAreFree(TemporalScheduler):
 class ForgivesTheLastKernel(TemporalScheduler):
     """A curbed sharer is allowed its part anew each time, whatever its last kernel used beyond that."""
 
-    def _permit(self, account: Account, hold: Hold) -> None:
+    def _permit(self, account: Account, hold: ActiveLease) -> None:
         hold.curbed_ns = None
         super()._permit(account, hold)
 
@@ -294,7 +294,7 @@ def side_by_side(run: Run) -> list[str]:
 class AllowsAnew(TemporalScheduler):
     """What the bucket has, whatever was used of it under this lease."""
 
-    def _permit(self, account: Account, hold: Hold) -> None:
+    def _permit(self, account: Account, hold: ActiveLease) -> None:
         super()._permit(account, hold)
         allow = self._commands[-1]
         if isinstance(allow, Allow) and allow.allowance_ns is not None:
@@ -358,7 +358,7 @@ class LateNotCounted(SpatialScheduler):
 class ChargedByWidth(SpatialScheduler):
     """t·s charged, with r as the weight: wide partitions get less time."""
 
-    def _charged(self, account: Account, hold: Hold, time: int, at_ns: int) -> int:
+    def _charged(self, account: Account, hold: ActiveLease, time: int, at_ns: int) -> int:
         charged = super()._charged(account, hold, time, at_ns)
         return time + (charged - time) * account.share.sm_mpercent // 33_000
 
@@ -426,7 +426,7 @@ class BurstsBesideAHardOne(SpatialScheduler):
 
 @dataclass(frozen=True)
 class Case:
-    fault: type[Competition]
+    fault: type[SchedulerBase]
     shares: list[Share]
     works: list[Work]
     check: Callable[[Run], list[str]]
@@ -564,7 +564,7 @@ CASES = [
 ]
 
 
-def run_case(case: Case, kind: type[Competition], together: bool) -> list[str]:
+def run_case(case: Case, kind: type[SchedulerBase], together: bool) -> list[str]:
     scheduler = kind()
     watch = oracle.Watch(scheduler)
     if case.fee is None:

@@ -13,16 +13,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from gpuserver.core.admission import Refusal, fits
 from gpuserver.core.leases import Mode, Priority, Share
-from gpuserver.core.registry import MAX_VGPUS, Card, Owner, PerUser, Registry, VgpuRecord, refusal_error
+from gpuserver.core.registry import MAX_VGPUS, GpuCapacity, Owner, PerUser, Registry, VgpuRecord, refusal_error
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 GIB = 1 << 30
-H200 = Card(140 * GIB, 132)
+H200 = GpuCapacity(140 * GIB, 132)
 ME = Owner(1000)
 
 
-def registry(mode: Mode = Mode.TEMPORAL, card: Card = H200) -> Registry:
+def registry(mode: Mode = Mode.TEMPORAL, card: GpuCapacity = H200) -> Registry:
     return Registry(card, mode)
 
 
@@ -245,7 +245,7 @@ def test_expiry() -> None:
 
 
 def test_keys_are_used_again_and_run_out() -> None:
-    found = registry(card=Card(1 << 50, 132))
+    found = registry(card=GpuCapacity(1 << 50, 132))
     for n in range(256):
         create(found, f"v{n}", sm_percent=1, overcommit=True)
     error = refused(ErrorCode.NO_ROOM, found, "one more", sm_percent=1, overcommit=True)
@@ -293,7 +293,7 @@ def test_a_group_has_one_vgpu_of_an_owner_on_a_gpu() -> None:
 
 
 def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() -> None:
-    found = registry(card=Card(16 * GIB, 132))
+    found = registry(card=GpuCapacity(16 * GIB, 132))
     create(found, "a", sm_percent=30, memory_bytes="12G")
     for name in ("b", "c"):
         record = create(found, name, sm_percent=20, memory_bytes="40G", oversubscribe="managed")
@@ -317,7 +317,7 @@ def test_oversubscribed_memory_need_not_fit_and_takes_nothing_from_the_others() 
 
 
 def test_what_is_swapped_has_to_fit_the_card_alone() -> None:
-    found = registry(card=Card(16 * GIB, 132))
+    found = registry(card=GpuCapacity(16 * GIB, 132))
     create(found, "a", sm_percent=30, memory_bytes="12G")
     error = refused(ErrorCode.NO_ROOM, found, "b", sm_percent=20, memory_bytes="300G", oversubscribe="swap")
     assert str(error) == "300 GiB of memory asked for, the card has 16 GiB; the largest that fits: --mem 16384M"
@@ -339,7 +339,7 @@ def test_a_group_needs_temporal_mode() -> None:
 
 
 def test_spatial_mode_needs_to_know_the_sms() -> None:
-    found = registry(card=Card(16 * GIB, 0))
+    found = registry(card=GpuCapacity(16 * GIB, 0))
     create(found, "a", sm_percent=30)
     with pytest.raises(VgpuError) as caught:
         found.set_mode(Mode.SPATIAL)
@@ -364,7 +364,7 @@ def test_what_the_journal_remembers_is_restored_as_it_was(mode: Mode) -> None:
 
 
 def test_what_it_may_borrow_is_promised_to_nobody() -> None:
-    found = registry(card=Card(16 * GIB, 132))
+    found = registry(card=GpuCapacity(16 * GIB, 132))
     record = create(found, "a", sm_percent=30, memory_bytes="4G", memory_limit_bytes="14G")
     assert (record.memory_limit_bytes, record.guaranteed_memory_bytes, record.borrows) == (14 * GIB, 4 * GIB, True)
     assert not create(found, "b", sm_percent=30, memory_bytes="10G").borrows
@@ -374,7 +374,7 @@ def test_what_it_may_borrow_is_promised_to_nobody() -> None:
 
 
 def test_a_suspended_one_is_promised_nothing_until_there_is_room_again() -> None:
-    found = registry(card=Card(16 * GIB, 132))
+    found = registry(card=GpuCapacity(16 * GIB, 132))
     create(found, "a", sm_percent=60, memory_bytes="12G")
     refused(ErrorCode.NO_ROOM, found, "b", sm_percent=50, memory_bytes="1G")
     assert found.suspend("a").suspended

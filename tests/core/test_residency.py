@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.leases import Priority, VgpuIndex
 from gpuserver.core.residency import (
     AGAIN_LEAST_NS,
     AGAIN_MOST_NS,
@@ -33,7 +33,7 @@ SECOND = 1_000_000_000
 
 def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, **more: int) -> Tenant:
     return Tenant(
-        VgpuKey(key),
+        VgpuIndex(key),
         resident,
         memory * GIB,
         wants,
@@ -55,81 +55,81 @@ def test_where_all_fit_nobody_moves() -> None:
 
 
 def test_who_wants_comes_where_there_is_room() -> None:
-    assert decide([tenant(1, 60), tenant(2, 60, resident=False)], 140 * GIB, 0) == Moves(come=(VgpuKey(2),))
+    assert decide([tenant(1, 60), tenant(2, 60, resident=False)], 140 * GIB, 0) == Moves(come=(VgpuIndex(2),))
     assert decide([tenant(1, 60), tenant(2, 60, resident=False, wants=False)], 140 * GIB, 0) == Moves()
 
 
 def test_the_least_recently_needed_makes_room() -> None:
     here = [tenant(1, 60, wants=False, wants_ns=5), tenant(2, 60, wants=False, wants_ns=4), tenant(3, 20)]
-    moves = Moves(leave=(VgpuKey(2),), come=(VgpuKey(4),))
+    moves = Moves(leave=(VgpuIndex(2),), come=(VgpuIndex(4),))
     assert decide([*here, tenant(4, 60, resident=False)], 140 * GIB, 10) == moves
 
 
 def test_where_all_want_they_take_turns_of_a_stay_each() -> None:
     here = [tenant(1, 60, came_ns=5), tenant(2, 60, came_ns=3, move_ns=SECOND), tenant(3, 60, resident=False)]
     assert decide(here, 140 * GIB, 4 + STAY_LEAST_NS) == Moves()
-    come = (VgpuKey(3),)
-    assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves((VgpuKey(1),), come)
+    come = (VgpuIndex(3),)
+    assert decide(here, 140 * GIB, 5 + STAY_LEAST_NS) == Moves((VgpuIndex(1),), come)
     later = 3 + 8 * SECOND
-    assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves((VgpuKey(2),), come)
+    assert decide([replace(here[0], came_ns=later), *here[1:]], 140 * GIB, later) == Moves((VgpuIndex(2),), come)
 
 
 def test_who_has_had_a_stay_is_the_last_of_the_line() -> None:
     """However long it has wanted: it would else be the first again, and the others never."""
     left, waits = tenant(1, 60, resident=False, wants_ns=1, left_ns=9), tenant(2, 60, resident=False, wants_ns=5)
-    assert decide([left, waits], 100 * GIB, 10) == Moves(come=(VgpuKey(2),))
+    assert decide([left, waits], 100 * GIB, 10) == Moves(come=(VgpuIndex(2),))
 
 
 def test_as_many_leave_as_it_takes_and_no_more() -> None:
     idle = [tenant(key, 30, wants=False, wants_ns=key) for key in range(1, 5)]
-    moves = Moves(leave=(VgpuKey(1), VgpuKey(2)), come=(VgpuKey(9),))
+    moves = Moves(leave=(VgpuIndex(1), VgpuIndex(2)), come=(VgpuIndex(9),))
     assert decide([*idle, tenant(9, 60, resident=False)], 130 * GIB, 10) == moves
 
 
 def test_what_is_on_its_way_is_counted() -> None:
     leaving, coming = tenant(1, 60, moving=1), tenant(2, 60, resident=False)
     others = [coming, tenant(3, 60, wants=False)]
-    assert decide([leaving, *others], 140 * GIB, 10) == Moves(come=(VgpuKey(2),))
+    assert decide([leaving, *others], 140 * GIB, 10) == Moves(come=(VgpuIndex(2),))
     assert decide([replace(leaving, memory_bytes=30 * GIB), *others], 110 * GIB, 10) == Moves(
-        (VgpuKey(3),), (VgpuKey(2),)
+        (VgpuIndex(3),), (VgpuIndex(2),)
     )
     assert decide([tenant(1, 60, resident=False, moving=1), coming], 100 * GIB, 10) == Moves()
 
 
 def test_an_allocation_that_waits_for_room_is_in_line() -> None:
     asks, idle = tenant(1, 60, room=50), tenant(2, 60, wants=False)
-    assert decide([asks, idle], 140 * GIB, 0) == Moves(leave=(VgpuKey(2),))
-    assert decide([asks], 140 * GIB, 0) == Moves(offered=(VgpuKey(1),))
+    assert decide([asks, idle], 140 * GIB, 0) == Moves(leave=(VgpuIndex(2),))
+    assert decide([asks], 140 * GIB, 0) == Moves(offered=(VgpuIndex(1),))
     assert decide([asks, replace(idle, moving=True)], 140 * GIB, 0) == Moves()  # not yet
-    assert decide([replace(asks, room_bytes=90 * GIB), idle], 140 * GIB, 0) == Moves(hopeless=(VgpuKey(1),))
+    assert decide([replace(asks, room_bytes=90 * GIB), idle], 140 * GIB, 0) == Moves(hopeless=(VgpuIndex(1),))
 
 
 def test_what_fits_neither_card_nor_store_is_hopeless() -> None:
     asks, away = tenant(1, 60, room=20), tenant(2, 60, resident=False, wants=False)
-    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB + PASSING_BYTES)) == Moves(offered=(VgpuKey(1),))
-    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB)) == Moves(hopeless=(VgpuKey(1),))
+    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB + PASSING_BYTES)) == Moves(offered=(VgpuIndex(1),))
+    assert decide([asks, away], 100 * GIB, 0, HostMemory(40 * GIB)) == Moves(hopeless=(VgpuIndex(1),))
     # what is owned already is another matter
-    assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, HostMemory(0)) == Moves(come=(VgpuKey(3),))
+    assert decide([away, tenant(3, 60, resident=False)], 100 * GIB, 0, HostMemory(0)) == Moves(come=(VgpuIndex(3),))
 
 
 def test_what_a_move_has_left_on_the_card_is_taken_and_no_more_needed_by_its_owner() -> None:
     astray, other = tenant(1, 60, resident=False, stray=40), tenant(2, 60, wants=False)
-    come = (VgpuKey(1),)
+    come = (VgpuIndex(1),)
     assert decide([astray, replace(other, memory_bytes=40 * GIB)], 100 * GIB, 0) == Moves(come=come)
-    assert decide([astray, other], 100 * GIB, 0) == Moves((VgpuKey(2),), come)
+    assert decide([astray, other], 100 * GIB, 0) == Moves((VgpuIndex(2),), come)
     small = tenant(3, 50, resident=False, wants_ns=-1)
-    assert decide([replace(astray, barred=True), small], 100 * GIB, 0) == Moves(come=(VgpuKey(3),))
+    assert decide([replace(astray, barred=True), small], 100 * GIB, 0) == Moves(come=(VgpuIndex(3),))
     assert decide([replace(astray, barred=True), replace(small, memory_bytes=70 * GIB)], 100 * GIB, 0) == Moves()
 
 
 def test_what_another_user_could_never_put_away_is_hopeless() -> None:
     """His store keeps what it has got: whoever is away in the other one would wait for the card for ever."""
     away, asks = tenant(1, 80, resident=False, wants=False, user=1), tenant(2, 10, room=70, user=2)
-    assert decide([away, replace(asks, user=1)], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(offered=(VgpuKey(2),))
-    assert decide([away, asks], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(hopeless=(VgpuKey(2),))
-    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB)) == Moves(offered=(VgpuKey(2),))
-    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB, {3: 5 * GIB})) == Moves(hopeless=(VgpuKey(2),))
-    assert decide([tenant(1, 20), asks], 100 * GIB, 0, HostMemory(0)) == Moves(offered=(VgpuKey(2),))
+    assert decide([away, replace(asks, user=1)], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(offered=(VgpuIndex(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(100 * GIB)) == Moves(hopeless=(VgpuIndex(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB)) == Moves(offered=(VgpuIndex(2),))
+    assert decide([away, asks], 100 * GIB, 0, HostMemory(161 * GIB, {3: 5 * GIB})) == Moves(hopeless=(VgpuIndex(2),))
+    assert decide([tenant(1, 20), asks], 100 * GIB, 0, HostMemory(0)) == Moves(offered=(VgpuIndex(2),))
 
 
 users = st.lists(st.tuples(st.integers(0, 80), st.integers(0, 2)), min_size=1, max_size=5)
@@ -162,7 +162,7 @@ def test_whoever_takes_all_that_is_spare_can_still_leave_for_the_others(
 
 def test_who_cannot_be_moved_stays_and_is_counted() -> None:
     stuck, idle = tenant(1, 60, wants=False, barred=1), tenant(2, 60, wants=False, wants_ns=5)
-    moves = Moves(leave=(VgpuKey(2),), come=(VgpuKey(3),))
+    moves = Moves(leave=(VgpuIndex(2),), come=(VgpuIndex(3),))
     assert decide([stuck, idle, tenant(3, 60, resident=False)], 140 * GIB, 10) == moves
     assert decide([stuck, tenant(3, 60, resident=False)], 100 * GIB, 10) == Moves()
     assert decide([tenant(3, 60, resident=False, barred=1)], 100 * GIB, 10) == Moves()
@@ -198,7 +198,7 @@ def test_who_fits_the_card_is_never_hopeless_for_what_the_driver_keeps(
 
 
 def test_who_comes_gets_what_has_been_given_up() -> None:
-    first, second = Arrival(VgpuKey(1), 60, 10, 20), Arrival(VgpuKey(2), 60, 0)
+    first, second = Arrival(VgpuIndex(1), 60, 10, 20), Arrival(VgpuIndex(2), 60, 0)
     assert admit([first, second], others_bytes=70, room_bytes=100) == {1: 30, 2: 0}
     assert admit([first, second], others_bytes=40, room_bytes=100) == {1: 60, 2: 0}
     assert admit([first, second], others_bytes=30, room_bytes=100) == {1: 60, 2: 10}
@@ -211,13 +211,13 @@ def test_a_class_goes_before_another() -> None:
         tenant(1, 60, resident=False, wants_ns=1),
         tenant(2, 60, resident=False, wants_ns=2, priority=Priority.HIGH),
     ]
-    assert decide(line, 100 * GIB, 5) == Moves(come=(VgpuKey(2),))
+    assert decide(line, 100 * GIB, 5) == Moves(come=(VgpuIndex(2),))
 
 
 def test_what_others_were_promised_is_left_at_once() -> None:
     here = [tenant(1, 60, came_ns=9), tenant(2, 60, wants=False)]
-    assert decide(here, 100 * GIB, 10) == Moves(leave=(VgpuKey(2),))
-    assert decide(here, 30 * GIB, 10) == Moves(leave=(VgpuKey(2), VgpuKey(1)))
+    assert decide(here, 100 * GIB, 10) == Moves(leave=(VgpuIndex(2),))
+    assert decide(here, 30 * GIB, 10) == Moves(leave=(VgpuIndex(2), VgpuIndex(1)))
 
 
 @dataclass
@@ -246,7 +246,7 @@ class Card(RuleBasedStateMachine):
         super().__init__()
         self.now = 0
         self.room = self.ROOM
-        self.guests: dict[VgpuKey, Guest] = {}
+        self.guests: dict[VgpuIndex, Guest] = {}
         self.next_key = 0
 
     def tenants(self) -> list[Tenant]:
@@ -322,7 +322,7 @@ class Card(RuleBasedStateMachine):
         move=st.integers(0, 3 * SECOND),
     )
     def arrive(self, memory: int, priority: Priority, move: int) -> None:
-        self.guests[VgpuKey(self.next_key)] = Guest(memory * GIB, priority, move_ns=move, wants_ns=self.now)
+        self.guests[VgpuIndex(self.next_key)] = Guest(memory * GIB, priority, move_ns=move, wants_ns=self.now)
         self.next_key += 1
 
     @precondition(lambda self: self.guests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.competition import Competition
+from gpuserver.core.competition import SchedulerBase
 from gpuserver.core.leases import Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
@@ -29,14 +29,14 @@ def works_now_and_then(desk: Desk, until_ms: int) -> int:
 
 
 @BOTH
-def test_by_a_lease_that_goes_on_and_on(kind: type[Competition]) -> None:
+def test_by_a_lease_that_goes_on_and_on(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), HALF)
     works_now_and_then(desk, 5000)
     assert desk.statement(0, 5000).bucket_ns <= FULL_MS * MS
 
 
 @BOTH
-def test_by_a_lease_without_an_end_before_there_was_a_limit(kind: type[Competition]) -> None:
+def test_by_a_lease_without_an_end_before_there_was_a_limit(kind: type[SchedulerBase]) -> None:
     desk = Desk(kind(), Share(PPM, PPM, 50_000))
     epoch = works_now_and_then(desk, 5000)
     changed = leases(desk.changed(0, HALF, 5000))

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuserver.core.leases import Book, Mode, Muster, Mustered, Priority, Share
+from gpuserver.core.leases import AccountState, GangCalled, GangWindow, Mode, Priority, Share
 from gpuserver.core.policy import PPM
 from gpuserver.core.scheduler import make_scheduler
 from tests.core import oracle
@@ -52,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.next_key = 0
         self.stopped: set[int] = set()
         self.members: set[int] = set()
-        self.aside: list[tuple[int, Share, Work, Book]] = []
+        self.aside: list[tuple[int, Share, Work, AccountState]] = []
 
     def key(self, index: int) -> int:
         return self.run.keys[index % len(self.run.keys)]
@@ -98,19 +98,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         start_ms=st.integers(-30, 60),
         length_ms=st.sampled_from([1, 5, 20, 40]),
         lapse_ms=st.sampled_from([1, 20, 100, 500]),
-        muster=st.builds(Muster, binding=st.booleans(), urgent=st.booleans(), leader=st.sampled_from([-1, 0, 1])),
+        muster=st.builds(GangWindow, binding=st.booleans(), urgent=st.booleans(), leader=st.sampled_from([-1, 0, 1])),
     )
-    def muster(self, index: int, start_ms: int, length_ms: int, lapse_ms: int, muster: Muster) -> None:
+    def muster(self, index: int, start_ms: int, length_ms: int, lapse_ms: int, muster: GangWindow) -> None:
         key, now_ns = self.key(index), self.run.now_ns
         start_ns = max(0, now_ns + start_ms * MS)
         muster = replace(muster, start_ns=start_ns, end_ns=start_ns + length_ms * MS, lapses_ns=now_ns + lapse_ms * MS)
         self.members.add(key)
-        self.run._deliver(Mustered(key, muster))
+        self.run._deliver(GangCalled(key, muster))
 
     @precondition(lambda self: self.members)
     @rule()
     def leave_gang(self) -> None:
-        self.run._deliver(Mustered(self.members.pop(), None))
+        self.run._deliver(GangCalled(self.members.pop(), None))
 
     @precondition(lambda self: self.run.keys)
     @rule(index=st.integers(0, 5))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.account import Account
-from gpuserver.core.leases import Allow, Command, Lease, Measured, Muster, Mustered, Priority, Share
+from gpuserver.core.leases import Allow, Command, GangCalled, GangWindow, Lease, Measured, Priority, Share
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.sharing import LENIENCE_PPM, MOST_TOGETHER, Guard, Relief, sharers
@@ -199,7 +199,7 @@ def test_which_light_ones_take_turns_all_the_same(others: tuple[Share, ...]) -> 
 
 def test_members_of_a_gang_take_turns() -> None:
     desk = Desk(TemporalScheduler(), sharer(), sharer())
-    desk.tell(Mustered(1, Muster()), 0)
+    desk.tell(GangCalled(1, GangWindow()), 0)
     desk.runs(0, 0)
     desk.wants(1, 0)
     desk.measured(50, LIGHT, LIGHT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.nativelogic import EARLY_NS
-from gpuserver.core.leases import Added, Book, Lease, Priority, Share
+from gpuserver.core.leases import AccountState, Added, Lease, Priority, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core import oracle
@@ -280,7 +280,7 @@ def test_just_before_a_boundary_a_high_one_waits_for_it() -> None:
 def test_a_high_one_may_be_ahead_by_a_quarter_of_a_round(lag_ms: float, revoked: bool) -> None:
     """vGPU 0 held 2 ms alone, at a guarantee of 0.3: the clock went on by 2 / 0.3, which is worth 1.3 ms at 0.2."""
     two = desk(share(0.3, 100, priority=Priority.LOW))
-    two.tell(Added(1, share(0.2, 40, priority=Priority.HIGH), Book(round(lag_ms * MS), 0, 0, 0, 0, 0)), 0)
+    two.tell(Added(1, share(0.2, 40, priority=Priority.HIGH), AccountState(round(lag_ms * MS), 0, 0, 0, 0, 0)), 0)
     two.runs(0, 0)
     assert spans(two.wants(1, 2))[0] == (0, 1, 0, 2.45 if revoked else 20)
 
@@ -331,7 +331,7 @@ def test_a_limit_that_ends_just_before_the_boundary_is_not_stretched_to_it() -> 
 def test_a_limit_that_shrinks_before_the_boundary_shortens_what_was_planned() -> None:
     pair = desk(share(0.3, 60))
     pair.runs(0, 0)
-    pair.tell(Added(1, share(0.1, 60, 0.1), Book(0, 8_600_000, 0, 0, 0, 0)), 5)
+    pair.tell(Added(1, share(0.1, 60, 0.1), AccountState(0, 8_600_000, 0, 0, 0, 0)), 5)
     pair.wants(1, 5)
     assert spans(pair.tick(15)) == [(1, 2, 20, 30)]
     # Its bucket: 8.6 ms, a tenth of the 11 ms since, a fiftieth of the 4 ms to come.
@@ -473,7 +473,7 @@ def test_a_promised_round_that_waits_for_nobody_is_taken_back_too() -> None:
     commands = three.wants(2, 18.5)  # too late to fill the round
     assert spans(commands) == [(0, 1, 0, 30), (2, 2, 20, 30)]
     assert [x.after for x in leases(commands)] == [(), ()]
-    three.tell(Added(3, share(0.3, 70), Book(60 * MS, 0, 0, 0, 0, 0)), 18.7)
+    three.tell(Added(3, share(0.3, 70), AccountState(60 * MS, 0, 0, 0, 0, 0)), 18.7)
     commands = three.wants(3, 18.7)
     assert withdrawn(commands) == [(2, 2)]
     assert spans(commands) == [(0, 1, 0, 20), (3, 3, 20, 30)]

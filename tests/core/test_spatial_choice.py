@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import FRACTION_BITS, Account, Hold, real, virtual
+from gpuserver.core.account import FRACTION_BITS, Account, ActiveLease, real, virtual
 from gpuserver.core.leases import Lease, Priority
-from gpuserver.core.membership import InvariantError, Membership
+from gpuserver.core.membership import InvariantError, RunQueue
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
 
 
-def went(start_ms: int, end_ms: int | None) -> Hold:
-    hold = Hold(Lease(0, 1, start_ms * MS, None if end_ms is None else end_ms * MS), 60_000)
+def went(start_ms: int, end_ms: int | None) -> ActiveLease:
+    hold = ActiveLease(Lease(0, 1, start_ms * MS, None if end_ms is None else end_ms * MS), 60_000)
     hold.go(start_ms * MS, frozenset(), 0, 0)
     return hold
 
@@ -121,7 +121,7 @@ def test_beside_short_kernels_nobody_is_owed_without_bound_what_long_ones_cost(
     holds.holds[1] = went(990, 1000)
     scheduler = scheduler_with(waits, holds, other)
     scheduler._limit_credit()
-    Membership.check(scheduler)
+    RunQueue.check(scheduler)
     v = 1000 * MS << FRACTION_BITS
     assert real(v - waits.time, waits.guarantee) == round(owed_ms * MS)
     assert real(v - holds.time, holds.guarantee) == 500 * MS
@@ -138,7 +138,7 @@ def test_beside_a_late_one_only_who_is_owed_most_begins_early() -> None:
 
 def test_who_is_placed_first_stays_so_until_it_goes() -> None:
     forced, most_owed = account(0, 60, 5, waited_ms=90), account(1, 60, 90)
-    forced.holds[1] = Hold(Lease(0, 1, 1000 * MS, 1010 * MS), 60_000)
+    forced.holds[1] = ActiveLease(Lease(0, 1, 1000 * MS, 1010 * MS), 60_000)
     scheduler = scheduler_with(forced, most_owed)
     assert [a.key for a in scheduler._choose(996 * MS, 1000 * MS)] == [0]
 
@@ -155,7 +155,7 @@ def test_the_mean_is_weighted_with_the_guarantees() -> None:
 def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full(owed_ms: int, charged_ms: int) -> None:
     """8 ms held at a guarantee of a half, 3 of them too many; the clock goes 8 ms further meanwhile."""
     holder = account(0, 60, owed_ms)
-    hold = Hold(Lease(0, 1, 1000 * MS, 1005 * MS), 60_000)
+    hold = ActiveLease(Lease(0, 1, 1000 * MS, 1005 * MS), 60_000)
     hold.go(1000 * MS, frozenset(), 0, 0)
     scheduler = scheduler_with(holder)
     time = scheduler._charged(holder, hold, holder.time, 1008 * MS)
@@ -173,7 +173,7 @@ def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full
         ({"holds": {1: went(0, 10), 2: went(0, 10)}}, 20, "leases of more than all SMs"),
         ({"holds": {1: went(0, None), 2: went(0, 10)}}, 20, "leases of more than all SMs"),
         ({"holds": {1: went(0, 4), 2: went(0, 10)}}, 20, None),  # overdue: no longer in force
-        ({"holds": {1: went(0, 10), 2: Hold(Lease(0, 2, 0, 10), 60_000)}}, 20, None),  # not begun
+        ({"holds": {1: went(0, 10), 2: ActiveLease(Lease(0, 2, 0, 10), 60_000)}}, 20, None),  # not begun
     ],
 )
 def test_contradictions_are_found(changes: dict[str, object], boundary_ms: int | None, complaint: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.leases import Added, Book, Priority
+from gpuserver.core.leases import AccountState, Added, Priority
 from tests.core.desk import MS, leases, share, spans
 from tests.core.test_spatial_behaviour import crowd, desk, two_of_sixty
 
@@ -48,7 +48,7 @@ def test_of_one_class_it_is_taken_from_who_is_most_ahead(ahead: int) -> None:
     three = desk()
     for key in (0, 1):
         lag_ns = -8 * MS if key == ahead else 8 * MS
-        book = Book(lag_ns, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+        book = AccountState(lag_ns, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
         three.tell(Added(key, share(0.3, 50), book), 0)
     three.tell(Added(2, share(0.2, 40, priority=Priority.HIGH)), 0)
     for key in (0, 1):

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuserver.core.leases import Added, Changed, Command, Drained, Lease, Muster, Mustered, Publish, Share, Wants, Went
+from gpuserver.core.leases import (
+    Added,
+    Changed,
+    Command,
+    Drained,
+    GangCalled,
+    GangWindow,
+    Lease,
+    LeaseStarted,
+    Publish,
+    Runnable,
+    Share,
+)
 from gpuserver.core.policy import PPM
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -93,8 +105,8 @@ def test_who_waits_keeps_it_until_it_is_granted() -> None:
 
 def test_no_gang_has_one() -> None:
     desk = Desk(TemporalScheduler(), HALF, standing=True)
-    assert withdrawn(desk.tell(Mustered(0, Muster()), 1)) == [(0, 1)]
-    assert standing(desk.tell(Mustered(0, None), 2))
+    assert withdrawn(desk.tell(GangCalled(0, GangWindow()), 1)) == [(0, 1)]
+    assert standing(desk.tell(GangCalled(0, None), 2))
 
 
 def test_in_spatial_mode_nobody_has_one() -> None:
@@ -109,7 +121,7 @@ def test_in_spatial_mode_nobody_has_one() -> None:
 
 def test_of_one_that_is_over_before_it_was_heard_of_nothing_is_said() -> None:
     desk = Desk(TemporalScheduler(), CAPPED, standing=True)
-    reports = [Wants(0), Went(0, 1, MS), Drained(0, 1, 2 * MS, idle_ns=0, wants=False)]
+    reports = [Runnable(0), LeaseStarted(0, 1, MS), Drained(0, 1, 2 * MS, idle_ns=0, wants=False)]
     (lease,) = leases(desk.tell_all(reports, 3))
     assert (lease.epoch, lease.standing) == (2, True)
     assert desk.statement(0, 3).held_ns == MS

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from gpuserver.core.account import Account
 from gpuserver.core.leases import (
+    AccountState,
     Added,
     Allow,
-    Book,
     Command,
     Drained,
     Idle,
+    LeaseStarted,
     Priority,
     Publish,
+    Runnable,
     Share,
-    Wants,
-    Went,
     Withdraw,
 )
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
@@ -196,10 +196,10 @@ def test_a_process_stopped_for_ever_does_not_starve_newcomers() -> None:
 def test_a_drain_reported_late_is_charged_to_when_it_happened() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     scheduler.handle(Added(7, HALF), 0)
-    (published,) = scheduler.handle(Wants(7), 1 * MS)
+    (published,) = scheduler.handle(Runnable(7), 1 * MS)
     assert isinstance(published, Publish)
     epoch = published.lease.epoch
-    scheduler.handle(Went(7, epoch, 2 * MS), 2 * MS)
+    scheduler.handle(LeaseStarted(7, epoch, 2 * MS), 2 * MS)
     scheduler.handle(Drained(7, epoch, at_ns=12 * MS, idle_ns=4 * MS, wants=False), 500 * MS)
     book = scheduler.books()[7]
     assert (book.held_ns, book.busy_ns, book.tokens) == (10 * MS, 6 * MS, 1)
@@ -208,8 +208,8 @@ def test_a_drain_reported_late_is_charged_to_when_it_happened() -> None:
 def test_a_drain_cannot_be_dated_before_the_lease() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     scheduler.handle(Added(0, HALF), 0)
-    scheduler.handle(Wants(0), 0)
-    scheduler.handle(Went(0, 1, 5 * MS), 5 * MS)
+    scheduler.handle(Runnable(0), 0)
+    scheduler.handle(LeaseStarted(0, 1, 5 * MS), 5 * MS)
     scheduler.handle(Drained(0, 1, at_ns=-100 * MS, idle_ns=0, wants=True), 6 * MS)
     assert scheduler.books()[0].held_ns == 0
     (statement,) = scheduler.snapshot(6 * MS)
@@ -234,14 +234,14 @@ def test_one_that_gives_up_before_its_lease_begins_is_withdrawn() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     for key in (0, 1):
         scheduler.handle(Added(key, HALF), 0)
-    scheduler.handle(Wants(0), 0)
-    scheduler.handle(Went(0, 1, 0), 0)
-    scheduler.handle(Wants(1), 10 * MS)
+    scheduler.handle(Runnable(0), 0)
+    scheduler.handle(LeaseStarted(0, 1, 0), 0)
+    scheduler.handle(Runnable(1), 10 * MS)
     commands = scheduler.handle(Idle(1), 10 * MS + 100 * US)
     assert Withdraw(1, 2) in commands
     assert [c.lease.end_ns for c in commands if isinstance(c, Publish)] == [None]
     # The withdrawal crossed the GO: what was held all the same is charged.
-    scheduler.handle(Went(1, 2, 11 * MS), 12 * MS)
+    scheduler.handle(LeaseStarted(1, 2, 11 * MS), 12 * MS)
     scheduler.handle(Drained(0, 1, 11 * MS, 0, wants=False), 12 * MS)
     scheduler.handle(Drained(1, 2, 13 * MS, 0, wants=False), 13 * MS)
     assert scheduler.books()[1].held_ns == 2 * MS
@@ -250,8 +250,8 @@ def test_one_that_gives_up_before_its_lease_begins_is_withdrawn() -> None:
 
 def test_debts_survive_a_restart() -> None:
     """A journalled book is an account that goes on: the indebted one stays behind by its debt."""
-    book = Book(lag_ns=-60 * MS, bucket_ns=0, held_ns=5 * S, busy_ns=4 * S, overuse_ns=1 * S, tokens=9)
-    fresh = Book(lag_ns=60 * MS, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+    book = AccountState(lag_ns=-60 * MS, bucket_ns=0, held_ns=5 * S, busy_ns=4 * S, overuse_ns=1 * S, tokens=9)
+    fresh = AccountState(lag_ns=60 * MS, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
     scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=100)
     run = Run(scheduler, [], [])
     for key, kept in enumerate((book, fresh)):
@@ -284,7 +284,7 @@ def test_a_new_share_counts_from_the_next_token() -> None:
 def test_an_unknown_vgpu_is_an_error_that_changes_nothing() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     with pytest.raises(KeyError, match="vGPU 3"):
-        scheduler.handle(Wants(3), 0)
+        scheduler.handle(Runnable(3), 0)
     scheduler.handle(Added(3, HALF), 0)
     with pytest.raises(ValueError, match="twice"):
         scheduler.handle(Added(3, HALF), 0)

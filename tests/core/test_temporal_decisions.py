@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account, Hold
-from gpuserver.core.leases import Added, Book, Lease, Priority, Share
+from gpuserver.core.account import Account, ActiveLease
+from gpuserver.core.leases import AccountState, Added, Lease, Priority, Share
 from gpuserver.core.membership import InvariantError
 from gpuserver.core.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.temporal import TemporalScheduler
@@ -126,7 +126,7 @@ def test_a_higher_class_may_be_a_quarter_of_a_token_ahead(ahead_ms: float, end: 
     """A token is 20 ms; vGPU 0 held 1 ms, and to a clock that counts both, half of the distance is vGPU 1's own. Where
     vGPU 1 is too far ahead, vGPU 0 stays for five hand-overs like beside any other."""
     two = desk(LOW)
-    two.tell(Added(1, HIGH, Book(-round(ahead_ms * MS), 0, 0, 0, 0, 0)), 0)
+    two.tell(Added(1, HIGH, AccountState(-round(ahead_ms * MS), 0, 0, 0, 0, 0)), 0)
     two.runs(0, 0)
     two.drained(0, 1, 0.5, handover_cost_ns=MS)
     two.went(0, 2, 0.5)
@@ -208,7 +208,7 @@ def test_a_holder_gets_the_short_window_with_its_end_where_a_higher_class_has_co
 @pytest.mark.parametrize(("debt_ms", "barred"), [(100, False), (100.001, True)])
 def test_a_debt_beyond_the_grace_is_paid_outside_the_competition(debt_ms: float, barred: bool) -> None:
     one = desk(HALF)
-    one.tell(Added(1, HALF, Book(-round(debt_ms * MS), 0, 0, 0, 0, 0)), 0)
+    one.tell(Added(1, HALF, AccountState(-round(debt_ms * MS), 0, 0, 0, 0, 0)), 0)
     one.runs(0, 0)
     one.wants(1, 0)
     assert one.statement(1, 0).barred is barred
@@ -278,8 +278,8 @@ def test_who_is_alone_owes_nobody() -> None:
     assert not one.statement(0, 1000).barred
 
 
-def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> Hold:
-    hold = Hold(Lease(vgpu, epoch, start, end), 100_000)
+def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> ActiveLease:
+    hold = ActiveLease(Lease(vgpu, epoch, start, end), 100_000)
     if went:
         hold.go(start, frozenset(), 0, 0)
     return hold
@@ -300,7 +300,7 @@ def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0,
     ],
 )
 def test_contradictions_are_found(
-    current: Hold | None, following: Hold | None, changes: dict[str, object], complaint: str
+    current: ActiveLease | None, following: ActiveLease | None, changes: dict[str, object], complaint: str
 ) -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=9)
     account = Account(0, 0, HALF, wants=True, competing=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuserver.core.leases import Muster, Mustered, Share
+from gpuserver.core.leases import GangCalled, GangWindow, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, SECOND, with_period
 from gpuserver.core.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans
@@ -31,7 +31,7 @@ def test_nor_of_a_call_to_a_gang() -> None:
     """Somebody holds where it is to follow; until it is called nobody else is."""
     desk = Desk(TemporalScheduler(), MOST, LEAST)
     desk.runs(0, 0)
-    desk.tell(Mustered(1, Muster(40 * MS, 60 * MS, binding=True, lapses_ns=500 * MS)), 1)
+    desk.tell(GangCalled(1, GangWindow(40 * MS, 60 * MS, binding=True, lapses_ns=500 * MS)), 1)
     desk.wants(1, 1)
     due_ms = desk.due_ms
     assert due_ms is not None
@@ -53,11 +53,11 @@ def test_nobody_waits_for_a_withdrawn_lease_longer_than_for_another() -> None:
 def test_who_leaves_its_gang_while_it_is_away_is_away_no_more() -> None:
     """The process that was in several vGPUs has ended; another one of this vGPU wants a token."""
     desk = Desk(TemporalScheduler(), MOST, LEAST)
-    desk.tell(Mustered(1, Muster(binding=True, lapses_ns=500 * MS)), 0)
+    desk.tell(GangCalled(1, GangWindow(binding=True, lapses_ns=500 * MS)), 0)
     desk.runs(0, 0)
     desk.wants(1, 1)
     assert desk.scheduler.published(1) == []
-    desk.tell(Mustered(1, None), 2)
+    desk.tell(GangCalled(1, None), 2)
     while not desk.scheduler.published(1):
         assert desk.due_ms is not None, "it waits for ever"
         desk.tick(desk.due_ms)

@@ -18,12 +18,12 @@ from gpuserver.core.leases import (
     Event,
     Idle,
     Lease,
+    LeaseStarted,
     Observed,
     Publish,
     Removed,
+    Runnable,
     Share,
-    Wants,
-    Went,
     Withdraw,
 )
 from gpuserver.core.temporal import TemporalScheduler
@@ -68,9 +68,9 @@ def drained(epoch: int, at_ns: int, *, wants: bool = True) -> Drained:
 
 def test_a_lease_from_go_to_its_drain_and_the_waits_around_it() -> None:
     made = recorder()
-    made.heard(Wants(0), 100)
+    made.heard(Runnable(0), 100)
     made.said(lease(7, 200, 1200))
-    made.heard(Went(0, 7, 250), 260)
+    made.heard(LeaseStarted(0, 7, 250), 260)
     made.heard(drained(7, 1300), 1310, (1050, 900))
     made.finish(2000)
     assert told(made) == (
@@ -108,7 +108,7 @@ def test_how_a_lease_ended(
 ) -> None:
     made = recorder()
     made.said(lease(1, 0, end_ns))
-    made.heard(Went(0, 1, 0), 0)
+    made.heard(LeaseStarted(0, 1, 0), 0)
     if revised_ns is not None:
         made.said(lease(1, 0, revised_ns))
     made.heard(drained(1, drained_ns, wants=wants), drained_ns, (1, 1))
@@ -122,7 +122,7 @@ def test_what_was_so_before_it_began_and_is_so_when_it_ends() -> None:
     old, following = Lease(0, 3, -50, 900, window_ns=5), Lease(0, 4, 900, 1900, window_ns=5)
     made = recorder(leases=[(old, True), (following, False)], booked=(70, 60))
     made.heard(drained(3, 950), 960, (100, 80))
-    made.heard(Went(0, 4, 960), 961)
+    made.heard(LeaseStarted(0, 4, 960), 961)
     made.heard(Observed(0, 4, idle_ns=10, drains_by_ns=1300), 1000)
     (running,) = made.under_way(1060)
     made.finish(1060)
@@ -144,7 +144,7 @@ def test_a_round_ends_when_it_was_to_however_early_it_began(known: bool) -> None
     made = recorder(leases=[(pinned, False)] if known else [])
     if not known:
         made.said(Publish(pinned))
-    made.heard(Went(0, 3, 960), 961)
+    made.heard(LeaseStarted(0, 3, 960), 961)
     (running,) = made.under_way(1060)
     assert isinstance(running, LeaseRecord)
     assert (running.go_ns, running.end_ns, running.granted_ns) == (960, 2000, 1040)
@@ -154,10 +154,10 @@ def test_a_wish_that_is_given_up_and_a_vgpu_that_goes() -> None:
     made = recorder(wants=True)
     made.heard(Idle(0), 10)
     made.said(lease(1, 0, None))
-    made.heard(Went(0, 1, 20), 20)
-    made.heard(Wants(0), 25)
+    made.heard(LeaseStarted(0, 1, 20), 20)
+    made.heard(Runnable(0), 25)
     made.heard(Removed(0), 30)
-    made.heard(Wants(0), 40)
+    made.heard(Runnable(0), 40)
     made.finish(50)
     wait, held = told(made)
     assert wait == WaitRecord(vgpu_id="vgpu-0", begin_ns=0, end_ns=10, ended="gave-up")
@@ -170,7 +170,7 @@ def test_a_lease_that_was_taken_back_is_none_unless_it_had_begun() -> None:
     for epoch in (1, 2):
         made.said(lease(epoch, 100, 200))
         made.said(Withdraw(0, epoch))
-    made.heard(Went(0, 2, 99), 101)  # it crossed the withdrawal
+    made.heard(LeaseStarted(0, 2, 99), 101)  # it crossed the withdrawal
     made.heard(drained(2, 105, wants=False), 106, (6, 6))
     assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(2, 99, "revoked")]
 
@@ -178,7 +178,7 @@ def test_a_lease_that_was_taken_back_is_none_unless_it_had_begun() -> None:
 def test_a_lease_that_went_before_its_withdrawal_was_said_is_a_revoked_one() -> None:
     made = recorder()
     made.said(lease(1, 100, 200))
-    made.heard(Went(0, 1, 99), 101)  # with what led to the withdrawal
+    made.heard(LeaseStarted(0, 1, 99), 101)  # with what led to the withdrawal
     made.said(Withdraw(0, 1))
     made.heard(drained(1, 105), 106, (6, 6))
     assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(1, 199, "revoked")]
@@ -188,9 +188,9 @@ def test_of_two_leases_that_drained_together_the_last_one_shows_what_both_were_c
     made = recorder()
     for epoch in (1, 2):
         made.said(lease(epoch, epoch * 100, epoch * 100 + 50))
-    made.heard(Went(0, 1, 100), 300)
+    made.heard(LeaseStarted(0, 1, 100), 300)
     made.heard(drained(1, 150), 300)
-    made.heard(Went(0, 2, 200), 300)
+    made.heard(LeaseStarted(0, 2, 200), 300)
     made.heard(drained(2, 250), 300, (100, 80))
     assert [(r.epoch, r.charged_ns, r.busy_ns) for r in of(LeaseRecord, told(made))] == [(1, 0, 0), (2, 100, 80)]
 
@@ -330,7 +330,7 @@ def test_a_lease_is_shown_as_shared_once_it_was() -> None:
     made = recorder()
     made.shares(0)
     made.said(lease(5, 1000, None))
-    made.heard(Went(0, 5, 1000), 1000)
+    made.heard(LeaseStarted(0, 5, 1000), 1000)
     made.shares(1)
     (before,) = of(LeaseRecord, tuple(made.under_way(2000)))
     made.shares(0)

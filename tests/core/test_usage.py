@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.leases import Served
+from gpuserver.core.leases import ServiceTotals
 from gpuserver.core.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, Turns, Usage, advise
 
 S = 1_000_000_000
@@ -27,10 +27,10 @@ SEEN = Seen(
 
 def watched(parts: list[float], every_s: float = 1.0) -> Usage:
     usage, busy_ns = Usage(), 0
-    usage.note(0, {0: Served(0, 0, 0)})
+    usage.note(0, {0: ServiceTotals(0, 0, 0)})
     for i, part in enumerate(parts, 1):
         busy_ns += int(part * every_s * S)
-        usage.note(int(i * every_s * S), {0: Served(busy_ns, busy_ns, 1)})
+        usage.note(int(i * every_s * S), {0: ServiceTotals(busy_ns, busy_ns, 1)})
     return usage
 
 
@@ -38,7 +38,7 @@ def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: 
     """``held``: parts of the time, by vGPU."""
     turns = Turns()
     for i in range(seconds + 1):
-        served = {key: Served(int(i * every_s * S * part), 0, i) for key, part in enumerate(held)}
+        served = {key: ServiceTotals(int(i * every_s * S * part), 0, i) for key, part in enumerate(held)}
         turns.note(S + int(i * every_s * S), served, used)
     return turns
 
@@ -66,7 +66,7 @@ def test_turns_are_judged_by_the_last_minute_once_there_is_half_of_one() -> None
     assert in_turns([0.5, 0.5], 0.3, 10 * LEAST_SECONDS, every_s=0.1).wasted() == pytest.approx((1.0, 0.3))
     turns = in_turns([0.5, 0.5], 0.3, 100)
     for i in range(101, 101 + TURNS_SECONDS):
-        turns.note(S * (1 + i), {key: Served(int(i * S * 0.5), 0, i) for key in (0, 1)}, 0.99)
+        turns.note(S * (1 + i), {key: ServiceTotals(int(i * S * 0.5), 0, i) for key in (0, 1)}, 0.99)
     assert turns.wasted() is None
 
 
@@ -102,7 +102,7 @@ def test_it_is_looked_at_once_a_second_however_often_it_is_told() -> None:
 
 def test_a_key_that_is_used_again_starts_anew() -> None:
     usage = watched([1.0] * 40)
-    usage.note(41 * S, {0: Served(0, 0, 0)})
+    usage.note(41 * S, {0: ServiceTotals(0, 0, 0)})
     assert usage.seconds(0) == 0
     usage.forget(0)
     assert (usage.seconds(0), usage.busy_ratio(0)) == (0, 0.0)

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gpuserver.core.leases import Mode, Mustered, Outlook, VgpuKey
-from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.core.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
+from gpuserver.core.registry import GpuCapacity, Owner, Registry
 from gpuserver.runtime.gangs import GangLinks, gang_of
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
@@ -19,27 +19,27 @@ from vgpu.protocol.stream import MessageStream
 from vgpu.spec import VgpuSpec
 
 PATHS = NodePaths(Path("/nowhere"), Path("/nowhere"))
-CARD = Card(8 << 30, 132)
+CARD = GpuCapacity(8 << 30, 132)
 
 
 class Tokens:
     """A token loop that says what it is told to, and notes what it hears."""
 
     def __init__(self) -> None:
-        self.said = Outlook()
-        self.heard: list[Mustered] = []
+        self.said = GangMemberStatus()
+        self.heard: list[GangCalled] = []
         self._look: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
         self._look = look
 
-    def outlook(self, key: VgpuKey) -> Outlook:
+    def outlook(self, key: VgpuIndex) -> GangMemberStatus:
         return self.said
 
-    def muster(self, event: Mustered) -> None:
+    def muster(self, event: GangCalled) -> None:
         self.heard.append(event)
 
-    def decide(self, outlook: Outlook) -> None:
+    def decide(self, outlook: GangMemberStatus) -> None:
         self.said = outlook
         self._look()
 
@@ -90,9 +90,9 @@ async def _hears_and_is_free_again() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(low.converse, one)
         nursery.start_soon(high.converse, other)
-        leader.decide(Outlook(bound=True, start_ns=5, end_ns=9))
+        leader.decide(GangMemberStatus(bound=True, start_ns=5, end_ns=9))
         await until(lambda: any(e.muster and (e.muster.start_ns, e.muster.end_ns) == (5, 9) for e in follower.heard))
-        follower.decide(Outlook(ready=False))
+        follower.decide(GangMemberStatus(ready=False))
         await until(lambda: any(e.muster is not None and e.muster.binding for e in leader.heard))
         one.close()
         await until(lambda: follower.heard[-1].muster is not None and not follower.heard[-1].muster.binding)
@@ -103,7 +103,7 @@ def test_what_one_decides_the_other_hears_until_the_link_ends() -> None:
     trio.run(_hears_and_is_free_again)
 
 
-async def _says(message: dict[str, Any]) -> list[Mustered]:
+async def _says(message: dict[str, Any]) -> list[GangCalled]:
     tokens, links = server(1)
     one, other = link_pair()
     with trio.fail_after(10):

@@ -12,24 +12,26 @@ from typing import Any
 
 import pytest
 
-from gpuserver.core.leases import Book, Mode
-from gpuserver.core.passage import AT_REST, Passage
-from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.core.leases import AccountState, Mode
+from gpuserver.core.passage import AT_REST, MigrationState
+from gpuserver.core.registry import GpuCapacity, Owner, Registry
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
-BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
+BOOK = AccountState(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)
 
 
 def rows(count: int) -> list[VgpuRow]:
-    registry = Registry(Card(140 << 30, 132), Mode.TEMPORAL)
+    registry = Registry(GpuCapacity(140 << 30, 132), Mode.TEMPORAL)
     made = []
     for n in range(count):
         spec = VgpuSpec.parse(sm_percent=5, memory_bytes="1G", name=f"n{n}", ttl_ns="1h" if n % 2 else None)
         record = registry.create(f"v{n}", spec, Owner(1000 + n, n - 1), 10**18 + n)
-        passage = Passage(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
+        passage = (
+            MigrationState(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
+        )
         dozing = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
         book = BOOK if n % 2 else None
         members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()

@@ -13,9 +13,9 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from gpuserver.core.leases import Book, Mode
-from gpuserver.core.passage import AT_REST, Passage
-from gpuserver.core.registry import Card, Owner, Registry, VgpuRecord
+from gpuserver.core.leases import AccountState, Mode
+from gpuserver.core.passage import AT_REST, MigrationState
+from gpuserver.core.registry import GpuCapacity, Owner, Registry, VgpuRecord
 from gpuserver.runtime import migration
 from gpuserver.runtime.creation import Creations
 from gpuserver.runtime.migration import Migration
@@ -28,7 +28,7 @@ from vgpu.protocol.messages import Arrive, Forward, Inspect
 from vgpu.spec import VgpuSpec
 
 ID = "vgpu-00000001"
-BOOK = Book(lag_ns=-5, bucket_ns=6, held_ns=7, busy_ns=8, overuse_ns=9, tokens=10)
+BOOK = AccountState(lag_ns=-5, bucket_ns=6, held_ns=7, busy_ns=8, overuse_ns=9, tokens=10)
 PROGRAM = Process(4711, 12)
 AWAY = VgpuError(ErrorCode.UNAVAILABLE, "nobody answers")
 FULL = VgpuError(ErrorCode.NO_ROOM, "too much")
@@ -45,14 +45,14 @@ class Server:
     mode: Mode = Mode.TEMPORAL
     done: list[str] = field(default_factory=list)
     vgpus: dict[str, Vgpu] = field(default_factory=dict)
-    journal: dict[str, Passage] = field(default_factory=dict)
+    journal: dict[str, MigrationState] = field(default_factory=dict)
     programs: tuple[Process, ...] = (PROGRAM,)
     brokers_are_quick: bool = True
     disk: trio.Event | None = None
     has_descriptors: bool = True
 
     def __post_init__(self) -> None:
-        self.registry = Registry(Card(100 << 30, 132), self.mode)
+        self.registry = Registry(GpuCapacity(100 << 30, 132), self.mode)
         self.facts = SimpleNamespace(index=self.index, uuid=f"GPU-{self.index}", name="H200")
         self.settings = SimpleNamespace(paths=NodePaths(Path("/nowhere"), Path("/nowhere")))
         self.tokens = SimpleNamespace(books=lambda: {0: BOOK}, next_epoch=77)
@@ -64,7 +64,9 @@ class Server:
         spec = VgpuSpec.parse(**({"sm_percent": 50, "memory_bytes": "40G"} | fields))
         return self.enlist(self.registry.create(ID, spec, Owner(1000), 5), None)
 
-    def enlist(self, record: VgpuRecord, book: Book | None, *, passage: Passage = AT_REST, still: bool = False) -> Vgpu:
+    def enlist(
+        self, record: VgpuRecord, book: AccountState | None, *, passage: MigrationState = AT_REST, still: bool = False
+    ) -> Vgpu:
         vgpu = Vgpu(record, 3, cast(Any, GRANTS), passage=passage, still=still)
         vgpu.registered.set()
         if self.brokers_are_quick:
@@ -271,8 +273,8 @@ def test_the_same_question_has_the_same_answer(asked: Asked) -> None:
         vgpu = server.vgpus[ID]
         assert server.done[:2] == ["follow 9 1000", "claim"]
         assert sorted(server.done[2:]) == ["keep", "migrated", "resume"]
-        assert server.journal[ID] == Passage(True, came_from=1, home="GPU-1", programs=(PROGRAM,))
-        assert server.book == Book(lag_ns=0, bucket_ns=6, held_ns=7, busy_ns=8, overuse_ns=9, tokens=10)
+        assert server.journal[ID] == MigrationState(True, came_from=1, home="GPU-1", programs=(PROGRAM,))
+        assert server.book == AccountState(lag_ns=0, bucket_ns=6, held_ns=7, busy_ns=8, overuse_ns=9, tokens=10)
         assert (vgpu.record.created_unix_ns, vgpu.record.owner) == (5, Owner(1000))
         while vgpu.passage.came_from is not None:
             await trio.lowlevel.checkpoint()

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import Book, Mode, Priority, Served, Statement
-from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.core.leases import AccountSnapshot, AccountState, Mode, Priority, ServiceTotals
+from gpuserver.core.registry import GpuCapacity, Owner, Registry
 from gpuserver.runtime import readings
 from gpuserver.runtime.readings import (
     Rates,
@@ -27,21 +27,21 @@ from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec
 
 MS = 1_000_000
-NOTHING = Statement(
+NOTHING = AccountSnapshot(
     vgpu=3, guarantee_ppm=1, limit_ppm=1, priority=Priority.NORMAL, wants=False, holds=False, open_ended=False,
     throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0,
     tokens=0,
 )  # fmt: skip
 
 
-def statement(held_ms: int, busy_ms: int, tokens: int) -> Statement:
+def statement(held_ms: int, busy_ms: int, tokens: int) -> AccountSnapshot:
     return replace(NOTHING, held_ns=held_ms * MS, busy_ns=busy_ms * MS, tokens=tokens)
 
 
-def window(*samples: tuple[int, Statement]) -> RateWindow:
+def window(*samples: tuple[int, AccountSnapshot]) -> RateWindow:
     made = RateWindow()
     for at_ms, found in samples:
-        made.add(at_ms * MS, {3: Served(found.held_ns, found.busy_ns, found.tokens)})
+        made.add(at_ms * MS, {3: ServiceTotals(found.held_ns, found.busy_ns, found.tokens)})
     return made
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
 def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
     def told(used_mib: int, limit: str) -> tuple[str, ...]:
         spec = VgpuSpec.parse(sm_percent=30, memory_bytes=limit)
-        record = Registry(Card(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
+        record = Registry(GpuCapacity(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
         vgpu = SimpleNamespace(record=record, used_bytes=used_mib << 20, unmoved="", dozing=(), swaps=False)
         return warnings_on(cast(Vgpu, vgpu), [record], "")
 
@@ -121,8 +121,8 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = None
     assert vgpu.show_counts() == Past(3, 1010)
-    assert [vgpu.show_served(Served(9, busy, 1)).busy_ns for busy in (4, 7, 5, 8)] == [4, 7, 7, 8]
-    book = Book(lag_ns=1, bucket_ns=1, held_ns=10, busy_ns=7, overuse_ns=1, tokens=2)
+    assert [vgpu.show_served(ServiceTotals(9, busy, 1)).busy_ns for busy in (4, 7, 5, 8)] == [4, 7, 7, 8]
+    book = AccountState(lag_ns=1, bucket_ns=1, held_ns=10, busy_ns=7, overuse_ns=1, tokens=2)
     assert vgpu.booked(book) == replace(book, busy_ns=8)
     other.launches += 5
     vgpu.activity = page(dead, other)

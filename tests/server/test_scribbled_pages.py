@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cython_ext.activitypage import ActivityPage
-from gpuserver.core.leases import Mode, Served
-from gpuserver.core.registry import Card, Owner, Registry
+from gpuserver.core.leases import Mode, ServiceTotals
+from gpuserver.core.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.trace import Recorder
 from gpuserver.core.usage import Turns, Usage
 from gpuserver.device.nvml import GpuFacts, MemoryUse
@@ -48,7 +48,7 @@ def page() -> Iterator[mmap.mmap]:
 
 
 def vgpu_of(page: mmap.mmap, **fields: Any) -> Vgpu:
-    registry = Registry(Card(FACTS.total_memory_bytes, FACTS.sm_count), Mode.TEMPORAL)
+    registry = Registry(GpuCapacity(FACTS.total_memory_bytes, FACTS.sm_count), Mode.TEMPORAL)
     spec = VgpuSpec.parse(sm_percent=30, memory_bytes="8G", **fields)
     record = registry.create("vgpu-00000001", spec, Owner(1000), 0)
     vgpu = Vgpu(record, 1, new_grants(record, FACTS, 1, 10**10), members=dict(MEMBERS))
@@ -99,7 +99,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert 0 <= vgpu.borrowed_bytes <= FACTS.total_memory_bytes
     assert 0 <= vgpu.room_bytes <= vgpu.record.memory_limit_bytes
     msgpack.packb([vgpu.new_refusals(), vgpu.new_refusals(), vgpu.refusals, vgpu.launches, vgpu.movable_bytes])
-    vgpu.show_served(Served(1, 1, 1))
+    vgpu.show_served(ServiceTotals(1, 1, 1))
     _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL, 0, Turns()))
     for slot in MEMBERS:
         vgpu.count_past(slot)

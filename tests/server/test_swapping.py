@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from cython_ext.readings import SlotState, Where
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
-from gpuserver.core.leases import Priority, VgpuKey
+from gpuserver.core.leases import Priority, VgpuIndex
 from gpuserver.core.passage import AT_REST
 from gpuserver.core.residency import HostMemory
 from gpuserver.runtime import places, swapping
@@ -46,7 +46,7 @@ class Played:
 
     def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
         owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
-        self.record = SimpleNamespace(vgpu_id=name, key=VgpuKey(key), owner=owner, share=share)
+        self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
         self.removed, self.turn, self.passage = trio.Event(), trio.Lock(), AT_REST

@@ -15,7 +15,7 @@ from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.leases import Book, Share
+from gpuserver.core.leases import AccountState, Share
 from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.spatial import SpatialScheduler
 from gpuserver.core.temporal import TemporalScheduler
@@ -125,7 +125,7 @@ def test_a_wish_that_nobody_looked_at_is_remembered(card: Card) -> None:
 
 def test_the_account_of_a_vgpu_is_known_on_the_bench_and_as_it_is_removed(card: Card) -> None:
     """Nobody runs the loop: no time is charged meanwhile."""
-    had = Book(lag_ns=0, bucket_ns=0, held_ns=9, busy_ns=8, overuse_ns=7, tokens=6)
+    had = AccountState(lag_ns=0, bucket_ns=0, held_ns=9, busy_ns=8, overuse_ns=7, tokens=6)
     card.pages.append(grants())
     card.loop.add(7, card.pages[2], Share(PPM), had)
     assert card.loop.benched(7) is None
@@ -150,7 +150,7 @@ def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     capped = Share(PPM // 2, PPM // 2, sm_mpercent=50_000)
     card.pages.append(grants())
     card.loop.add(
-        7, card.pages[2], capped, Book(0, bucket_ns=-10 * second, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
+        7, card.pages[2], capped, AccountState(0, bucket_ns=-10 * second, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)
     )
     Voice(card.relays, 7).say(want=True)
     trio.run(until, lambda: card.loop.wants(7))
