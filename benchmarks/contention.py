@@ -27,7 +27,7 @@ from benchmarks.gpu.stats import percentile
 from benchmarks.native import cpu_ns
 from vgpu.ctl.programs import attachment
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
 
 START_S = 90.0
@@ -51,7 +51,7 @@ for line in sys.stdin:
 """
 
 
-def made(node: Node, count: int) -> list[VgpuReading]:
+def made(node: Node, count: int) -> list[VgpuStatus]:
     with ControlLink(node.control_socket) as link:
         return [
             link.create(VgpuSpec.parse(sm_percent="1", memory_bytes="256M", burst=True, name=f"one-{i}"))
@@ -91,7 +91,7 @@ def kill(programs: Sequence[subprocess.Popen[str]]) -> None:
         program.kill()
 
 
-def cold(node: Node, vgpus: list[VgpuReading], samples: int) -> dict[str, float]:
+def cold(node: Node, vgpus: list[VgpuStatus], samples: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     inside = [attachment([vgpu]).environment(os.environ) for vgpu in vgpus[:TURNS]]
     before = tokens(node)
@@ -107,7 +107,7 @@ def tokens(node: Node) -> int:
 
 
 @contextmanager
-def contending(node: Node, vgpus: list[VgpuReading], seconds: float) -> Iterator[None]:
+def contending(node: Node, vgpus: list[VgpuStatus], seconds: float) -> Iterator[None]:
     """A program in every vGPU that wants all the time; inside, all of them do."""
     command = [sys.executable, "-m", "vgpu.workload", "--mode", "compute", "--seconds", f"{START_S + seconds + 30:g}"]
     with tempfile.TemporaryFile() as said:

@@ -26,7 +26,7 @@ from benchmarks.gpu.stats import percentile
 from benchmarks.native import cpu_ns
 from vgpu.ctl.programs import attachment
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 INTERVAL_S = 5.0
 REST_S = 5.0
@@ -43,7 +43,7 @@ ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-tex
 
 
 @contextmanager
-def sitting(vgpus: list[VgpuReading]) -> Iterator[None]:
+def sitting(vgpus: list[VgpuStatus]) -> Iterator[None]:
     """A program with a context in every vGPU."""
     with ExitStack() as owned:
         programs = []

@@ -16,7 +16,7 @@ from benchmarks.dashboard import chromium, dashboard
 from benchmarks.gpu.node import Node
 from vgpu.ctl.programs import attachment
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
 
 WANTED: Final[tuple[tuple[str, str, int, str, dict[str, Any], bool], ...]] = (
@@ -35,7 +35,7 @@ SHOTS: Final = (
 )
 
 
-def scene(node: Node) -> list[tuple[VgpuReading, bool]]:
+def scene(node: Node) -> list[tuple[VgpuStatus, bool]]:
     with ControlLink(node.control_socket, timeout_s=60) as link:
         link.set_gpu("1", mode="spatial")
         made = []

@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-A ``Board`` has a ``Desk`` for each vGPU (desks.pxd), a desk up to TURNS turns: published leases that are not over yet,
-oldest first. A turn waits, then it *went* (GO was given), then it is done and leaves the desk. Four things move it:
+A ``LeaseTable`` has a ``VgpuQueue`` for each vGPU (desks.pxd). A queue has up to TURNS published leases that are not
+over yet, oldest first. A published lease waits, then it *went* (GO was given), then it is done and leaves the queue.
+Four things move it:
 
 * ``board_publish`` / ``board_withdraw``: the scheduler's commands;
 * ``board_report``: what the vGPU's relay says (wants, returned, drained);
@@ -46,8 +47,8 @@ from cython_ext.boardevents cimport (
     ring_observe, ring_step, ring_went,
 )
 from cython_ext.desks cimport (
-    TURNS, Desk, Report, Turn, any_at_tail, any_but, desk_quiet_ns, first_waiting, has, next_key, put, turn_at_tail,
-    turn_begins, turn_due_ns, turn_idle_ns, turn_opens_ns, turn_used_ns,
+    TURNS, PublishedLease, Report, VgpuQueue, any_at_tail, any_but, desk_quiet_ns, first_waiting, has, next_key, put,
+    turn_at_tail, turn_begins, turn_due_ns, turn_idle_ns, turn_opens_ns, turn_used_ns,
 )
 from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, epoch_reached
 from cython_ext.logic.gate cimport TAKE_MOST_NS
@@ -64,7 +65,7 @@ cdef enum:
     BOARD_EMPTY = 3          # ends before it starts
 
 
-cdef struct Board:
+cdef struct LeaseTable:
     uint64_t[4] waiting      # desks with a turn that has not gone
     uint64_t[4] holding      # desks with a turn that has
     uint64_t[4] wanting
@@ -77,23 +78,23 @@ cdef struct Board:
     uint64_t gos
     uint64_t forced
     uint64_t[40] lateness
-    Desk[256] desks
+    VgpuQueue[256] desks
 
 
 cdef inline int64_t clamp_ns(int64_t value, int64_t low, int64_t high) noexcept nogil:
     return low if value < low else high if value > high else value
 
 
-cdef inline void board_refile(Board* board, uint32_t key) noexcept nogil:
+cdef inline void board_refile(LeaseTable* board, uint32_t key) noexcept nogil:
     """The desk's turns changed: file it anew, and have its page written."""
-    cdef Desk* desk = &board.desks[key]
+    cdef VgpuQueue* desk = &board.desks[key]
     put(board.waiting, key, desk.live > 0 and not desk.turns[desk.live - 1].went)
     put(board.holding, key, desk.live > 0 and desk.turns[0].went)
     put(board.touched, key, 1)
 
 
-cdef inline Turn* board_find(Board* board, uint32_t key, uint32_t epoch) noexcept nogil:
-    cdef Desk* desk = &board.desks[key]
+cdef inline PublishedLease* board_find(LeaseTable* board, uint32_t key, uint32_t epoch) noexcept nogil:
+    cdef VgpuQueue* desk = &board.desks[key]
     cdef uint32_t i
     for i in range(desk.live):
         if desk.turns[i].lease.epoch == epoch:
@@ -101,9 +102,9 @@ cdef inline Turn* board_find(Board* board, uint32_t key, uint32_t epoch) noexcep
     return NULL
 
 
-cdef inline void board_strike(Board* board, uint32_t key, uint32_t epoch, int64_t at_ns) noexcept nogil:
+cdef inline void board_strike(LeaseTable* board, uint32_t key, uint32_t epoch, int64_t at_ns) noexcept nogil:
     """Nobody need wait for this lease any more."""
-    cdef Turn* turn
+    cdef PublishedLease* turn
     cdef uint32_t i, j
     cdef int other = next_key(board.waiting, 0)
     while other >= 0:
@@ -120,22 +121,22 @@ cdef inline void board_strike(Board* board, uint32_t key, uint32_t epoch, int64_
         other = next_key(board.waiting, other + 1)
 
 
-cdef inline void board_drop(Board* board, uint32_t key, uint32_t index, int64_t at_ns) noexcept nogil:
-    cdef Desk* desk = &board.desks[key]
+cdef inline void board_drop(LeaseTable* board, uint32_t key, uint32_t index, int64_t at_ns) noexcept nogil:
+    cdef VgpuQueue* desk = &board.desks[key]
     cdef uint32_t epoch = desk.turns[index].lease.epoch
     if desk.turns[index].unheard:
         put(board.unheard, key, 0)
     if desk.turns[index].went:
         board.over_ns = max(board.over_ns, at_ns)
     desk.live -= 1
-    memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(Turn))
+    memmove(&desk.turns[index], &desk.turns[index + 1], (desk.live - index) * sizeof(PublishedLease))
     board_refile(board, key)
     board_strike(board, key, epoch, at_ns)
 
 
-cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:
-    cdef Desk* desk = &board.desks[key]
-    cdef Turn* turn = &desk.turns[index]
+cdef inline void board_done(LeaseTable* board, uint32_t key, uint32_t index, int64_t at_ns, bint wants) noexcept nogil:
+    cdef VgpuQueue* desk = &board.desks[key]
+    cdef PublishedLease* turn = &desk.turns[index]
     cdef BoardEvent* event = ring_emit(&board.ring, EVENT_DRAINED, key, turn.lease.epoch, at_ns)
     event.wants = wants
     event.idle_ns = turn_idle_ns(desk, turn, at_ns)
@@ -145,9 +146,9 @@ cdef inline void board_done(Board* board, uint32_t key, uint32_t index, int64_t 
     board_drop(board, key, index, at_ns)
 
 
-cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
-    cdef Desk* desk = &board.desks[key]
-    cdef Turn* turn = &desk.turns[index]
+cdef inline void board_go(LeaseTable* board, uint32_t key, uint32_t index, int64_t now_ns) noexcept nogil:
+    cdef VgpuQueue* desk = &board.desks[key]
+    cdef PublishedLease* turn = &desk.turns[index]
     cdef BoardEvent* event
     cdef int64_t due = max(turn.ready_ns, turn_opens_ns(turn))
     cdef int64_t first_ns
@@ -187,9 +188,9 @@ cdef inline void board_go(Board* board, uint32_t key, uint32_t index, int64_t no
     board_refile(board, key)
 
 
-cdef inline int64_t board_due_ns(const Board* board, uint32_t key, uint32_t index) noexcept nogil:
+cdef inline int64_t board_due_ns(const LeaseTable* board, uint32_t key, uint32_t index) noexcept nogil:
     """From when on the desk's first waiting turn, unless it is an alone one, may get GO, as things stand."""
-    cdef const Turn* turn = &board.desks[key].turns[index]
+    cdef const PublishedLease* turn = &board.desks[key].turns[index]
     if turn.alone:
         return FOREVER_NS
     if not turn.on_want and any_but(board.unheard, key):
@@ -197,9 +198,9 @@ cdef inline int64_t board_due_ns(const Board* board, uint32_t key, uint32_t inde
     return turn_due_ns(&board.desks[key], index)
 
 
-cdef inline bint board_rests(const Board* board) noexcept nogil:
+cdef inline bint board_rests(const LeaseTable* board) noexcept nogil:
     """No lease is in force, and only standing ones wait."""
-    cdef const Desk* desk
+    cdef const VgpuQueue* desk
     cdef int key = next_key(board.waiting, 0)
     cdef uint32_t i
     while key >= 0:
@@ -211,7 +212,7 @@ cdef inline bint board_rests(const Board* board) noexcept nogil:
     return next_key(board.holding, 0) < 0
 
 
-cdef inline int board_alone(const Board* board) noexcept nogil:
+cdef inline int board_alone(const LeaseTable* board) noexcept nogil:
     """Who alone wants on a GPU that rests, and has a turn that waits; −1: nobody."""
     cdef int alone = next_key(board.wanting, 0)
     if alone < 0 or any_but(board.wanting, alone) or not has(board.waiting, alone) or not board_rests(board):
@@ -219,12 +220,12 @@ cdef inline int board_alone(const Board* board) noexcept nogil:
     return alone
 
 
-cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
+cdef inline void board_step(LeaseTable* board, int64_t now_ns) noexcept nogil:
     """Whatever is due at ``now_ns``."""
     cdef bint again = 1
     cdef int key
     cdef uint32_t i
-    cdef Desk* desk
+    cdef VgpuQueue* desk
     ring_step(&board.ring, now_ns)
     while again:
         again = 0
@@ -250,7 +251,7 @@ cdef inline void board_step(Board* board, int64_t now_ns) noexcept nogil:
     board.free = next_key(board.wanting, 0) < 0 and board_rests(board)
 
 
-cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nogil:
+cdef inline int64_t board_deadline(const LeaseTable* board, bint* sharp) noexcept nogil:
     """When to step next, FOREVER_NS if only an event can matter. ``sharp``: somebody waits for that very moment."""
     cdef int64_t deadline = FOREVER_NS, due
     cdef int key = next_key(board.waiting, 0)
@@ -274,12 +275,12 @@ cdef inline int64_t board_deadline(const Board* board, bint* sharp) noexcept nog
     return deadline
 
 
-cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns, int64_t* lasted_ns) noexcept nogil:
+cdef inline int64_t board_handover_ns(const LeaseTable* board, int64_t now_ns, int64_t* lasted_ns) noexcept nogil:
     """The nearest end of a lease whose drain somebody waits for, perhaps just past, and how long that lease has been
     in force by then; FOREVER_NS if there is none."""
     cdef int64_t nearest = FOREVER_NS
-    cdef const Desk* desk
-    cdef const Turn* turn
+    cdef const VgpuQueue* desk
+    cdef const PublishedLease* turn
     cdef uint32_t i, j
     cdef int key = next_key(board.waiting, 0)
     while key >= 0:
@@ -287,7 +288,7 @@ cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns, int64_
         i = first_waiting(desk)
         if i < desk.live:
             for j in range(desk.turns[i].waits):
-                turn = board_find(<Board*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
+                turn = board_find(<LeaseTable*>board, desk.turns[i].after[j].key, desk.turns[i].after[j].epoch)
                 if turn == NULL or not turn.went or turn.lease.end_ns >= nearest:
                     continue
                 if now_ns - turn.lease.end_ns < awake_after_ns(turn.lease.end_ns - turn.go_ns):
@@ -297,15 +298,17 @@ cdef inline int64_t board_handover_ns(const Board* board, int64_t now_ns, int64_
     return nearest
 
 
-cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int64_t now_ns) noexcept nogil:
+cdef inline int board_publish(
+    LeaseTable* board, uint32_t key, const PublishedLease* asked, int64_t now_ns
+) noexcept nogil:
     """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, alone, waits and
     after.
 
     One of BOARD_*; without OK nothing changed. Steps are the caller's.
     """
-    cdef Desk* desk = &board.desks[key]
-    cdef Turn* turn = board_find(board, key, asked.lease.epoch)
-    cdef const Turn* before
+    cdef VgpuQueue* desk = &board.desks[key]
+    cdef PublishedLease* turn = board_find(board, key, asked.lease.epoch)
+    cdef const PublishedLease* before
     cdef bint stood = asked.alone or (turn != NULL and turn.stood)
     cdef uint32_t i
     if turn != NULL and turn.went:
@@ -351,11 +354,11 @@ cdef inline int board_publish(Board* board, uint32_t key, const Turn* asked, int
 
 
 cdef inline int64_t board_allowed_ns(
-    Board* board, uint32_t key, uint32_t epoch, int64_t allowance_ns
+    LeaseTable* board, uint32_t key, uint32_t epoch, int64_t allowance_ns
 ) noexcept nogil:
     """``GrantsPage.allowed_ns`` where the vGPU may use ``allowance_ns`` under that lease in all: from its GO on, or
     from now where it has not gone. Below 0: without a limit."""
-    cdef const Turn* turn = board_find(board, key, epoch)
+    cdef const PublishedLease* turn = board_find(board, key, epoch)
     cdef uint64_t from_ns = board.desks[key].report.busy_ns
     if allowance_ns < 0:
         return 0
@@ -364,16 +367,16 @@ cdef inline int64_t board_allowed_ns(
     return <int64_t>min(max(from_ns, <uint64_t>1), <uint64_t>FOREVER_NS / 2) + min(allowance_ns, FOREVER_NS / 2)
 
 
-cdef inline void board_end(Board* board, uint32_t key, Turn* turn, int64_t now_ns) noexcept nogil:
+cdef inline void board_end(LeaseTable* board, uint32_t key, PublishedLease* turn, int64_t now_ns) noexcept nogil:
     """A lease that went ends now, unless it has."""
     turn.lease.end_ns = min(turn.lease.end_ns, now_ns)
     turn.lease.flags &= ~<uint32_t>LEASE_OPEN
     board_refile(board, key)
 
 
-cdef inline bint board_withdraw(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
+cdef inline bint board_withdraw(LeaseTable* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
     """1: taken back, as if it had never been. 0: it is over, or it went and ends now. Step to ``now_ns`` first."""
-    cdef Turn* turn = board_find(board, key, epoch)
+    cdef PublishedLease* turn = board_find(board, key, epoch)
     if turn == NULL:
         return 0
     if turn.went:
@@ -384,10 +387,10 @@ cdef inline bint board_withdraw(Board* board, uint32_t key, uint32_t epoch, int6
 
 
 cdef inline bint board_finish(
-    Board* board, uint32_t key, uint32_t reached, int64_t at_ns, int64_t now_ns, bint wants
+    LeaseTable* board, uint32_t key, uint32_t reached, int64_t at_ns, int64_t now_ns, bint wants
 ) noexcept nogil:
     """Every turn that went and lies at or before epoch ``reached`` is done. Whether there was one."""
-    cdef Desk* desk = &board.desks[key]
+    cdef VgpuQueue* desk = &board.desks[key]
     cdef bint any_done = 0
     while desk.live > 0 and desk.turns[0].went and epoch_reached(reached, desk.turns[0].lease.epoch):
         board_done(board, key, 0, clamp_ns(at_ns, desk.turns[0].go_ns, now_ns), wants)
@@ -395,24 +398,24 @@ cdef inline bint board_finish(
     return any_done
 
 
-cdef inline void board_tail(Board* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
+cdef inline void board_tail(LeaseTable* board, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
     """The lease takes no more work and will soon have drained: nobody need wait for that. It stays, and is charged."""
-    cdef const Turn* turn = board_find(board, key, epoch)
+    cdef const PublishedLease* turn = board_find(board, key, epoch)
     if turn != NULL and turn_at_tail(&board.desks[key], turn, now_ns):
         board_strike(board, key, epoch, now_ns)
 
 
-cdef inline void board_wants(Board* board, uint32_t key, bint want, int64_t now_ns) noexcept nogil:
+cdef inline void board_wants(LeaseTable* board, uint32_t key, bint want, int64_t now_ns) noexcept nogil:
     board.desks[key].want = want
     board.desks[key].want_changed_ns = now_ns
     put(board.wanting, key, want)
 
 
-cdef inline void board_report(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
+cdef inline void board_report(LeaseTable* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
     """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
-    cdef Desk* desk = &board.desks[key]
+    cdef VgpuQueue* desk = &board.desks[key]
     cdef Report before = desk.report
-    cdef Turn* turn
+    cdef PublishedLease* turn
     if not desk.present:
         return
     desk.report = report[0]
@@ -443,10 +446,10 @@ cdef inline void board_report(Board* board, uint32_t key, const Report* report, 
         ring_observe(&board.ring, key, desk, turn, now_ns)
 
 
-cdef inline void board_add(Board* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
+cdef inline void board_add(LeaseTable* board, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
     """A new vGPU. ``report``: what its entry says already; epochs in it are of another time, a want is news."""
-    cdef Desk* desk = &board.desks[key]
-    memset(desk, 0, sizeof(Desk))
+    cdef VgpuQueue* desk = &board.desks[key]
+    memset(desk, 0, sizeof(VgpuQueue))
     desk.present = 1
     desk.report = report[0]
     desk.want_changed_ns = now_ns
@@ -454,21 +457,21 @@ cdef inline void board_add(Board* board, uint32_t key, const Report* report, int
     board_report(board, key, report, now_ns)
 
 
-cdef inline void board_remove(Board* board, uint32_t key, int64_t now_ns) noexcept nogil:
+cdef inline void board_remove(LeaseTable* board, uint32_t key, int64_t now_ns) noexcept nogil:
     """The vGPU is gone: its leases are over, its unread events are nobody's. Its page shows an empty plan."""
-    cdef Desk* desk = &board.desks[key]
+    cdef VgpuQueue* desk = &board.desks[key]
     while desk.live > 0:
         board_drop(board, key, desk.live - 1, now_ns)
     ring_forget(&board.ring, key)
-    memset(desk, 0, sizeof(Desk))
+    memset(desk, 0, sizeof(VgpuQueue))
     put(board.wanting, key, 0)
     put(board.touched, key, 1)
 
 
 cdef int read_turn(
-    Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
-    bint alone, object window_ns,
+    PublishedLease* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early,
+    bint on_want, bint alone, object window_ns,
 ) except -1
 cdef object event_reading(const BoardEvent* event)
-cdef Board* board_new() except NULL
-cdef void board_free(Board* board) noexcept
+cdef LeaseTable* board_new() except NULL
+cdef void board_free(LeaseTable* board) noexcept

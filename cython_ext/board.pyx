@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from cython_ext.boardevents cimport RING, BoardEvent, ring_visited
-from cython_ext.desks cimport PREDECESSORS, TURNS, Desk, Face, Report, Turn, desk_face
+from cython_ext.desks cimport PREDECESSORS, TURNS, VgpuQueue, GrantView, Report, PublishedLease, desk_face
 from cython_ext.grantspage cimport lease_reading
 from cython_ext.layout cimport FOREVER_NS, LEASE_OPEN, MAX_VGPUS
 
@@ -27,11 +27,11 @@ cdef uint32_t lease_epoch(object value) except 0:
 
 
 cdef int read_turn(
-    Turn* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early, bint on_want,
-    bint alone, object window_ns,
+    PublishedLease* turn, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early,
+    bint on_want, bint alone, object window_ns,
 ) except -1:
     """A ``Lease`` as Python says it. Raises ``ValueError`` on what no lease can be."""
-    memset(turn, 0, sizeof(Turn))
+    memset(turn, 0, sizeof(PublishedLease))
     turn.lease.epoch = lease_epoch(epoch)
     turn.lease.start_ns = moment(start_ns, "start_ns")
     turn.lease.go_by_ns = moment(go_by_ns, "go_by_ns")
@@ -65,8 +65,8 @@ cdef object event_reading(const BoardEvent* event):
     )
 
 
-cdef Board* board_new() except NULL:
-    cdef Board* board = <Board*>calloc(1, sizeof(Board))
+cdef LeaseTable* board_new() except NULL:
+    cdef LeaseTable* board = <LeaseTable*>calloc(1, sizeof(LeaseTable))
     if board != NULL:
         board.ring.events = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
     if board == NULL or board.ring.events == NULL:
@@ -75,7 +75,7 @@ cdef Board* board_new() except NULL:
     return board
 
 
-cdef void board_free(Board* board) noexcept:
+cdef void board_free(LeaseTable* board) noexcept:
     if board != NULL:
         free(board.ring.events)
         free(board)
@@ -87,7 +87,7 @@ cdef class PyBoard:
     Arguments and results are those of ``Dispatcher``; times are whatever the caller says they are.
     """
 
-    cdef Board* board
+    cdef LeaseTable* board
 
     def __cinit__(self):
         self.board = board_new()
@@ -107,7 +107,7 @@ cdef class PyBoard:
     def publish(self, uint32_t key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, int64_t now_ns,
                 bint alone=0):
         """True: accepted; False: the epoch is over. Raises ``ValueError`` (empty) and ``OverflowError`` (too many)."""
-        cdef Turn turn
+        cdef PublishedLease turn
         read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, 1_000_000)
         board_step(self.board, now_ns)
         result = board_publish(self.board, key, &turn, now_ns)
@@ -167,12 +167,12 @@ cdef class PyBoard:
 
     def outstanding(self, uint32_t key):
         """Live leases of a vGPU, oldest first: (epoch, whether GO was given)."""
-        cdef Desk* desk = &self.board.desks[key]
+        cdef VgpuQueue* desk = &self.board.desks[key]
         return [(desk.turns[i].lease.epoch, bool(desk.turns[i].went)) for i in range(desk.live)]
 
     def plan(self, uint32_t key):
         """What the vGPU's page would show."""
-        cdef Face face
+        cdef GrantView face
         desk_face(&self.board.desks[key], self.board.free, &face)
         return PlanReading(
             lease_reading(&face.plan.current), lease_reading(&face.plan.next), face.open_epoch, face.go_epoch,

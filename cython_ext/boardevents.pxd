@@ -8,7 +8,7 @@ at most. Nobody is woken for a reading, and for GO at the tail of another lease 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.desks cimport Desk, Turn, turn_idle_ns, turn_used_ns
+from cython_ext.desks cimport VgpuQueue, PublishedLease, turn_idle_ns, turn_used_ns
 from cython_ext.layout cimport FOREVER_NS
 
 cdef enum:
@@ -69,7 +69,7 @@ cdef inline BoardEvent* ring_emit(
     return event
 
 
-cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* event) noexcept nogil:
+cdef inline void desk_reading(const VgpuQueue* desk, const PublishedLease* turn, BoardEvent* event) noexcept nogil:
     """Of a lease in force, into an event that has its moment."""
     event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
     event.used_ns = turn_used_ns(desk, turn, event.at_ns)
@@ -80,7 +80,7 @@ cdef inline void desk_reading(const Desk* desk, const Turn* turn, BoardEvent* ev
 
 
 cdef inline void ring_observe(
-    EventRing* ring, uint32_t key, const Desk* desk, const Turn* turn, int64_t now_ns
+    EventRing* ring, uint32_t key, const VgpuQueue* desk, const PublishedLease* turn, int64_t now_ns
 ) noexcept nogil:
     """What is read of a lease in force. Until somebody comes, a newer reading is better, or another that will follow.
     """
@@ -95,7 +95,7 @@ cdef inline void ring_observe(
     desk_reading(desk, turn, event)
 
 
-cdef inline void ring_went(EventRing* ring, const Turn* turn, bint at_tail) noexcept nogil:
+cdef inline void ring_went(EventRing* ring, const PublishedLease* turn, bint at_tail) noexcept nogil:
     """``at_tail``: of another lease. That GO is told of with the other's drain, which follows in a moment; if not,
     while half of the lease is left to plan what comes after it. Any other is told of now."""
     cdef int64_t by_ns = turn.go_ns + min(<int64_t>HUSH_NS, (turn.lease.end_ns - turn.go_ns) / 2)

@@ -13,7 +13,7 @@ itself: who could take the lease is not asleep.
 
 from libc.string cimport memcmp
 
-from cython_ext.desks cimport Face, Report
+from cython_ext.desks cimport GrantView, Report
 from cython_ext.layout cimport GrantsPage as Grants, Plan, RelayEntry
 from cython_ext.logic.plan cimport publish_plan
 from cython_ext.native cimport add32, exchange32, load32, load64, loadi64, store32, storei64
@@ -35,7 +35,7 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.submitted_ns = loadi64(&entry.submitted_ns)
 
 
-cdef inline void write_page(Grants* page, const Face* face) noexcept nogil:
+cdef inline void write_page(Grants* page, const GrantView* face) noexcept nogil:
     if page.open_epoch != face.open_epoch and page.open_epoch != 0:
         exchange32(&page.open_epoch, 0)
     if page.free_epoch != face.free_epoch:

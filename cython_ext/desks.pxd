@@ -19,7 +19,7 @@ cdef struct Predecessor:
     uint32_t epoch
 
 
-cdef struct Turn:
+cdef struct PublishedLease:
     Lease lease              # as the page shows it
     int64_t window_ns
     bint early
@@ -52,18 +52,18 @@ cdef struct Report:
     int64_t submitted_ns
 
 
-cdef struct Desk:
+cdef struct VgpuQueue:
     bint present
     bint want
     int64_t want_changed_ns
     uint32_t newest          # epoch last published here
     uint32_t live
-    Turn[8] turns
+    PublishedLease[8] turns
     Report report            # the last one
     int64_t observed_ns
 
 
-cdef struct Face:
+cdef struct GrantView:
     # what a vGPU's grants page must show
     Plan plan
     uint32_t go_epoch        # of the current lease, once it went
@@ -106,7 +106,7 @@ cdef inline bint any_but(const uint64_t* bits, uint32_t key) noexcept nogil:
 
 # --- one desk
 
-cdef inline int64_t turn_opens_ns(const Turn* turn) noexcept nogil:
+cdef inline int64_t turn_opens_ns(const PublishedLease* turn) noexcept nogil:
     """Its own time. Behind others that have drained it may begin a little before: they were closed, and what was theirs
     is free (logic/handover.pxd)."""
     if turn.early:
@@ -116,7 +116,7 @@ cdef inline int64_t turn_opens_ns(const Turn* turn) noexcept nogil:
     return turn.lease.start_ns
 
 
-cdef inline void turn_begins(Turn* turn) noexcept nogil:
+cdef inline void turn_begins(PublishedLease* turn) noexcept nogil:
     """At ``go_ns``. It keeps its length; or its end, where it has a little of its predecessor's time: in rounds all end
     together."""
     cdef int64_t later_ns = turn.go_ns - turn.lease.start_ns
@@ -125,9 +125,9 @@ cdef inline void turn_begins(Turn* turn) noexcept nogil:
         turn.lease.end_ns += later_ns
 
 
-cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil:
+cdef inline int64_t turn_due_ns(const VgpuQueue* desk, uint32_t index) noexcept nogil:
     """From when on the desk's first waiting turn may get GO, as things stand; FOREVER_NS if that takes an event."""
-    cdef const Turn* turn = &desk.turns[index]
+    cdef const PublishedLease* turn = &desk.turns[index]
     cdef int64_t due = turn_opens_ns(turn)
     if turn.on_want and not desk.want:
         return FOREVER_NS
@@ -138,14 +138,14 @@ cdef inline int64_t turn_due_ns(const Desk* desk, uint32_t index) noexcept nogil
     return min(due, turn.lease.go_by_ns)
 
 
-cdef inline uint32_t first_waiting(const Desk* desk) noexcept nogil:
+cdef inline uint32_t first_waiting(const VgpuQueue* desk) noexcept nogil:
     cdef uint32_t i = 0
     while i < desk.live and desk.turns[i].went:
         i += 1
     return i
 
 
-cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
+cdef inline int64_t turn_idle_ns(const VgpuQueue* desk, const PublishedLease* turn, int64_t at_ns) noexcept nogil:
     """Held time up to ``at_ns`` in which nothing ran. A tenant's word, within 0 … held; what is not known yet is busy.
     """
     cdef int64_t known = min(at_ns, desk.report.counted_ns) - turn.go_ns
@@ -155,24 +155,24 @@ cdef inline int64_t turn_idle_ns(const Desk* desk, const Turn* turn, int64_t at_
     return known - <int64_t>busy
 
 
-cdef inline int64_t turn_used_ns(const Desk* desk, const Turn* turn, int64_t at_ns) noexcept nogil:
+cdef inline int64_t turn_used_ns(const VgpuQueue* desk, const PublishedLease* turn, int64_t at_ns) noexcept nogil:
     """GPU time used under it up to ``at_ns``, as far as is known. A tenant's word, within 0 … held."""
     if desk.report.busy_ns < turn.busy_at_go_ns:
         return 0
     return <int64_t>min(desk.report.busy_ns - turn.busy_at_go_ns, <uint64_t>max(at_ns - turn.go_ns, <int64_t>0))
 
 
-cdef inline int64_t desk_quiet_ns(const Desk* desk) noexcept nogil:
+cdef inline int64_t desk_quiet_ns(const VgpuQueue* desk) noexcept nogil:
     """When the desk's oldest turn that went is over because nobody wants it."""
     return max(desk.want_changed_ns, desk.turns[0].go_ns) + QUIET_NS
 
 
-cdef inline bint turn_at_tail(const Desk* desk, const Turn* turn, int64_t now_ns) noexcept nogil:
+cdef inline bint turn_at_tail(const VgpuQueue* desk, const PublishedLease* turn, int64_t now_ns) noexcept nogil:
     """Whether it takes no more work, by its relay's word, and will soon have drained."""
     return turn.went and desk.report.tail_epoch == turn.lease.epoch and turn.lease.end_ns - now_ns <= CLOSE_NS
 
 
-cdef inline bint any_at_tail(const uint64_t* holding, const Desk* desks) noexcept nogil:
+cdef inline bint any_at_tail(const uint64_t* holding, const VgpuQueue* desks) noexcept nogil:
     """Whether the oldest lease of one of those desks takes no more work, by its relay's word."""
     cdef int key = next_key(holding, 0)
     while key >= 0 and not epoch_reached(desks[key].report.tail_epoch, desks[key].turns[0].lease.epoch):
@@ -180,12 +180,12 @@ cdef inline bint any_at_tail(const uint64_t* holding, const Desk* desks) noexcep
     return key >= 0
 
 
-cdef inline void desk_face(const Desk* desk, bint free, Face* face) noexcept nogil:
+cdef inline void desk_face(const VgpuQueue* desk, bint free, GrantView* face) noexcept nogil:
     """What the vGPU's page must show: the newest lease that went, else the oldest that waits; and the one after it.
     ``free``: the GPU is."""
     cdef uint32_t current = first_waiting(desk)
-    cdef const Turn* turn
-    memset(face, 0, sizeof(Face))
+    cdef const PublishedLease* turn
+    memset(face, 0, sizeof(GrantView))
     if desk.live == 0:
         return
     current = current - 1 if current > 0 else 0
@@ -205,6 +205,6 @@ cdef inline void desk_face(const Desk* desk, bint free, Face* face) noexcept nog
             face.plan.next.go_by_ns = FOREVER_NS
 
 
-cdef inline uint32_t desk_free_epoch(const Desk* desk) noexcept nogil:
+cdef inline uint32_t desk_free_epoch(const VgpuQueue* desk) noexcept nogil:
     """The lease that may be taken while the GPU is free; 0: none."""
     return desk.turns[0].lease.epoch if desk.live > 0 and desk.turns[0].alone and not desk.turns[0].went else 0

@@ -32,14 +32,14 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
 from cython_ext.board cimport (
-    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, Board, board_add, board_allowed_ns, board_deadline, board_free,
-    board_handover_ns, board_new, board_publish, board_remove, board_report, board_step, board_withdraw,
+    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, LeaseTable, board_add, board_allowed_ns, board_deadline,
+    board_free, board_handover_ns, board_new, board_publish, board_remove, board_report, board_step, board_withdraw,
     event_reading, read_turn,
 )
 from cython_ext.boardevents cimport EVENT_OBSERVED, RING, BoardEvent, desk_reading, ring_visited
 from cython_ext.deskpages cimport read_report, write_page
 from cython_ext.desks cimport (
-    TURNS, Desk, Face, Report, Turn, desk_face, desk_free_epoch, first_waiting, next_key, put,
+    TURNS, VgpuQueue, GrantView, Report, PublishedLease, desk_face, desk_free_epoch, first_waiting, next_key, put,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
@@ -72,7 +72,7 @@ ctypedef Grants* GrantsAt
 
 cdef struct Engine:
     pthread_mutex_t lock
-    Board* board
+    LeaseTable* board
     BoardEvent* spare        # the other event buffer: Python reads one while the thread fills the other
     Relays* relays
     GrantsAt[256] pages       # NULL: no such vGPU
@@ -102,7 +102,7 @@ cdef inline void tell_free(Engine* engine, bint is_free) noexcept nogil:
 
 cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
     """Step the board and let the pages follow. Under the lock."""
-    cdef Face face
+    cdef GrantView face
     cdef int key
     board_step(engine.board, at_ns)
     if not engine.board.free:
@@ -230,7 +230,7 @@ cdef void* engine_main(void* argument) noexcept nogil:
             futex_wait(&engine.relays.doorbell, heard, until_ns)
 
 
-cdef int engine_publish(Engine* engine, uint32_t key, const Turn* turn) noexcept nogil:
+cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* turn) noexcept nogil:
     cdef int64_t at_ns
     cdef int result
     pthread_mutex_lock(&engine.lock)
@@ -385,7 +385,7 @@ cdef class Dispatcher:
         no lease can be, ``OverflowError`` with eight leases of the vGPU undrained.
         """
         cdef uint32_t index = self.known(key)
-        cdef Turn turn
+        cdef PublishedLease turn
         cdef int result
         read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, window_ns)
         with nogil:
@@ -442,8 +442,8 @@ cdef class Dispatcher:
         cdef uint32_t index = self.known(key)
         cdef Engine* engine = self.engine
         cdef BoardEvent event
-        cdef Desk desk
-        cdef Turn* turn
+        cdef VgpuQueue desk
+        cdef PublishedLease* turn
         memset(&event, 0, sizeof(event))
         with nogil:
             pthread_mutex_lock(&engine.lock)
@@ -463,7 +463,7 @@ cdef class Dispatcher:
     def outstanding(self, key):
         """The vGPU's live leases, oldest first: (epoch, whether GO was given)."""
         cdef uint32_t index = self.known(key)
-        cdef Desk desk
+        cdef VgpuQueue desk
         with nogil:
             pthread_mutex_lock(&self.engine.lock)
             desk = self.engine.board.desks[index]
@@ -488,7 +488,7 @@ cdef class Dispatcher:
     def stats(self):
         """Counters since the start, as ``DispatcherStats``."""
         cdef Engine* engine = self.running()
-        cdef Board* board = engine.board
+        cdef LeaseTable* board = engine.board
         return DispatcherStats(
             engine.wakes, engine.reports, board.gos, board.forced, board.ring.total, board.ring.lost_total,
             tuple([board.lateness[i] for i in range(LATENESS_BINS)]),

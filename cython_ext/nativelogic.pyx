@@ -527,8 +527,8 @@ cdef class Graphs:
         graphs.graph_forget(&self.table, handle)
 
 
-cdef class Trifles:
-    cdef transfers.Trifles trifles
+cdef class SmallTransferBudget:
+    cdef transfers.SmallTransferBudget trifles
 
     def passes(self, int64_t now_ns):
         return bool(transfers.trifle_passes(&self.trifles, now_ns))

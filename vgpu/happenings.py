@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Happening(StrEnum):
+class EventType(StrEnum):
     """Each is explained in docs/operations.md."""
 
     CREATED = "created"
@@ -41,20 +41,20 @@ class Happening(StrEnum):
 
 OF_PROGRAMS = frozenset(
     {
-        Happening.ATTACHED,
-        Happening.ENDED,
-        Happening.DETACHED,
-        Happening.SWAPPED_OUT,
-        Happening.SWAPPED_IN,
-        Happening.STUCK,
-        Happening.NO_ROOM,
-        Happening.REFUSED,
-        Happening.DRIFT,
-        Happening.OUTSIDE,
-        Happening.UNMANAGED,
-        Happening.GRANTED,
-        Happening.BROKER_RESTARTED,
-        Happening.LINK_CLOSED,
+        EventType.ATTACHED,
+        EventType.ENDED,
+        EventType.DETACHED,
+        EventType.SWAPPED_OUT,
+        EventType.SWAPPED_IN,
+        EventType.STUCK,
+        EventType.NO_ROOM,
+        EventType.REFUSED,
+        EventType.DRIFT,
+        EventType.OUTSIDE,
+        EventType.UNMANAGED,
+        EventType.GRANTED,
+        EventType.BROKER_RESTARTED,
+        EventType.LINK_CLOSED,
     }
 )
 """What programs cause, and peers of a broker: as often as they like. The others are a person's or the node's doing."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 PART_S: Final = 1.0
 """A host that is fast for a while and slow for another wants more than its share in the one and less in the other."""
@@ -21,7 +21,7 @@ class Books:
         self._link = link
         self._parts: list[dict[str, float]] = []
 
-    def _read(self) -> tuple[float, VgpuReading]:
+    def _read(self) -> tuple[float, VgpuStatus]:
         found = self._link.inspect(self.name)
         self._gate_wait_ns = sum(process.gate_wait_ns for process in found.processes)
         return time.monotonic(), found.vgpu
@@ -40,7 +40,7 @@ class Books:
         if at - self._part[0] >= PART_S:
             self._close((at, reading))
 
-    def _close(self, now: tuple[float, VgpuReading]) -> None:
+    def _close(self, now: tuple[float, VgpuStatus]) -> None:
         part = ratios(self._part, now)
         self._parts.append(part | {"seconds": now[0] - self._part[0], "waiting_ratio": self._waits / self._looks})
         self._part, self._looks, self._waits = now, 0, 0
@@ -66,7 +66,7 @@ class Books:
         return found
 
 
-def ratios(first: tuple[float, VgpuReading], last: tuple[float, VgpuReading]) -> dict[str, float]:
+def ratios(first: tuple[float, VgpuStatus], last: tuple[float, VgpuStatus]) -> dict[str, float]:
     """Of the time between the two."""
     (began, before), (ended, after) = first, last
     return {

@@ -5,7 +5,7 @@ The caller holds gate.lock.
 
 from libc.stdint cimport int64_t, uint64_t
 
-from cython_ext.hook.state cimport Foreseen, Gate
+from cython_ext.hook.state cimport Prediction, Gate
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_longest, durations_predict, is_graph, launch_hash,
     should_sample,
@@ -40,7 +40,7 @@ cdef public const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept 
 
 
 cdef public void vgpu_foresee(
-    Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
+    Gate* gate, LaunchKey* key, uint64_t after, bint counted, Prediction* foreseen
 ) noexcept nogil:
     """Of the launch ``key`` behind the one with that hash; completes the key. ``counted``: it was asked for before."""
     cdef Duration* known = entry_of(gate, key, after, counted)

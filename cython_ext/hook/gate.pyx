@@ -21,7 +21,7 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
-    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Foreseen, Gate, Pass, Stream, Thread, is_removed,
+    PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Prediction, Gate, Pass, Stream, Thread, is_removed,
     is_swappable, state,
 )
 from cython_ext.layout cimport (
@@ -291,7 +291,7 @@ cdef inline void count_tracked(Gate* gate, int64_t predicted_ns) noexcept nogil:
 
 
 cdef void tracked(
-    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, const Foreseen* foreseen,
+    Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, const Prediction* foreseen,
     bint programmatic, bint takes, bint first, int64_t now,
 ) noexcept nogil:
     """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
@@ -421,7 +421,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     cdef Verdict verdict
     cdef Plan plan, bounded  # by the baton, too
     cdef uint32_t change, open_epoch
-    cdef Foreseen foreseen
+    cdef Prediction foreseen
     cdef int64_t now
     cdef bint counted = 0
     cdef int index, asked, error = CUDA_SUCCESS

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cython_ext.hook.state cimport Foreseen, Gate, Pass, Pooled, State, Stream, Thread, state
+from cython_ext.hook.state cimport Prediction, Gate, Pass, Pooled, State, Stream, Thread, state
 from cython_ext.layout cimport ActivityPage, Plan, Slot
 from cython_ext.logic.alloctable cimport Block
 from cython_ext.logic.durations cimport Duration, LaunchKey
@@ -60,7 +60,7 @@ cdef extern:
     # foresight.pyx; the caller holds gate.lock
     const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept nogil
     void vgpu_foresee(
-        Gate* gate, LaunchKey* key, uint64_t after, bint counted, Foreseen* foreseen
+        Gate* gate, LaunchKey* key, uint64_t after, bint counted, Prediction* foreseen
     ) noexcept nogil
     # doorbell.pyx
     void vgpu_ring(Gate* gate) noexcept nogil

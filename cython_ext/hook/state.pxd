@@ -29,7 +29,7 @@ from cython_ext.logic.graphs cimport GraphTable
 from cython_ext.logic.meter cimport Meter, Timing, Usage
 from cython_ext.logic.pieces cimport Pieces
 from cython_ext.logic.pools cimport PoolBook
-from cython_ext.logic.transfers cimport Trifles
+from cython_ext.logic.transfers cimport SmallTransferBudget
 from cython_ext.logic.window cimport Backlog
 from cython_ext.native cimport load32
 
@@ -221,7 +221,7 @@ cdef struct Gate:
     Demand demand
     uint64_t copies          # between host and device (atomic)
     uint64_t copied_bytes
-    Trifles trifles          # without a lock: a race lets one more pass
+    SmallTransferBudget trifles          # without a lock: a race lets one more pass
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
     uint32_t waiters         # threads that wait: the process wants, whatever the queue says
     bint open                # --on-server-loss run, or the process ends: everything passes
@@ -354,7 +354,7 @@ cdef struct Pooled:
     uint64_t used            # of the pool, as the driver said before
 
 
-cdef struct Foreseen:
+cdef struct Prediction:
     # what is known of a launch before it is made (foresight.pyx)
     int64_t learned_ns       # UNKNOWN_NS: nobody has timed it, or it was changed since
     int64_t assumed_ns       # what it counts for then

@@ -16,11 +16,11 @@ cdef enum:
     TRIFLES_SAVED_NS = 10_000_000
 
 
-cdef struct Trifles:
+cdef struct SmallTransferBudget:
     int64_t paid_ns              # what has passed is a hundredth of the time up to here
 
 
-cdef inline bint trifle_passes(Trifles* trifles, int64_t now_ns) noexcept nogil:
+cdef inline bint trifle_passes(SmallTransferBudget* trifles, int64_t now_ns) noexcept nogil:
     """Whether one more small one may pass at ``now_ns`` without a lease: 25 at once, then one every 0.4 ms."""
     cdef int64_t paid_ns = max(trifles.paid_ns, now_ns - <int64_t>TRIFLES_SAVED_NS) + TRIFLE_PAYS_NS
     if paid_ns > now_ns:

@@ -23,7 +23,7 @@ from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.template import BrokerTemplate, Order, start_broker
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
@@ -68,7 +68,7 @@ class Books(Protocol):
     def attached(self, vgpu: Vgpu, message: Attached) -> None: ...
     def died(self, vgpu: Vgpu, message: Died) -> None: ...
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None: ...
-    def happened(self, kind: Happening, vgpu: Vgpu, text: str) -> None: ...
+    def happened(self, kind: EventType, vgpu: Vgpu, text: str) -> None: ...
 
 
 class Brokers:
@@ -135,7 +135,7 @@ class Brokers:
                         f"{vgpu_id}; remove it: vgpuctl rm -f {vgpu_id}"
                     )
                     text = f"{vgpu.record.vgpu_id} has failed: {vgpu.failure}"
-                self._books.happened(Happening.BROKER_RESTARTED, vgpu, text)
+                self._books.happened(EventType.BROKER_RESTARTED, vgpu, text)
                 with trio.move_on_after(pause):
                     await vgpu.removed.wait()
         vgpu.left.set()
@@ -346,7 +346,7 @@ class Brokers:
             case Look():
                 self._look()
             case Closed(pid=pid, uid=uid, reason=reason):
-                self._books.happened(Happening.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
+                self._books.happened(EventType.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
             case Register():
                 raise ProtocolError("a broker registered twice on one link")
 

@@ -34,13 +34,12 @@ from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.groups import Groups
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
-    Arrive,
     Await,
     Confirm,
     Confirmed,
@@ -48,15 +47,16 @@ from vgpu.protocol.messages import (
     EventList,
     Events,
     Forward,
+    GetMetrics,
+    GetSnapshot,
     GpuList,
-    GpuReading,
     Gpus,
+    GpuStatus,
     Inspect,
     List,
-    Look,
-    Meter,
-    Metering,
+    MetricsSnapshot,
     Migrate,
+    MigrateIn,
     ModeChoice,
     Notice,
     Processes,
@@ -71,7 +71,7 @@ from vgpu.protocol.messages import (
     Trace,
     VgpuDetail,
     VgpuList,
-    VgpuReading,
+    VgpuStatus,
     Watch,
 )
 from vgpu.protocol.meters import GpuMeters, VgpuMeters
@@ -176,7 +176,7 @@ class Control:
                 return self._reading(vgpu)
             case Migrate(vgpu=vgpu_id, gpu=gpu):
                 return await server.migration.leave(self._owned(vgpu_id, forward.uid), int(gpu))
-            case Arrive() as arriving:
+            case MigrateIn() as arriving:
                 return await server.migration.arrive(arriving)
             case List():
                 return VgpuList(vgpus=self._readings())
@@ -191,9 +191,9 @@ class Control:
                 return await self._set_gpu(change, forward.uid)
             case Events():  # all it remembers: the node chooses
                 return EventList(events=tuple(server.events.past))
-            case Look():
+            case GetSnapshot():
                 return self._look()
-            case Meter():
+            case GetMetrics():
                 return self._meter()
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
@@ -215,7 +215,7 @@ class Control:
 
     # --- changes
 
-    async def _create(self, create: Create, forward: Forward, held: Held) -> VgpuReading:
+    async def _create(self, create: Create, forward: Forward, held: Held) -> VgpuStatus:
         creations = self._server.creations
         share_gid = create.share_gid
         if create.spec.share_group is not None and share_gid < 0:  # a node of an older version leaves it to us
@@ -226,7 +226,7 @@ class Control:
             await creations.finished(vgpu)
         return self._reading(vgpu)
 
-    async def _await(self, uid: int, request_id: str) -> VgpuReading:
+    async def _await(self, uid: int, request_id: str) -> VgpuStatus:
         creations = self._server.creations
         vgpu = await creations.asked_before(uid, request_id)
         if vgpu is None:
@@ -234,7 +234,7 @@ class Control:
         await creations.finished(vgpu)
         return self._reading(vgpu)
 
-    async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuReading:
+    async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuStatus:
         server = self._server
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
@@ -252,12 +252,12 @@ class Control:
         await server.brokers.changed(vgpu)
         written = await server.remember()
         text = f"{record.vgpu_id} changed by uid {uid}"
-        server.happened(Happening.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
+        server.happened(EventType.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
         if not written:
             raise unwritten(server, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
 
-    async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuReading:
+    async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuStatus:
         vgpu_id, processes = vgpu.record.vgpu_id, vgpu.alive
         if processes and not force:
             pids = ", ".join(str(process.pid) for process in processes[:5]) + (" …" if len(processes) > 5 else "")
@@ -272,11 +272,11 @@ class Control:
         except VgpuError:
             if not force:
                 raise
-        if not await self._server.strike(vgpu, Happening.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid):
+        if not await self._server.strike(vgpu, EventType.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid):
             raise unwritten(self._server, f"{vgpu_id} is removed")
         return last
 
-    async def _set_gpu(self, change: SetGpu, uid: int) -> GpuReading:
+    async def _set_gpu(self, change: SetGpu, uid: int) -> GpuStatus:
         server = self._server
         if uid not in {0, os.geteuid()}:
             raise VgpuError(
@@ -325,7 +325,7 @@ class Control:
         for vgpu in list(server.vgpus.values()):
             await server.brokers.changed(vgpu)
         text = f"GPU {server.facts.index} is in {mode.value} mode: {reason}, by uid {uid}"
-        server.happened(Happening.MODE, None, text, by_uid=uid)
+        server.happened(EventType.MODE, None, text, by_uid=uid)
 
     def _check_mode(self, mode: Mode) -> None:
         server = self._server
@@ -341,7 +341,7 @@ class Control:
 
     # --- readings
 
-    def _readings(self) -> tuple[VgpuReading, ...]:
+    def _readings(self) -> tuple[VgpuStatus, ...]:
         server = self._server
         statements, now_ns = server.tokens.statements(), time.monotonic_ns()
         return tuple(self._read(vgpu, statements.get(vgpu.record.key), now_ns) for vgpu in server.vgpus.values())
@@ -350,10 +350,10 @@ class Control:
         readings = self._readings()
         return Snapshot(at_unix_s=time.time(), gpus=(self._gpu(readings),), vgpus=readings)
 
-    def _meter(self) -> Metering:
+    def _meter(self) -> MetricsSnapshot:
         server, index = self._server, self._server.facts.index
         snapshot, meters = self._look(), server.tokens.meters
-        return Metering(
+        return MetricsSnapshot(
             snapshot=snapshot,
             processes=tuple(p for vgpu in server.vgpus.values() for p in self._processes(vgpu)),
             gpus=(
@@ -370,10 +370,10 @@ class Control:
             ),
         )
 
-    def _reading(self, vgpu: Vgpu) -> VgpuReading:
+    def _reading(self, vgpu: Vgpu) -> VgpuStatus:
         return self._read(vgpu, self._server.tokens.statements().get(vgpu.record.key), time.monotonic_ns())
 
-    def _read(self, vgpu: Vgpu, statement: AccountSnapshot | None, now_ns: int) -> VgpuReading:
+    def _read(self, vgpu: Vgpu, statement: AccountSnapshot | None, now_ns: int) -> VgpuStatus:
         """``statement`` None: the scheduler does not know it, now or for ever."""
         server = self._server
         if statement is None:
@@ -404,10 +404,10 @@ class Control:
         index, memory = self._server.facts.index, self._server.memory
         return [process_reading(vgpu, slot, index, memory) for slot in vgpu.slots]
 
-    def _gpu(self, vgpus: tuple[VgpuReading, ...]) -> GpuReading:
+    def _gpu(self, vgpus: tuple[VgpuStatus, ...]) -> GpuStatus:
         server = self._server
         rates = [Rates(v.tokens_per_second, v.held_ratio, v.busy_ratio) for v in vgpus]
-        return GpuReading(
+        return GpuStatus(
             index=server.facts.index,
             uuid=server.facts.uuid,
             name=server.facts.name,

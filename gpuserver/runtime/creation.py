@@ -20,7 +20,7 @@ from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
@@ -107,7 +107,7 @@ class Creations:
             await self._take_back(vgpu, f"{vgpu_id} could not be made")
         else:
             uid = vgpu.record.owner.uid
-            server.happened(Happening.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
+            server.happened(EventType.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
             self.watch(vgpu)
         finally:
             vgpu.made.set()
@@ -216,7 +216,7 @@ class Creations:
     async def _take_back(self, vgpu: Vgpu, text: str) -> None:
         if not vgpu.removed.is_set():
             with suppress(VgpuError):  # it moves to another GPU just now, or is removed already
-                await self._server.strike(vgpu, Happening.REMOVED, text)
+                await self._server.strike(vgpu, EventType.REMOVED, text)
 
 
 @cache

@@ -15,7 +15,7 @@ import trio
 
 from gpuserver.core.dozing import Sleeper, Step, decide
 from vgpu.errors import VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ class Dozing:
     def _tell(self, vgpu: Vgpu, reason: str) -> None:
         """Once for each reason: it is tried again and again."""
         if reason != vgpu.unmoved:
-            self._server.happened(Happening.NOT_RESUMED if vgpu.dozing else Happening.NOT_SUSPENDED, vgpu, reason)
+            self._server.happened(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
         vgpu.unmoved = reason

@@ -13,7 +13,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.units import format_bytes
@@ -48,7 +48,7 @@ class Housekeeping:
             if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
                 text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
                 server.happened(
-                    Happening.GRANTED, vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned
+                    EventType.GRANTED, vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned
                 )
         if vgpu.told != vgpu.share:  # what a process has may be known only now
             server.apply_shares()
@@ -61,7 +61,7 @@ class Housekeeping:
             text = f"an allocation of {format_bytes(size)} was refused at its limit"
             if count > 1:
                 text = f"{count} allocations were refused at its limit, the last one of {format_bytes(size)}"
-            self._server.happened(Happening.REFUSED, vgpu, text, count=count, size_bytes=size)
+            self._server.happened(EventType.REFUSED, vgpu, text, count=count, size_bytes=size)
 
     async def _look(self) -> None:
         server = self._server
@@ -104,7 +104,7 @@ class Housekeeping:
     async def _expire(self, vgpu: Vgpu) -> None:
         with suppress(VgpuError):  # somebody removes it already, or has to be asked before
             await self._server.migration.release(vgpu)
-            await self._server.strike(vgpu, Happening.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
+            await self._server.strike(vgpu, EventType.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
 
 
 def is_being_made(vgpu: Vgpu) -> bool:

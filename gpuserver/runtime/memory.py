@@ -28,7 +28,7 @@ from gpuserver.runtime.outside import (
 )
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.peer import is_alive
@@ -81,7 +81,7 @@ class MemoryWatch:
         gpu: NvmlGpu,
         vgpus: Callable[[], Iterable[Vgpu]],
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
-        notice: Callable[[Happening, Vgpu | None, str, int], None],
+        notice: Callable[[EventType, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
         judge: Callable[[Sequence[UnmanagedProcess], Mapping[int, str]], Awaitable[None]] | None = None,
     ) -> None:
@@ -235,7 +235,7 @@ class MemoryWatch:
             for (vgpu_id, pid), amount in self.drift.items():
                 if vgpu_id == vgpu.record.vgpu_id and (vgpu_id, pid) not in known:
                     text = f"process {pid} says that it owns {format_bytes(amount)} more than the driver shows"
-                    self._notice(Happening.DRIFT, vgpu, text, pid)
+                    self._notice(EventType.DRIFT, vgpu, text, pid)
 
     def _tell_unhooked(self) -> None:
         """Once of each, in the second reading that shows it. It is reported alone: such a process is in its vGPU."""
@@ -247,7 +247,7 @@ class MemoryWatch:
             for pid, amount in unhooked_by_pid(implicit, used, limit).items():
                 self._unhooked[vgpu_id, pid] = (vgpu_id, pid) in before
                 if before.get((vgpu_id, pid)) is False:
-                    self._notice(Happening.UNMANAGED, vgpu, unhooked_sentence(pid, amount, used, limit), pid)
+                    self._notice(EventType.UNMANAGED, vgpu, unhooked_sentence(pid, amount, used, limit), pid)
 
     def _find_outsiders(self, ledgers: Sequence[Ledger]) -> None:
         """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""
@@ -263,7 +263,7 @@ class MemoryWatch:
         self._suspects = frozenset(outsider.process for outsider in found)
         for outsider in self.outside:
             if outsider.process not in known:
-                self._notice(Happening.OUTSIDE, None, sentence(outsider), outsider.process.pid)
+                self._notice(EventType.OUTSIDE, None, sentence(outsider), outsider.process.pid)
 
     def _interval(self) -> float:
         now = trio.current_time()

@@ -2,7 +2,7 @@
 
 Here it stands still as a suspended one does; its broker finds the other server by a link in the vGPU's directory, which
 that one turns to itself; there the driver restores the programs on the other GPU. Between the servers goes one message,
-``Arrive``, asked until it is answered.
+``MigrateIn``, asked until it is answered.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuserver.runtime.brokers import find_broker
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.vgpus import NO_PROCESS
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
-from vgpu.protocol.messages import Arrival, Arrive, Departure, Forward, Inspect, VgpuDetail
+from vgpu.protocol.messages import Arrival, Forward, Inspect, MigrateIn, MigrateOutcome, VgpuDetail
 from vgpu.protocol.service import ask
 from vgpu.units import counted
 
@@ -54,7 +54,7 @@ class Migration:
 
     # --- where it is
 
-    async def leave(self, vgpu: Vgpu, to: int) -> Departure:
+    async def leave(self, vgpu: Vgpu, to: int) -> MigrateOutcome:
         """Returns once it is the other GPU's. Errors: those of ``suspend``; those of the other GPU, as for ``create``,
         and the vGPU goes on here; ``unavailable`` if the other does not answer."""
         if vgpu.swaps:
@@ -78,7 +78,7 @@ class Migration:
             )
         if vgpu.refusal is not None:
             raise vgpu.refusal
-        return Departure(goes_on=vgpu.passage.goes_on)
+        return MigrateOutcome(goes_on=vgpu.passage.goes_on)
 
     async def _set_out(self, vgpu: Vgpu, to: int) -> None:
         server = self._server
@@ -154,10 +154,10 @@ class Migration:
 
     def _request(
         self, vgpu: Vgpu, passage: MigrationState, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
-    ) -> Arrive:
+    ) -> MigrateIn:
         server, record = self._server, vgpu.record
         book = vgpu.booked(server.tokens.books().get(record.key))
-        return Arrive(
+        return MigrateIn(
             vgpu=record.vgpu_id,
             spec=record.spec,
             owner_uid=record.owner.uid,
@@ -179,13 +179,13 @@ class Migration:
             origin=asdict(vgpu.origin),
         )
 
-    async def _ask(self, to: int, request: Arrive) -> None:
+    async def _ask(self, to: int, request: MigrateIn) -> None:
         socket = self._server.settings.paths.server_socket(to)
         await ask(socket, Forward(uid=request.owner_uid, request=request), Arrival, ARRIVE_S)
 
     # --- where it comes to be
 
-    async def arrive(self, arriving: Arrive) -> Arrival:
+    async def arrive(self, arriving: MigrateIn) -> Arrival:
         """From the answer on it belongs here, whatever anybody remembers. Errors: as for ``create``; ``mode``;
         ``in-use`` for programs that were begun on another kind of GPU; ``unavailable`` while it is not written down."""
         server = self._server
@@ -205,7 +205,7 @@ class Migration:
             raise VgpuError(ErrorCode.UNAVAILABLE, text, "try again in a moment")
         return Arrival()
 
-    def _admit(self, arriving: Arrive, *, trial: bool) -> VgpuRecord:
+    def _admit(self, arriving: MigrateIn, *, trial: bool) -> VgpuRecord:
         server = self._server
         server.count_occupied(besides=0 if arriving.suspended else arriving.excess_bytes)
         registry = server.registry.copy() if trial else server.registry
@@ -220,7 +220,7 @@ class Migration:
             again=f"vgpuctl migrate {arriving.vgpu} --gpu {server.facts.index}",
         )
 
-    def _check_kind(self, arriving: Arrive) -> None:
+    def _check_kind(self, arriving: MigrateIn) -> None:
         facts = self._server.facts
         if arriving.programs and arriving.gpu_name != facts.name and self._server.mode is Mode.TEMPORAL:
             raise VgpuError(
@@ -230,7 +230,7 @@ class Migration:
                 "end them first: vgpuctl ps",
             )
 
-    async def _take(self, arriving: Arrive) -> None:
+    async def _take(self, arriving: MigrateIn) -> None:
         server, vgpu_id = self._server, arriving.vgpu
         record = self._admit(arriving, trial=False)
         server.follow(arriving.generation, arriving.next_epoch)
@@ -255,7 +255,7 @@ class Migration:
         if arriving.goes_on:
             server.nursery.start_soon(self.go_on, vgpu)
         text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
-        server.happened(Happening.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
+        server.happened(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
 
     async def be_released(self, vgpu: Vgpu) -> None:
         """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""

@@ -15,7 +15,7 @@ import trio
 
 from gpuserver.device.mps import MpsDaemon, MpsLook
 from vgpu.errors import VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.loggers import get_logger
 from vgpu.units import counted
 
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 LOOK_S: Final = 1.0
 
-Tell = Callable[[Happening, str], None]
+Tell = Callable[[EventType, str], None]
 """What kind of event, and what happened."""
 
 
@@ -73,14 +73,14 @@ class MpsWatch:
         hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
             if before.daemon is not None:
-                self._tell(Happening.MPS_LOST, f"the MPS daemon (pid {before.daemon.pid}) is gone: {hit}")
+                self._tell(EventType.MPS_LOST, f"the MPS daemon (pid {before.daemon.pid}) is gone: {hit}")
             await self._start_again()
             return
         for server in sorted(before.servers - now.servers, key=lambda process: process.pid):
             # Where nobody is attached any more it has only left, as it does when its last process has ended.
             if attached:
                 text = f"the MPS server (pid {server.pid}) is gone: {hit}; the daemon starts another for new ones"
-                self._tell(Happening.MPS_LOST, text)
+                self._tell(EventType.MPS_LOST, text)
 
     async def _start_again(self) -> None:
         try:
@@ -88,9 +88,9 @@ class MpsWatch:
         except VgpuError as error:
             if str(error) != self.reason:
                 self.reason = str(error)
-                self._tell(Happening.MPS_FAILED, f"no MPS daemon: {error}")
+                self._tell(EventType.MPS_FAILED, f"no MPS daemon: {error}")
             return
         self._seen = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=False))
         self.reason = ""
         self.restarts += 1
-        self._tell(Happening.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")
+        self._tell(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")

@@ -20,7 +20,7 @@ from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import UnmanagedProcess
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.choices import Oversubscribe, PriorityName
-from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuReading
+from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
 from vgpu.units import counted, format_bytes, format_duration
 
 SAMPLE_S: Final = 0.2
@@ -65,7 +65,7 @@ class RateWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuPlace:
     """Where a vGPU is: what all readings of this server share."""
 
     gpu_index: int
@@ -104,14 +104,14 @@ def owed_ns(statement: AccountSnapshot) -> int:
 
 
 def vgpu_reading(
-    vgpu: Vgpu, place: Place, statement: AccountSnapshot, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
-) -> VgpuReading:
+    vgpu: Vgpu, place: GpuPlace, statement: AccountSnapshot, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
+) -> VgpuStatus:
     """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
     served = vgpu.show_served(ServiceTotals(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
     reserved = bounded(sum(slot.reserved_bytes for slot in slots))
-    return VgpuReading(
+    return VgpuStatus(
         vgpu_id=record.vgpu_id,
         name=record.spec.name,
         gpu_index=place.gpu_index,

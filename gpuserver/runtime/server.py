@@ -43,7 +43,7 @@ from gpuserver.runtime.migration import Migration
 from gpuserver.runtime.mps import MpsWatch
 from gpuserver.runtime.names import link_name, unlink_name
 from gpuserver.runtime.outside import UnmanagedProcess
-from gpuserver.runtime.readings import Place, RateWindow
+from gpuserver.runtime.readings import GpuPlace, RateWindow
 from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.tokens import TokenLoop
@@ -51,7 +51,7 @@ from gpuserver.runtime.unmanaged import respond, sightings
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.broker.places import keep_places
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
@@ -103,7 +103,7 @@ class GpuServer:
         self.daemon = daemon
         self.started = time.monotonic_ns()
         self.vgpus: dict[str, Vgpu] = {}
-        self.place = Place(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
+        self.place = GpuPlace(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
         self.window = RateWindow()
         self.usage = Usage()
         self.turns = Turns()
@@ -336,7 +336,7 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: Happening, text: str, **fields: int | float | str) -> bool:
+    async def strike(self, vgpu: Vgpu, kind: EventType, text: str, **fields: int | float | str) -> bool:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it.
         False: it is gone, but the journal still has it."""
         if vgpu.passage.leaving is not None:
@@ -468,7 +468,7 @@ class GpuServer:
         vgpu.seen[message.slot] = process
         self.nursery.start_soon(self.remember)  # if server and broker die, it is to be found again
         self.memory.expect_growth()
-        self.happened(Happening.ATTACHED, vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
+        self.happened(EventType.ATTACHED, vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
 
     def _accompany(self, vgpu: Vgpu, slot: int, vgpus: tuple[str, ...]) -> None:
         if vgpus:
@@ -490,7 +490,7 @@ class GpuServer:
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()
-            self.happened(Happening.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
+            self.happened(EventType.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
         member = vgpu.members.get(message.slot)
@@ -503,7 +503,7 @@ class GpuServer:
             self.swapping.stores.release(process)
         released_bytes = min(message.released_bytes, self.facts.total_memory_bytes)  # the process wrote that number
         text = f"the driver let process {message.pid} go, {format_bytes(released_bytes)} free again"
-        self.happened(Happening.DETACHED, vgpu, text, pid=message.pid, released_bytes=released_bytes)
+        self.happened(EventType.DETACHED, vgpu, text, pid=message.pid, released_bytes=released_bytes)
 
     async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
         return await self.brokers.gone(vgpu, slot, process)
@@ -513,7 +513,7 @@ class GpuServer:
     def _daemon_pid(self) -> int | None:
         return self.mps.pid
 
-    def _notice(self, kind: Happening, vgpu: Vgpu | None, text: str, pid: int) -> None:
+    def _notice(self, kind: EventType, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self.happened(kind, vgpu, text, pid=pid)
 
     async def _judge_outsiders(self, outside: Sequence[UnmanagedProcess], inside: Mapping[int, str]) -> None:
@@ -525,14 +525,14 @@ class GpuServer:
         for command in self._unmanaged.see(seen, time.monotonic_ns()):
             text = await trio.to_thread.run_sync(respond, command)
             vgpu = self.vgpus.get(command.sighting.vgpu_id)
-            self.happened(Happening.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
+            self.happened(EventType.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
 
     def _sole_users(self) -> dict[str, int]:
         """Of the vGPUs that are shared with no group."""
         records = [vgpu.record for vgpu in self.vgpus.values()]
         return {record.vgpu_id: record.owner.uid for record in records if record.owner.share_gid < 0}
 
-    def happened(self, kind: Happening, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
+    def happened(self, kind: EventType, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""
         vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
         log.info(kind, vgpu=vgpu_id, text=text, **fields)

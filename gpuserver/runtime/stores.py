@@ -41,7 +41,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class RetiredStore:
     """A store that nobody is given any more, which ``programs`` may have mapped and pinned."""
 
     store: StorePage
@@ -49,7 +49,7 @@ class Dropped:
 
 
 @dataclass(slots=True)
-class Sweep:
+class ReclaimPass:
     """Of a store. ``begin``: the block to look from the next time. ``ended``: owners that were found to have, and how
     many readings of the driver there were by then."""
 
@@ -65,9 +65,9 @@ class Stores:
         self._stores: dict[int, list[StorePage]] = {}
         """By uid, the one that is handed out last; others were handed out by servers before this one."""
         self._left: dict[int, tuple[Process, ...]] = {}
-        self._dropped: list[Dropped] = []
+        self._dropped: list[RetiredStore] = []
         self._growing = trio.Lock()
-        self._sweeps: dict[StorePage, Sweep] = {}
+        self._sweeps: dict[StorePage, ReclaimPass] = {}
         self._myself = Process(os.getpid(), start_time(os.getpid()))
 
     def of(self, uid: int) -> StorePage:
@@ -90,7 +90,7 @@ class Stores:
     def drop(self, uid: int) -> None:
         """The user has no swapped vGPU any more. What the programs of those have mapped is in use until they end."""
         left = self._left.pop(uid, ())
-        self._dropped += (Dropped(store, left) for store in self._stores.pop(uid, ()))
+        self._dropped += (RetiredStore(store, left) for store in self._stores.pop(uid, ()))
         self._close_dropped()
 
     def _close_dropped(self) -> None:
@@ -175,7 +175,7 @@ class Stores:
     def sweep(self, readings: int, shown: Container[int]) -> None:
         """Also those whose end nobody has told. ``readings``: of the driver so far; ``shown``: pids in the last one."""
         self._close_dropped()
-        self._sweeps = {store: self._sweeps.get(store, Sweep()) for store in self._everything()}
+        self._sweeps = {store: self._sweeps.get(store, ReclaimPass()) for store in self._everything()}
         for store, sweep in self._sweeps.items():
             # Of the readings until then the last may have begun before it ended.
             gone = [p for p, before in sweep.ended.items() if readings >= before + 2 and p.pid not in shown]
@@ -189,7 +189,7 @@ class Stores:
                     sweep.ended[process] = readings
 
 
-def _close(dropped: Dropped) -> bool:
+def _close(dropped: RetiredStore) -> bool:
     if any(is_running(program) for program in dropped.programs):
         return False
     try:

@@ -30,7 +30,7 @@ from client_hook import interpreter
 from gpuserver.core.leases import Mode
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.units import counted, format_bytes, format_duration
 
@@ -88,7 +88,7 @@ class Suspension:
             await self._tell(vgpu)
             raise
         text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
-        self._server.happened(Happening.SUSPENDED, vgpu, text)
+        self._server.happened(EventType.SUSPENDED, vgpu, text)
 
     async def doze(self, vgpu: Vgpu) -> None:
         """As ``suspend``, until one of its programs wants the GPU. The caller has its turn."""
@@ -124,7 +124,7 @@ class Suspension:
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         if vgpu.dozing:
             text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
-        server.happened(Happening.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
+        server.happened(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
         """Errors: ``no-room`` where others were promised its share or memory meanwhile, ``unavailable`` with the
@@ -159,7 +159,7 @@ class Suspension:
         vgpu.unmoved = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
-        server.happened(Happening.RESUMED, vgpu, text, seconds=answer.seconds)
+        server.happened(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()
@@ -186,7 +186,7 @@ class Suspension:
         vgpu.still = False
         if lost:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
-            self._server.happened(Happening.STRANDED, vgpu, f"{text}, which could not be brought back: {answer.reason}")
+            self._server.happened(EventType.STRANDED, vgpu, f"{text}, which could not be brought back: {answer.reason}")
 
     def _check_present(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id

@@ -27,9 +27,9 @@ from gpuserver.core.residency import (
     spare_bytes,
     usable_bytes,
 )
-from gpuserver.runtime.places import Answer, Place, Shortage
+from gpuserver.runtime.places import Answer, Shortage, SwapState
 from gpuserver.runtime.stores import Stores
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes
@@ -59,7 +59,7 @@ class Swapping:
     def __init__(self, server: GpuServer) -> None:
         self._server = server
         self.stores = Stores(server.settings.host_memory_bytes)
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, SwapState] = {}
         self._short = Shortage()
         self._arrivals = 0
         self._began = math.inf
@@ -68,7 +68,7 @@ class Swapping:
     def enlist(self, vgpu: Vgpu) -> None:
         """It has no leases until it was seen where it is."""
         if vgpu.swaps:
-            self._places[vgpu.record.vgpu_id] = Place(wants_ns=time.monotonic_ns())
+            self._places[vgpu.record.vgpu_id] = SwapState(wants_ns=time.monotonic_ns())
             vgpu.away = True
             self._enlisted.set()
             self._server.tokens.bench(vgpu.record.key)
@@ -136,7 +136,7 @@ class Swapping:
         if not self._places:
             return False
         now_ns = time.monotonic_ns()
-        tenants: dict[int, tuple[Vgpu, Place]] = {}
+        tenants: dict[int, tuple[Vgpu, SwapState]] = {}
         seen: list[Tenant] = []
         for vgpu in self._swapped():
             place = self._place(vgpu)
@@ -167,7 +167,7 @@ class Swapping:
         changes = any(t.waits or t.moving or not t.resident for t in seen)
         return changes or any(not place.settled for place in self._places.values())
 
-    def _is_astray(self, vgpu: Vgpu, place: Place, now_ns: int) -> bool:
+    def _is_astray(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> bool:
         """It is away, and is not: what the last server had begun, or what could not go back."""
         if not vgpu.away or place.moving or place.comes or vgpu.turn.locked() or not vgpu.here_bytes:
             return False
@@ -176,7 +176,7 @@ class Swapping:
         place.tidied_ns = now_ns
         return True
 
-    def _pass_over(self, place: Place, now_ns: int, *, offered: bool) -> None:
+    def _pass_over(self, place: SwapState, now_ns: int, *, offered: bool) -> None:
         """Others have their turn if it does not take what it is offered, whatever size it says that it waits for: with
         that in hand it would wait no more, or for others to leave."""
         if not offered:
@@ -192,7 +192,7 @@ class Swapping:
             if not vgpu.removed.is_set() and vgpu.passage.leaving is None  # its page comes once the other GPU answers
         )
 
-    def _tenant(self, vgpu: Vgpu, place: Place, now_ns: int) -> Tenant:
+    def _tenant(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> Tenant:
         wants = self._server.tokens.wants(vgpu.record.key)
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
@@ -221,7 +221,7 @@ class Swapping:
             priority=vgpu.record.share.priority,
         )
 
-    def _settle(self, vgpu: Vgpu, place: Place) -> None:
+    def _settle(self, vgpu: Vgpu, place: SwapState) -> None:
         """Its page is there: where are its programs? In a page that is new, as the broker died with the last server,
         they have yet to say so."""
         if vgpu.activity is None:
@@ -238,16 +238,16 @@ class Swapping:
         else:  # some are away, or were about to go, or it is to stand still: all of them, then
             self._begin(vgpu, place, on_card=False)
 
-    def _tell_hopeless(self, vgpu: Vgpu, place: Place, *, hopeless: bool) -> None:
+    def _tell_hopeless(self, vgpu: Vgpu, place: SwapState, *, hopeless: bool) -> None:
         if hopeless and not place.hopeless:
             text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
             text += ": vgpuctl serve --host-memory gives more of the latter"
-            self._server.happened(Happening.NO_ROOM, vgpu, text)
+            self._server.happened(EventType.NO_ROOM, vgpu, text)
         place.hopeless = hopeless
 
     # --- moving
 
-    def _begin(self, vgpu: Vgpu, place: Place, *, on_card: bool, after: Answer | None = None) -> Answer:
+    def _begin(self, vgpu: Vgpu, place: SwapState, *, on_card: bool, after: Answer | None = None) -> Answer:
         """``after``: of whoever it leaves for; if that does not come, it stays."""
         place.moving, place.leaves = True, not on_card
         place.answer = Answer()
@@ -256,7 +256,7 @@ class Swapping:
         self._server.nursery.start_soon(self._move, vgpu, place, on_card, after)
         return place.answer
 
-    async def _move(self, vgpu: Vgpu, place: Place, on_card: bool, after: Answer | None) -> None:
+    async def _move(self, vgpu: Vgpu, place: SwapState, on_card: bool, after: Answer | None) -> None:
         """One at a time: who is on the move, or has the turn, is barred."""
         try:
             if after is not None and not await after.comes():
@@ -270,7 +270,7 @@ class Swapping:
             place.comes = 0
             place.answer.give(False)
 
-    def _arrives(self, place: Place) -> None:
+    def _arrives(self, place: SwapState) -> None:
         self._arrivals += 1
         place.comes = self._arrivals
 
@@ -285,7 +285,7 @@ class Swapping:
         for key, allowed in admit(arrivals, others, self.room_bytes).items():
             vgpus[key].grants.present_bytes = max(1, allowed)
 
-    def _place(self, vgpu: Vgpu) -> Place:
+    def _place(self, vgpu: Vgpu) -> SwapState:
         return self._places[vgpu.record.vgpu_id]
 
     def _away_bytes_of(self, uid: int) -> int:
@@ -317,7 +317,7 @@ class Swapping:
         if not lack:
             place.failures = place.not_before_ns = 0
             if bytes_:
-                self._tell(vgpu, place, Happening.SWAPPED_OUT, bytes_, time.monotonic_ns() - began_ns)
+                self._tell(vgpu, place, EventType.SWAPPED_OUT, bytes_, time.monotonic_ns() - began_ns)
             return ""
         if not was_away:
             self._tell_stuck(vgpu, place, lack)
@@ -334,10 +334,10 @@ class Swapping:
             nursery.cancel_scope.cancel()
         return "" if away else [*lacks, "work that is queued waits for the host, or a program was stopped"][0]
 
-    def _tell_stuck(self, vgpu: Vgpu, place: Place, reason: str) -> str:
+    def _tell_stuck(self, vgpu: Vgpu, place: SwapState, reason: str) -> str:
         place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
         place.defer()
-        self._server.happened(Happening.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
+        self._server.happened(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
     async def _provide(self, uid: int, lacks: list[str]) -> None:
@@ -351,7 +351,7 @@ class Swapping:
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
-            self._tell(vgpu, place, Happening.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
+            self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
             return True
         if vgpu.removed.is_set():
             return False
@@ -363,7 +363,7 @@ class Swapping:
         await self._leaves(vgpu)
         return False
 
-    async def _let_back(self, vgpu: Vgpu, place: Place) -> bool:
+    async def _let_back(self, vgpu: Vgpu, place: SwapState) -> bool:
         if not place.comes:
             self._arrives(place)
         vgpu.grants.present_bytes = max(1, vgpu.here_bytes)
@@ -413,7 +413,7 @@ class Swapping:
             await trio.sleep(LOOK_S / 2)
         return False
 
-    def _tell(self, vgpu: Vgpu, place: Place, kind: Happening, bytes_: int, ns: int) -> None:
+    def _tell(self, vgpu: Vgpu, place: SwapState, kind: EventType, bytes_: int, ns: int) -> None:
         """``ns``: also of waiting for what was under way."""
         place.move_ns = min(ns, max((slot.moved_ns for slot in present(vgpu.alive)), default=0))
         programs = counted(len(vgpu.alive), "program")

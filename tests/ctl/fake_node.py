@@ -13,7 +13,7 @@ from typing import Any
 from vgpu.errors import VgpuError
 from vgpu.protocol.codec import Decoder, Message, encode
 from vgpu.protocol.hello import Hello
-from vgpu.protocol.messages import REQUESTS, GpuReading, NodeStatus, VgpuReading
+from vgpu.protocol.messages import REQUESTS, GpuStatus, NodeStatus, VgpuStatus
 from vgpu.spec import VgpuSpec
 
 Answer = Callable[[Any], dict[str, Any] | Iterator[dict[str, Any]]]
@@ -83,7 +83,7 @@ def _reply(request_id: int, result: dict[str, Any]) -> Message:
     return {"id": request_id, "ok": True, "result": result}
 
 
-def vgpu_reading(**changes: Any) -> VgpuReading:
+def vgpu_reading(**changes: Any) -> VgpuStatus:
     fields: dict[str, Any] = {
         "vgpu_id": "vgpu-0a1b2c3d",
         "name": None,
@@ -122,10 +122,10 @@ def vgpu_reading(**changes: Any) -> VgpuReading:
         "broker_pid": 4711,
         "environment": {"VGPU_ID": "vgpu-0a1b2c3d", "VGPU_RUNTIME_DIR": "/run/vgpu"},
     }
-    return VgpuReading.model_validate(fields | changes)
+    return VgpuStatus.model_validate(fields | changes)
 
 
-def gpu_reading(**changes: Any) -> GpuReading:
+def gpu_reading(**changes: Any) -> GpuStatus:
     fields: dict[str, Any] = {
         "index": 0,
         "uuid": "GPU-5d1e7a55-0000-0000-0000-000000000000",
@@ -148,7 +148,7 @@ def gpu_reading(**changes: Any) -> GpuReading:
         "server_pid": 4242,
         "restarts": 0,
     }
-    return GpuReading.model_validate(fields | changes)
+    return GpuStatus.model_validate(fields | changes)
 
 
 def node_status(**changes: Any) -> NodeStatus:

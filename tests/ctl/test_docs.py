@@ -16,7 +16,7 @@ from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import app
 from vgpu.ctl.output import Column
 from vgpu.ctl.tables import GPUS, PROCESSES, VGPUS
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 
 GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}
 ROOT = Path(__file__).parents[2]
@@ -55,9 +55,9 @@ def test_every_column_is_explained(heading: str, columns: tuple[Column, ...]) ->
 def test_every_kind_of_event_is_explained_and_told_of() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     table = text[text.index("| kind | when |") :].split("\n\n")[0]
-    assert sorted(re.findall(r"`([a-z-]+)`", re.sub(r"\|[^|]*\|$", "", table, flags=re.MULTILINE))) == sorted(Happening)
+    assert sorted(re.findall(r"`([a-z-]+)`", re.sub(r"\|[^|]*\|$", "", table, flags=re.MULTILINE))) == sorted(EventType)
     told = "".join(path.read_text() for folder in ("gpuserver", "vgpu/node") for path in (ROOT / folder).rglob("*.py"))
-    assert {kind.name for kind in Happening} == set(re.findall(r"\bHappening\.(\w+)", told))
+    assert {kind.name for kind in EventType} == set(re.findall(r"\bHappening\.(\w+)", told))
 
 
 def test_no_documented_option_is_made_up() -> None:

@@ -21,7 +21,7 @@ from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.paths import NodePaths
-from vgpu.protocol.messages import ModeChoice, VgpuReading
+from vgpu.protocol.messages import ModeChoice, VgpuStatus
 from vgpu.spec import VgpuSpec
 
 PATIENCE_S = 60.0  # generous: only a hang takes that long
@@ -83,11 +83,11 @@ class SimulatedNode:
     def link(self) -> ControlLink:
         return ControlLink(self.paths.control_socket, timeout_s=PATIENCE_S)
 
-    def create(self, gpu: str = "auto", **fields: Any) -> VgpuReading:
+    def create(self, gpu: str = "auto", **fields: Any) -> VgpuStatus:
         with self.link() as link:
             return link.create(VgpuSpec.parse(**fields), gpu)
 
-    def reading(self, vgpu_id: str) -> VgpuReading | None:
+    def reading(self, vgpu_id: str) -> VgpuStatus | None:
         with suppress(VgpuError), self.link() as link:
             return next((vgpu for vgpu in link.list() if vgpu.vgpu_id == vgpu_id), None)
         return None
@@ -106,9 +106,9 @@ class SimulatedNode:
         self._started.append(subprocess.Popen(argv, text=True, **chosen))
         return self._started[-1]
 
-    def program(self, vgpu: VgpuReading | Sequence[VgpuReading], body: str, *arguments: str) -> subprocess.Popen[str]:
+    def program(self, vgpu: VgpuStatus | Sequence[VgpuStatus], body: str, *arguments: str) -> subprocess.Popen[str]:
         """Python under the real hook, in one vGPU or several, that is talked to by lines. Ended as ``popen``'s."""
-        vgpus = [vgpu] if isinstance(vgpu, VgpuReading) else vgpu
+        vgpus = [vgpu] if isinstance(vgpu, VgpuStatus) else vgpu
         pipe = subprocess.PIPE
         environment = attachment(vgpus).environment(self.environment)
         return self.popen([sys.executable, "-c", body, *arguments], env=environment, stdin=pipe, stdout=pipe)

@@ -13,7 +13,7 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.protocol.messages import GpuReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, VgpuStatus
 
 GRANTED_SMS = 40  # for 30 % of 132
 
@@ -52,7 +52,7 @@ class Worker:
 
 
 @contextmanager
-def two_at_work(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]]:
+def two_at_work(node: SimulatedNode, vgpu: VgpuStatus) -> Iterator[list[Worker]]:
     running = [Worker(node, vgpu.vgpu_id) for _ in range(2)]
     try:
         for worker in running:
@@ -63,7 +63,7 @@ def two_at_work(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]
             worker.end()
 
 
-def spatial_gpu(node: SimulatedNode) -> GpuReading:
+def spatial_gpu(node: SimulatedNode) -> GpuStatus:
     with node.link() as link:
         (gpu,) = link.gpus()
     return gpu

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import Spoken
 from tests.tiers import slow
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.units import MIB
 
 ONCE = {"plain": "create", "pitched": "retain", "managed": "runtime", "ordered": "create", "physical": "runtime"}
@@ -89,7 +89,7 @@ for line in sys.stdin:
 
 
 @contextmanager
-def programs(node: SimulatedNode, vgpu: VgpuReading, count: int = 1) -> Iterator[list[Spoken]]:
+def programs(node: SimulatedNode, vgpu: VgpuStatus, count: int = 1) -> Iterator[list[Spoken]]:
     started = [Spoken(node, vgpu, PROGRAM) for _ in range(count)]
     try:
         yield started
@@ -103,10 +103,10 @@ def said(program: Spoken, line: str) -> str:
     return program.heard()
 
 
-def used(node: SimulatedNode, vgpu: VgpuReading, contexts: int) -> int:
+def used(node: SimulatedNode, vgpu: VgpuStatus, contexts: int) -> int:
     """Once all of these are in the figure."""
 
-    def seen() -> VgpuReading | None:
+    def seen() -> VgpuStatus | None:
         now = node.reading(vgpu.vgpu_id)
         return now if now is not None and now.memory_implicit_bytes >= contexts * CONTEXT else None
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
 
 SPEC = VgpuSpec.parse(sm_percent=5, memory_bytes="512M", name="mine")
@@ -48,7 +48,7 @@ def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
     shared.clear()
 
 
-def vgpus(node: SimulatedNode) -> list[VgpuReading] | None:
+def vgpus(node: SimulatedNode) -> list[VgpuStatus] | None:
     """None while a server restarts."""
     with suppress(VgpuError), node.link() as link:
         if all(gpu.state == "serving" for gpu in link.gpus()):

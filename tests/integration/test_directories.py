@@ -21,7 +21,7 @@ from vgpu.ctl.doctor import look
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.health import Health, diagnose
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
 from vgpu.trust import replaceable_part
 
@@ -150,7 +150,7 @@ def test_parts_of_a_path(tmp_path: Path) -> None:
 INIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 
-def init(node: SimulatedNode, vgpu: VgpuReading, **environment: str) -> tuple[str, str]:
+def init(node: SimulatedNode, vgpu: VgpuStatus, **environment: str) -> tuple[str, str]:
     from vgpu.ctl.programs import attachment
 
     full = attachment([vgpu]).environment(node.environment) | environment

@@ -18,7 +18,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.strangers import crowd
 from vgpu.ctl.main import run as vgpuctl
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def vgpu(node: SimulatedNode) -> Iterator[VgpuReading]:
+def vgpu(node: SimulatedNode) -> Iterator[VgpuStatus]:
     created = node.create(sm_percent=30, memory_bytes="4G")
     yield created
     with node.link() as link:
@@ -36,7 +36,7 @@ def vgpu(node: SimulatedNode) -> Iterator[VgpuReading]:
 
 
 @pytest.fixture
-def door(node: SimulatedNode, vgpu: VgpuReading) -> Path:
+def door(node: SimulatedNode, vgpu: VgpuStatus) -> Path:
     return node.paths.broker_socket(vgpu.vgpu_id)
 
 
@@ -45,7 +45,7 @@ def close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def test_the_pages_that_are_handed_out(door: Path, vgpu: VgpuReading) -> None:
+def test_the_pages_that_are_handed_out(door: Path, vgpu: VgpuStatus) -> None:
     reply, descriptors = knock(door, attach_request())
     assert (reply["ok"], reply["slot"]) == (True, 0)
     with GrantsPage.map_readonly(descriptors[0]) as grants, ActivityPage.map(descriptors[1]) as activity:
@@ -60,7 +60,7 @@ def test_the_pages_that_are_handed_out(door: Path, vgpu: VgpuReading) -> None:
     close(descriptors)
 
 
-def test_an_observer_gets_pages_and_no_slot(door: Path, node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_an_observer_gets_pages_and_no_slot(door: Path, node: SimulatedNode, vgpu: VgpuStatus) -> None:
     reply, descriptors = knock(door, attach_request(role="observer"))
     assert (reply["ok"], reply["slot"], len(descriptors)) == (True, -1, 2)
     close(descriptors)
@@ -77,14 +77,14 @@ def test_a_process_that_attaches_again_keeps_its_slot(door: Path) -> None:
         assert reply["slot"] == 0
 
 
-def test_nobody_gets_another_process_s_slot(door: Path, node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_nobody_gets_another_process_s_slot(door: Path, node: SimulatedNode, vgpu: VgpuStatus) -> None:
     other = node.attach(vgpu.vgpu_id, use=False)
     reply, descriptors = knock(door, attach_request(slot=other.replies[0]["slot"]))
     close(descriptors)
     assert reply["slot"] != other.replies[0]["slot"]
 
 
-def test_sixty_four_processes_and_no_more(door: Path, vgpu: VgpuReading) -> None:
+def test_sixty_four_processes_and_no_more(door: Path, vgpu: VgpuStatus) -> None:
     with crowd() as processes:
         assert [processes.knock(door)["slot"] for _ in range(64)] == list(range(64))
         refused, descriptors = knock(door, attach_request())
@@ -152,7 +152,7 @@ def test_a_slow_visitor_keeps_nobody_waiting(door: Path) -> None:
         assert slow.recv(1) == b"", "and is shown the door"
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(door: Path, vgpu: VgpuReading) -> None:
+def test_descriptors_that_nobody_asked_for_are_closed(door: Path, vgpu: VgpuStatus) -> None:
     folder = Path(f"/proc/{vgpu.broker_pid}/fd")
     before = len(list(folder.iterdir()))
     body = msgpack.packb(attach_request(version=99))
@@ -182,13 +182,13 @@ def test_a_crowd_of_visitors_is_served(door: Path) -> None:
             visitor.close()
 
 
-def reading_of(node: SimulatedNode, vgpu: VgpuReading) -> VgpuReading:
+def reading_of(node: SimulatedNode, vgpu: VgpuStatus) -> VgpuStatus:
     found = node.reading(vgpu.vgpu_id)
     assert found is not None
     return found
 
 
-def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     import mmap
 
     other = node.create(sm_percent=50, memory_bytes="1G")
@@ -210,7 +210,7 @@ def test_what_a_tenant_writes_into_its_page_harms_only_itself(node: SimulatedNod
 def test_a_command_that_would_write_on_roots_terminal(
     door: Path,
     node: SimulatedNode,
-    vgpu: VgpuReading,
+    vgpu: VgpuStatus,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

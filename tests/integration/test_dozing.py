@@ -16,7 +16,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import EventReading, VgpuReading
+from vgpu.protocol.messages import EventReading, VgpuStatus
 from vgpu.spec import VgpuChanges
 
 OWNED = 80 << 20
@@ -60,7 +60,7 @@ CALLS = {
 class Idle(Spoken):
     """A program that does what it is told, and nothing else."""
 
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int = GIB) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, memory_bytes: int = GIB) -> None:
         super().__init__(node, vgpu, BODY, str(memory_bytes))
 
     def does(self, line: str) -> None:
@@ -88,11 +88,11 @@ def programs() -> Iterator[list[Spoken]]:
         program.end()
 
 
-def sleeper(node: SimulatedNode, **fields: object) -> VgpuReading:
+def sleeper(node: SimulatedNode, **fields: object) -> VgpuStatus:
     return node.create(**({"sm_percent": 30, "memory_bytes": "20G", "idle_suspend_ns": "1s"} | fields))
 
 
-def dozes(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def dozes(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     """Until it does, and its programs have nothing on the GPU but what cannot be swapped."""
 
     def away() -> bool:
@@ -320,13 +320,13 @@ def test_no_room_for_now(node: SimulatedNode, programs: list[Spoken]) -> None:
     eventually(lambda: (reading := node.reading(vgpu.vgpu_id)) and not reading.warnings, "that is over")
 
 
-def outside_environment(vgpu: VgpuReading) -> dict[str, str]:
+def outside_environment(vgpu: VgpuStatus) -> dict[str, str]:
     """Of a program on the simulated GPU in no vGPU."""
     found = attachment([vgpu]).environment({})
     return {name: value for name, value in found.items() if name not in {"VGPU_ID", "LD_PRELOAD"}}
 
 
-def away_bytes(node: SimulatedNode, vgpu: VgpuReading) -> int:
+def away_bytes(node: SimulatedNode, vgpu: VgpuStatus) -> int:
     reading = node.reading(vgpu.vgpu_id)
     assert reading is not None
     return reading.memory_away_bytes

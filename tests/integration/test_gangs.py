@@ -19,7 +19,7 @@ from client_hook.environment import Attachment, Simulation, hook_library, simula
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.integration.ranks import COLLECTIVES
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 FOREVER = 1 << 20
 
@@ -55,7 +55,7 @@ class Job:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
 
-    def _environment(self, vgpus: list[VgpuReading]) -> dict[str, str]:
+    def _environment(self, vgpus: list[VgpuStatus]) -> dict[str, str]:
         simulation = Simulation(Path(vgpus[0].environment["VGPU_SIM_DIR"]), simulation_libraries())
         ids = tuple(vgpu.vgpu_id for vgpu in vgpus)
         attachment = Attachment(ids, self._node.paths.runtime, hook_library(), simulation)

@@ -25,7 +25,7 @@ from tests.integration.worker import Worker
 from tests.processes import ended
 from tests.tiers import slow
 from vgpu.errors import VgpuError
-from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.protocol.peer import start_time
 from vgpu.spec import VgpuSpec
 
@@ -42,7 +42,7 @@ def shared() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def theirs(node: SimulatedNode) -> VgpuReading:
+def theirs(node: SimulatedNode) -> VgpuStatus:
     """A vGPU of another user than the node's."""
 
     def create() -> str:
@@ -85,7 +85,7 @@ def lie(node: SimulatedNode, vgpu_id: str, pid: int) -> int:
     return int(slot)
 
 
-def new_broker(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def new_broker(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     """Kill the vGPU's broker, and wait until the next one answers."""
     before = node.reading(vgpu.vgpu_id)
     assert before is not None
@@ -108,7 +108,7 @@ def new_broker(node: SimulatedNode, vgpu: VgpuReading) -> None:
 
 
 def test_a_strangers_pid_in_a_page_is_never_killed_nor_shown(
-    node: SimulatedNode, theirs: VgpuReading, victim: subprocess.Popen[bytes]
+    node: SimulatedNode, theirs: VgpuStatus, victim: subprocess.Popen[bytes]
 ) -> None:
     lie(node, theirs.vgpu_id, victim.pid)
     with node.link() as link:
@@ -122,7 +122,7 @@ def test_a_strangers_pid_in_a_page_is_never_killed_nor_shown(
 
 
 def test_who_is_in_it_outlives_the_broker_whatever_stands_in_the_page(
-    node: SimulatedNode, theirs: VgpuReading, victim: subprocess.Popen[bytes]
+    node: SimulatedNode, theirs: VgpuStatus, victim: subprocess.Popen[bytes]
 ) -> None:
     """The list comes from the server: the process of the vGPU, and no other. The header is written anew."""
     door = node.paths.broker_socket(theirs.vgpu_id)
@@ -152,7 +152,7 @@ def test_who_is_in_it_outlives_the_broker_whatever_stands_in_the_page(
 
 
 @pytest.mark.parametrize("broker", ["stays", *slow("is killed")])
-def test_after_a_scribbler_the_next_program_works(node: SimulatedNode, theirs: VgpuReading, broker: str) -> None:
+def test_after_a_scribbler_the_next_program_works(node: SimulatedNode, theirs: VgpuStatus, broker: str) -> None:
     """Its hook takes the page for one, it gets leases, and the scribbler's slot is free again."""
 
     def scribble() -> bool:
@@ -180,7 +180,7 @@ def test_after_a_scribbler_the_next_program_works(node: SimulatedNode, theirs: V
         worker.end()
 
 
-def test_a_limit_holds_for_the_vgpu_that_has_a_scribblers_key(node: SimulatedNode, theirs: VgpuReading) -> None:
+def test_a_limit_holds_for_the_vgpu_that_has_a_scribblers_key(node: SimulatedNode, theirs: VgpuStatus) -> None:
     """The scribbler drove its counter of busy time to the end. Both vGPUs have one entry in the page of the server."""
 
     def scribble() -> bool:
@@ -211,12 +211,12 @@ def test_a_limit_holds_for_the_vgpu_that_has_a_scribblers_key(node: SimulatedNod
         worker.end()
 
 
-def processes_of(node: SimulatedNode, vgpu: VgpuReading) -> tuple[ProcessReading, ...]:
+def processes_of(node: SimulatedNode, vgpu: VgpuStatus) -> tuple[ProcessReading, ...]:
     with node.link() as link:
         return link.processes(vgpu.vgpu_id).processes
 
 
-def test_an_observer_cannot_write(node: SimulatedNode, theirs: VgpuReading) -> None:
+def test_an_observer_cannot_write(node: SimulatedNode, theirs: VgpuStatus) -> None:
     door = node.paths.broker_socket(theirs.vgpu_id)
 
     def tries() -> list[str]:
@@ -238,7 +238,7 @@ def test_an_observer_cannot_write(node: SimulatedNode, theirs: VgpuReading) -> N
 
 
 def test_a_container_with_the_vgpus_directory_cannot_take_the_servers_place(
-    node: SimulatedNode, theirs: VgpuReading
+    node: SimulatedNode, theirs: VgpuStatus
 ) -> None:
     """Root in it can write there. The broker's way to its server lies elsewhere."""
     directory = node.paths.vgpu_dir(theirs.vgpu_id)
@@ -256,7 +256,7 @@ def test_a_container_with_the_vgpus_directory_cannot_take_the_servers_place(
             evil.accept()
 
 
-def test_a_broker_speaks_to_its_own_users_server_alone(node: SimulatedNode, theirs: VgpuReading) -> None:
+def test_a_broker_speaks_to_its_own_users_server_alone(node: SimulatedNode, theirs: VgpuStatus) -> None:
     link = node.paths.vgpu_server(theirs.vgpu_id)
     path = node.directory / "evil.sock"
     reading, writing = os.pipe()
@@ -332,7 +332,7 @@ time.sleep(3600)
 """
 
 
-def test_a_lie_in_ones_own_ledger_keeps_no_memory_from_others(node: SimulatedNode, theirs: VgpuReading) -> None:
+def test_a_lie_in_ones_own_ledger_keeps_no_memory_from_others(node: SimulatedNode, theirs: VgpuStatus) -> None:
     def lie_about_memory() -> int:
         reply, descriptors = knock(node.paths.broker_socket(theirs.vgpu_id), attach_request())
         with mmap.mmap(descriptors[1], 0) as page:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges
 
 GIB = 1 << 30
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Program:
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus) -> None:
         self.popen = node.program(vgpu, PROGRAM)
         assert self._heard() == "ready"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker
-from vgpu.protocol.messages import Metering, VgpuReading
+from vgpu.protocol.messages import MetricsSnapshot, VgpuStatus
 from vgpu.spec import VgpuChanges
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def pair(node: SimulatedNode) -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def reading(node: SimulatedNode, vgpu_id: str) -> VgpuReading:
+def reading(node: SimulatedNode, vgpu_id: str) -> VgpuStatus:
     found = node.reading(vgpu_id)
     assert found is not None
     return found
@@ -55,7 +55,7 @@ def comes_to(node: SimulatedNode, parts: dict[str, float]) -> None:
     eventually(seen, f"time as in {parts}")
 
 
-def change(node: SimulatedNode, vgpu_id: str, **fields: object) -> VgpuReading:
+def change(node: SimulatedNode, vgpu_id: str, **fields: object) -> VgpuStatus:
     with node.link() as link:
         return link.set(vgpu_id, VgpuChanges.parse(**fields))  # type: ignore[arg-type]
 
@@ -110,7 +110,7 @@ def test_waits_and_hand_overs_are_counted_and_told_together(node: SimulatedNode,
     with node.link() as link:
         before = sum(link.meter().gpus[0].handovers.counts)  # others have used this GPU
 
-    def metered() -> Metering | None:
+    def metered() -> MetricsSnapshot | None:
         with node.link() as link:
             found = link.meter()
         waits = {meters.vgpu_id: sum(meters.waits.counts) for meters in found.vgpus}

@@ -17,7 +17,7 @@ import pytest
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges
 
 EAGER: Final = """
@@ -63,7 +63,7 @@ def charged_s(node: SimulatedNode) -> float:
         return sum(vgpu.busy_ns for vgpu in link.list()) / 1e9
 
 
-def eager(node: SimulatedNode, vgpu: VgpuReading, kernels_ms: Sequence[float], host_us: float) -> subprocess.Popen[str]:
+def eager(node: SimulatedNode, vgpu: VgpuStatus, kernels_ms: Sequence[float], host_us: float) -> subprocess.Popen[str]:
     program = node.program(vgpu, EAGER, ",".join(map(str, kernels_ms)), str(host_us))
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n"

@@ -19,7 +19,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import EventReading, GpuReading, VgpuReading
+from vgpu.protocol.messages import EventReading, GpuStatus, VgpuStatus
 from vgpu.spec import VgpuChanges
 
 
@@ -43,7 +43,7 @@ def workers() -> Iterator[list[Worker]]:
         worker.end()
 
 
-def gpus(node: SimulatedNode) -> tuple[GpuReading, ...]:
+def gpus(node: SimulatedNode) -> tuple[GpuStatus, ...]:
     with node.link() as link:
         return link.gpus()
 
@@ -52,7 +52,7 @@ def plain(uuid: str) -> str:
     return uuid.removeprefix("GPU-").replace("-", "")
 
 
-def remembered(node: SimulatedNode, vgpu: VgpuReading) -> list[int]:
+def remembered(node: SimulatedNode, vgpu: VgpuStatus) -> list[int]:
     """The GPUs in whose journals it is."""
     found = []
     for gpu in gpus(node):
@@ -375,7 +375,7 @@ def test_whoever_watches_hears_of_it(node: SimulatedNode) -> None:
     assert (heard[0].gpu_index, heard[0].vgpu_id) == (1, vgpu.vgpu_id)
 
 
-def pid_of(node: SimulatedNode, who: str, vgpu: VgpuReading, worker: Worker) -> int:
+def pid_of(node: SimulatedNode, who: str, vgpu: VgpuStatus, worker: Worker) -> int:
     match who:
         case "source":
             return node.server_pid(vgpu.gpu_index)
@@ -398,7 +398,7 @@ def books(node: SimulatedNode, gpu: int) -> tuple[int, int, int]:
     return reading.vgpus, reading.processes, reading.guaranteed_memory_bytes
 
 
-def finished(node: SimulatedNode, vgpu: VgpuReading, to: int) -> bool:
+def finished(node: SimulatedNode, vgpu: VgpuStatus, to: int) -> bool:
     """``migrate`` again, or ``resume``, whichever the command says."""
     try:
         with node.link() as link:
@@ -413,7 +413,7 @@ def finished(node: SimulatedNode, vgpu: VgpuReading, to: int) -> bool:
     return moved.gpu_index == to and moved.state != "moving"
 
 
-def asks(node: SimulatedNode, vgpu: VgpuReading, to: int) -> threading.Thread:
+def asks(node: SimulatedNode, vgpu: VgpuStatus, to: int) -> threading.Thread:
     """Somebody who has it migrated, and may get no answer."""
 
     def ask() -> None:
@@ -425,7 +425,7 @@ def asks(node: SimulatedNode, vgpu: VgpuReading, to: int) -> threading.Thread:
     return thread
 
 
-def asks_by_command(node: SimulatedNode, vgpu: VgpuReading, to: int) -> subprocess.Popen[str]:
+def asks_by_command(node: SimulatedNode, vgpu: VgpuStatus, to: int) -> subprocess.Popen[str]:
     """So does ``vgpuctl``, about when this returns: it takes a while to start."""
     argv = [sys.executable, "-m", "vgpu.ctl", "migrate", vgpu.vgpu_id, "--gpu", str(to)]
     pipe = subprocess.PIPE

@@ -23,7 +23,7 @@ from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.spatial import GRANTED_SMS, Gpu, Worker, spatial_gpu, two_at_work
 from tests.integration.strangers import crowd
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 ILLEGAL_ADDRESS = 700
 MPS_RPC_FAILURE = 806
@@ -36,12 +36,12 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def vgpu(node: SimulatedNode) -> VgpuReading:
+def vgpu(node: SimulatedNode) -> VgpuStatus:
     return node.create(sm_percent=30, memory_bytes="8G")
 
 
 @pytest.fixture
-def workers(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]]:
+def workers(node: SimulatedNode, vgpu: VgpuStatus) -> Iterator[list[Worker]]:
     with two_at_work(node, vgpu) as running:
         yield running
 
@@ -64,7 +64,7 @@ def works(node: SimulatedNode, vgpu_id: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]) -> None:
     with node.link() as link:
         shown = link.processes(vgpu.vgpu_id).processes
     assert [(process.sm_planned, process.sm_count) for process in shown] == [(GRANTED_SMS, GRANTED_SMS)] * 2
@@ -72,7 +72,7 @@ def test_what_a_process_was_granted_is_read_back(node: SimulatedNode, vgpu: Vgpu
 
 
 @pytest.mark.slow
-def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     def joins(vgpu_id: str, sm_count: int) -> Process:
         reply, descriptors = knock(node.paths.broker_socket(vgpu_id), attach_request())
         grants, activity = GrantsPage.map_readonly(descriptors[0]), ActivityPage.map(descriptors[1])
@@ -93,7 +93,7 @@ def test_a_grant_that_is_far_from_the_plan_is_reported_once(node: SimulatedNode,
 
 
 def test_no_more_processes_than_the_mps_server_takes_and_a_part_of_them_for_each_vgpu(
-    node: SimulatedNode, vgpu: VgpuReading
+    node: SimulatedNode, vgpu: VgpuStatus
 ) -> None:
     """One vGPU takes all but the places that are kept for the other, and one process takes one."""
     door = node.paths.broker_socket(vgpu.vgpu_id)
@@ -114,7 +114,7 @@ def test_no_more_processes_than_the_mps_server_takes_and_a_part_of_them_for_each
         assert processes.knock(door)["code"] == "full"
 
 
-def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     """That one has the lock of the vGPU's ledger, without which no slot is freed: later, then."""
     door = node.paths.broker_socket(vgpu.vgpu_id)
     _, descriptors = knock(door, attach_request())
@@ -136,7 +136,7 @@ def test_who_is_turned_away_need_not_wait_for_a_stopped_process(node: SimulatedN
 
 
 @pytest.mark.slow
-def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     with crowd() as processes:
         for _ in range(MOST_PROCESSES):
             assert processes.knock(node.paths.broker_socket(vgpu.vgpu_id))["ok"]
@@ -147,7 +147,7 @@ def test_a_program_that_is_one_too_many_is_told_so_at_start(node: SimulatedNode,
 
 
 def test_a_dead_daemon_is_replaced_for_those_who_come_after_it(
-    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+    node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]
 ) -> None:
     daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
     os.kill(daemon, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_a_dead_daemon_is_replaced_for_those_who_come_after_it(
 
 
 @pytest.mark.slow
-def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]) -> None:
     daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
     server = node.server_pid()
     os.kill(server, signal.SIGKILL)
@@ -171,7 +171,7 @@ def test_a_daemon_outlives_its_server(node: SimulatedNode, vgpu: VgpuReading, wo
 @pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True])
 def test_an_orderly_stop_takes_the_daemon_along_unless_somebody_needs_it(
-    node: SimulatedNode, vgpu: VgpuReading, used: bool
+    node: SimulatedNode, vgpu: VgpuStatus, used: bool
 ) -> None:
     daemon = eventually(lambda: spatial_gpu(node).mps_pid, "the daemon's first look")
     worker = Worker(node, vgpu.vgpu_id)
@@ -198,7 +198,7 @@ def runs(pid: int) -> bool:
 
 
 def test_a_fatal_fault_takes_the_neighbours_and_not_those_who_come_after(
-    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+    node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]
 ) -> None:
     other = node.create(sm_percent=30, memory_bytes="1G")
     assert stray(node, other.vgpu_id) == ILLEGAL_ADDRESS

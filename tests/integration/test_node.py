@@ -24,7 +24,7 @@ from vgpu.ctl.exits import Exit
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.precedence import NICE
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import GpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 GIB = 1 << 30
@@ -93,7 +93,7 @@ def test_a_program_in_no_vgpu_is_named(node: SimulatedNode) -> None:
         for env in (outside, inside.environment(node.environment))
     ]
 
-    def seen() -> GpuReading:
+    def seen() -> GpuStatus:
         with node.link() as link:
             return link.gpus()[0]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 PHYSICAL = """
 import sys
@@ -19,7 +19,7 @@ sys.stdin.readline()
 """
 
 
-def program(node: SimulatedNode, vgpu: VgpuReading, physical_gib: int, managed_gib: int) -> subprocess.Popen[str]:
+def program(node: SimulatedNode, vgpu: VgpuStatus, physical_gib: int, managed_gib: int) -> subprocess.Popen[str]:
     return node.program(vgpu, PHYSICAL, str(physical_gib), str(managed_gib))
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.worker import GIB, PROGRAM, Worker, on_gpu
 from vgpu.ctl.programs import attachment
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 class Nested(Worker):
     """A worker that is process 1 of its PID namespace. ``pid``: the one that the node knows."""
 
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, memory_bytes: int) -> None:
         self.popen = subprocess.Popen(
             [*UNSHARE, sys.executable, "-c", PROGRAM, str(memory_bytes)],
             env=attachment([vgpu]).environment(node.environment),
@@ -47,7 +47,7 @@ class Nested(Worker):
 
 
 @contextmanager
-def nested(node: SimulatedNode, vgpus: list[VgpuReading], memory_bytes: int = GIB) -> Iterator[list[Nested]]:
+def nested(node: SimulatedNode, vgpus: list[VgpuStatus], memory_bytes: int = GIB) -> Iterator[list[Nested]]:
     running: list[Nested] = []
     try:
         running.extend(Nested(node, vgpu, memory_bytes) for vgpu in vgpus)

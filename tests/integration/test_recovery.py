@@ -19,7 +19,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import Child, attach_request, knock
 from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges
 
 GIB = 1 << 30
@@ -32,7 +32,7 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def pair(node: SimulatedNode) -> tuple[VgpuReading, list[Child]]:
+def pair(node: SimulatedNode) -> tuple[VgpuStatus, list[Child]]:
     """A vGPU with a process that takes turns with another vGPU's."""
     vgpus = [node.create(sm_percent=30, memory_bytes="4G", name="first"), node.create(sm_percent=70, memory_bytes="4G")]
     children = [node.attach(vgpu.vgpu_id) for vgpu in vgpus]
@@ -41,7 +41,7 @@ def pair(node: SimulatedNode) -> tuple[VgpuReading, list[Child]]:
     return vgpus[0], children
 
 
-def other_works(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def other_works(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     """The other vGPU's process uses the GPU, under one lease that has no end while it is alone."""
 
     def used_ns() -> int:
@@ -60,7 +60,7 @@ def goes_on(child: Child) -> None:
 
 
 def test_a_killed_broker_is_replaced_and_its_processes_notice_nothing(
-    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+    node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]
 ) -> None:
     vgpu, children = pair
     assert vgpu.broker_pid is not None
@@ -102,7 +102,7 @@ def quietly_attach(node: SimulatedNode, vgpu_id: str) -> Child | None:
     return node.attach(vgpu_id, use=False)
 
 
-def test_a_killed_server_comes_back_with_its_vgpus(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_a_killed_server_comes_back_with_its_vgpus(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     vgpu, children = pair
     before = node.reading(vgpu.vgpu_id)
     assert before is not None
@@ -145,7 +145,7 @@ def test_a_vgpu_is_there_while_its_server_restarts(node: SimulatedNode) -> None:
 
 
 @pytest.mark.slow
-def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_epochs_never_go_back_over_a_restart(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     _, children = pair
     os.kill(node.server_pid(), signal.SIGKILL)
     eventually(lambda: all(len(child.replies) == 2 for child in children), "both processes' second attach")
@@ -171,7 +171,7 @@ def test_a_lease_is_a_new_one_though_the_journal_is_not_written(node: SimulatedN
 
 
 @pytest.mark.slow
-def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     vgpu, children = pair
     eventually(lambda: (now := node.reading(vgpu.vgpu_id)) and now.tokens > 40, "some tokens in the books")
 
@@ -191,7 +191,7 @@ def test_books_survive_a_restart(node: SimulatedNode, pair: tuple[VgpuReading, l
 
 
 def test_a_killed_supervisor_leaves_everything_running(
-    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+    node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]
 ) -> None:
     vgpu, children = pair
     server = node.server_pid()
@@ -213,7 +213,7 @@ def test_a_killed_supervisor_leaves_everything_running(
 
 
 @pytest.mark.slow
-def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     """Nobody is left who has the activity page: the processes get a new one, at their old broker's address."""
     vgpu, children = pair
     with node.link() as link:
@@ -233,7 +233,7 @@ def test_everything_of_ours_is_killed_at_once(node: SimulatedNode, pair: tuple[V
 
 @pytest.mark.slow
 def test_an_orderly_stop_keeps_the_vgpus_for_the_next_node(
-    node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]
+    node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]
 ) -> None:
     vgpu, children = pair
     idle = node.create(sm_percent=10, memory_bytes="1G", overcommit=True)
@@ -265,7 +265,7 @@ def test_after_an_orderly_stop_the_last_process_takes_the_broker_along(node: Sim
 
 
 @pytest.mark.slow
-def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     """Killed at any point of its turn, again and again: the other one always goes on."""
     vgpu, children = pair
     for _ in range(5):
@@ -277,7 +277,7 @@ def test_a_dead_holder_gives_its_lease_back(node: SimulatedNode, pair: tuple[Vgp
 
 
 @pytest.mark.slow
-def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuReading, list[Child]]) -> None:
+def test_a_stopped_holder_gives_way(node: SimulatedNode, pair: tuple[VgpuStatus, list[Child]]) -> None:
     vgpu, children = pair
     os.kill(children[0].pid, signal.SIGSTOP)
     other_works(node, vgpu)

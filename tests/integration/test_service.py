@@ -16,7 +16,7 @@ from vgpu.errors import VgpuError
 from vgpu.node.__main__ import run
 from vgpu.node.servers import Sharing
 from vgpu.paths import NodePaths
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import GpuStatus
 
 FILE = """
 [serve]
@@ -54,7 +54,7 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def gpus(service: Service) -> list[GpuReading]:
+def gpus(service: Service) -> list[GpuStatus]:
     with service.link() as link:
         return list(link.gpus())
 
@@ -65,14 +65,14 @@ def test_it_is_ready_once_it_answers(service: Service) -> None:
         assert {gpu.state for gpu in link.gpus()} == {"serving"}
 
 
-def test_each_gpu_is_shared_as_the_file_says(gpus: list[GpuReading]) -> None:
+def test_each_gpu_is_shared_as_the_file_says(gpus: list[GpuStatus]) -> None:
     assert [(gpu.index, gpu.mode, gpu.period_ns) for gpu in gpus] == [
         (0, "temporal", 20_000_000),
         (1, "spatial", 40_000_000),
     ]
 
 
-def test_the_command_line_goes_before_the_file(gpus: list[GpuReading]) -> None:
+def test_the_command_line_goes_before_the_file(gpus: list[GpuStatus]) -> None:
     assert {gpu.window_ns for gpu in gpus} == {5_000_000}
 
 

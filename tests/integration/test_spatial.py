@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.spatial import GRANTED_SMS, Gpu, Worker, spatial_gpu, two_at_work
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges
 
 
@@ -27,12 +27,12 @@ def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
 
 
 @pytest.fixture
-def vgpu(node: SimulatedNode) -> VgpuReading:
+def vgpu(node: SimulatedNode) -> VgpuStatus:
     return node.create(sm_percent=30, memory_bytes="8G")
 
 
 @pytest.fixture
-def workers(node: SimulatedNode, vgpu: VgpuReading) -> Iterator[list[Worker]]:
+def workers(node: SimulatedNode, vgpu: VgpuStatus) -> Iterator[list[Worker]]:
     with two_at_work(node, vgpu) as running:
         yield running
 
@@ -64,7 +64,7 @@ def test_a_stopped_one_is_passed_over_and_comes_back(node: SimulatedNode, worker
     eventually(lambda: gpu.sms()[workers[0].pid] > before + 1, "the woken one's turns")
 
 
-def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]) -> None:
     shown = node.reading(vgpu.vgpu_id)
     assert shown is not None
     assert shown.broker_pid is not None
@@ -87,7 +87,7 @@ def test_without_a_broker_for_a_while_they_go_on(node: SimulatedNode, vgpu: Vgpu
 
 
 def test_a_new_share_of_the_sms_is_for_new_processes_and_a_limit_for_all(
-    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+    node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]
 ) -> None:
     with node.link() as link:
         assert not link.inspect(vgpu.vgpu_id).vgpu.warnings
@@ -104,7 +104,7 @@ def test_a_new_share_of_the_sms_is_for_new_processes_and_a_limit_for_all(
         newcomer.end()
 
 
-def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]) -> None:
+def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]) -> None:
     with node.link() as link:
         (warning,) = link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="16G")).warnings
         assert warning == "2 processes started with 8 GiB and can never have more (MPS); new ones can have 16 GiB."
@@ -113,7 +113,7 @@ def test_more_memory_is_for_new_processes(node: SimulatedNode, vgpu: VgpuReading
 
 @pytest.mark.slow
 def test_the_sms_of_those_who_were_there_still_count(
-    node: SimulatedNode, vgpu: VgpuReading, workers: list[Worker]
+    node: SimulatedNode, vgpu: VgpuStatus, workers: list[Worker]
 ) -> None:
     other = node.create(sm_percent=60, memory_bytes="1G")
     with node.link() as link:
@@ -132,7 +132,7 @@ def test_the_sms_of_those_who_were_there_still_count(
             competitor.end()
 
 
-def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     bursting = node.create(sm_percent=30, memory_bytes="1G", burst=True)
     (told,) = bursting.warnings
     assert vgpu.vgpu_id in told
@@ -145,7 +145,7 @@ def test_burst_beside_a_hard_share_is_never_silent(node: SimulatedNode, vgpu: Vg
 
 
 @pytest.mark.slow
-def test_who_started_bursting_keeps_all_sms_and_counts_for_them(node: SimulatedNode, vgpu: VgpuReading) -> None:
+def test_who_started_bursting_keeps_all_sms_and_counts_for_them(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     other = node.create(sm_percent=60, memory_bytes="1G", burst=True)
     bursting = Worker(node, other.vgpu_id)
     hard = Worker(node, vgpu.vgpu_id)

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 CONTEXTS = 800 << 20
 """Of two programs: less than what they take."""
@@ -42,7 +42,7 @@ def programs() -> Iterator[list[Worker]]:
         program.end()
 
 
-def used_and_peak(node: SimulatedNode, vgpu: VgpuReading) -> tuple[int, int]:
+def used_and_peak(node: SimulatedNode, vgpu: VgpuStatus) -> tuple[int, int]:
     reading = node.reading(vgpu.vgpu_id)
     assert reading is not None
     return reading.memory_used_bytes, reading.memory_peak_bytes

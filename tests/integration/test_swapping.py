@@ -16,7 +16,7 @@ from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import Spoken, state
 from vgpu.errors import VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 MIB = 1 << 20
 ROOM_MIB = 128
@@ -71,7 +71,7 @@ for line in sys.stdin:
 class Program(Spoken):
     """Owns memory of one value; ``busy``: works for ever, and checks it."""
 
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, byte: int, *, busy: bool, owned: int = OWNED) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, byte: int, *, busy: bool, owned: int = OWNED) -> None:
         super().__init__(node, vgpu, PROGRAM, str(owned), str(byte), "busy" if busy else "idle")
 
     def did(self) -> int:
@@ -97,32 +97,32 @@ class Swapped:
         self.programs: list[Program] = []
         self.free = 0
 
-    def vgpus(self, *names: str) -> list[VgpuReading]:
+    def vgpus(self, *names: str) -> list[VgpuStatus]:
         """For a program each, so that ROOM_MIB are left."""
         self.free = len(names) * self.engine.context_bytes + ROOM_MIB * MIB
         self.node.create(sm_percent=10, memory_bytes=self.engine.memory_bytes - self.free)
         more: dict[str, Any] = {"sm_percent": 20, "memory_bytes": "2G", "oversubscribe": "swap"}
         return [self.node.create(name=name, **more) for name in names]
 
-    def program(self, vgpu: VgpuReading, byte: int, *, busy: bool = True, owned: int = OWNED) -> Program:
+    def program(self, vgpu: VgpuStatus, byte: int, *, busy: bool = True, owned: int = OWNED) -> Program:
         self.programs.append(Program(self.node, vgpu, byte, busy=busy, owned=owned))
         eventually(lambda: self.reading(vgpu).memory_implicit_bytes, "its context is seen")
         return self.programs[-1]
 
-    def reading(self, vgpu: VgpuReading) -> VgpuReading:
+    def reading(self, vgpu: VgpuStatus) -> VgpuStatus:
         found = self.node.reading(vgpu.vgpu_id)
         assert found is not None
         return found
 
-    def suspended(self, vgpu: VgpuReading) -> None:
+    def suspended(self, vgpu: VgpuStatus) -> None:
         """Asked for; whoever is asked may die meanwhile."""
         with suppress(VgpuError), self.node.link() as link:
             link.suspend(vgpu.vgpu_id)
 
-    def swaps_out(self, vgpu: VgpuReading) -> None:
+    def swaps_out(self, vgpu: VgpuStatus) -> None:
         eventually(lambda: state(self.node, vgpu) == "swapped", f"{vgpu.name} leaves the card")
 
-    def idles(self, vgpu: VgpuReading) -> None:
+    def idles(self, vgpu: VgpuStatus) -> None:
         eventually(lambda: state(self.node, vgpu) == "idle", f"{vgpu.name} wants nothing any more")
 
     def host_memory(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.protocol.trace import TraceChunk
 from vgpu.trace.chrome import chrome_trace
 from vgpu.trace.recording import Recording
@@ -33,7 +33,7 @@ def node() -> Iterator[SimulatedNode]:
 
 
 @contextmanager
-def pair(node: SimulatedNode) -> Iterator[tuple[VgpuReading, VgpuReading]]:
+def pair(node: SimulatedNode) -> Iterator[tuple[VgpuStatus, VgpuStatus]]:
     """Two vGPUs of 30 and 70 %, each with a program that always has work."""
     made = tuple(node.create(sm_percent=percent, memory_bytes="4G", name=f"p{percent}") for percent in (30, 70))
     command = [sys.executable, "-m", "vgpu.workload", "--seconds", "60"]

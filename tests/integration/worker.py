@@ -8,7 +8,7 @@ from typing import Any
 
 from cython_ext.simengine import Engine
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 GIB = 1 << 30
 
@@ -61,7 +61,7 @@ for line in sys.stdin:
 class Spoken:
     """A program that says "started", and then answers each line with one."""
 
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, body: str, *arguments: str) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, body: str, *arguments: str) -> None:
         self.popen = node.program(vgpu, body, *arguments)
         assert self.heard() == "started"
 
@@ -80,7 +80,7 @@ class Spoken:
 
 
 class Worker(Spoken):
-    def __init__(self, node: SimulatedNode, vgpu: VgpuReading, memory_bytes: int) -> None:
+    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, memory_bytes: int) -> None:
         super().__init__(node, vgpu, PROGRAM, str(memory_bytes))
 
     def asked(self, expression: str) -> Any:
@@ -109,7 +109,7 @@ def on_gpu(node: SimulatedNode, gpu: int = 0) -> dict[int, int]:
     return {pid: taken for pid, _, taken, *_ in engine.contexts().values()}
 
 
-def state(node: SimulatedNode, vgpu: VgpuReading) -> str:
+def state(node: SimulatedNode, vgpu: VgpuStatus) -> str:
     reading = node.reading(vgpu.vgpu_id)
     assert reading is not None
     return reading.state

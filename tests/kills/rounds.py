@@ -26,7 +26,7 @@ from typing import Final
 
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 PATIENCE_S: Final = 120.0
 VGPUCTL: Final = Path(sys.executable).with_name("vgpuctl")
@@ -132,7 +132,7 @@ class Rounds:
             return error.code is ErrorCode.NOT_FOUND
         return False  # until it is not found
 
-    def _of(self, name: str) -> list[VgpuReading] | None:
+    def _of(self, name: str) -> list[VgpuStatus] | None:
         with suppress(VgpuError), self._node.link() as link:
             return [vgpu for vgpu in link.list() if vgpu.name == name]
         return None

@@ -19,7 +19,7 @@ from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.kills.fatal import FatalDriver
 from tests.kills.operations import MIB, SIZES
 from vgpu.ctl.programs import attachment
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 PIECE: Final = 2 * MIB
 MATE: Final = SIZES[1:]
@@ -79,7 +79,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.node = SimulatedNode(1)
-        self.vgpus: dict[str, VgpuReading] = {}
+        self.vgpus: dict[str, VgpuStatus] = {}
         self.mates: dict[str, Talk] = {}
         self.seed = 0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.metrics.kinds import Seen
-from vgpu.protocol.messages import GpuReading, Metering, ProcessReading, Snapshot, VgpuReading
+from vgpu.protocol.messages import GpuStatus, MetricsSnapshot, ProcessReading, Snapshot, VgpuStatus
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
 from vgpu.spec import VgpuSpec
 
@@ -17,11 +17,11 @@ BOUNDS_NS = tuple(round(10_000 * 10 ** (step / 3)) for step in range(18))  # 10 
 COUNTS = st.integers(0, 2**53)
 RATIOS = st.floats(0, 64, allow_nan=False)
 AMOUNTS = st.integers(0, 2**60)
-STATES = get_args(VgpuReading.model_fields["state"].annotation)
-GPU_STATES = get_args(GpuReading.model_fields["state"].annotation)
+STATES = get_args(VgpuStatus.model_fields["state"].annotation)
+GPU_STATES = get_args(GpuStatus.model_fields["state"].annotation)
 
 
-def seen(metering: Metering | None) -> Seen:
+def seen(metering: MetricsSnapshot | None) -> Seen:
     error = None if metering else VgpuError(ErrorCode.UNAVAILABLE, "nobody answers")
     return Seen(metering, error, "9.9.9" if metering else "", "0.1.0", lambda: 0.25)
 
@@ -38,7 +38,7 @@ def histograms(draw: st.DrawFn) -> Histogram:
 
 
 @st.composite
-def gpus(draw: st.DrawFn, index: int) -> GpuReading:
+def gpus(draw: st.DrawFn, index: int) -> GpuStatus:
     mode = draw(st.sampled_from(["temporal", "spatial"]))
     maybe = st.none() | RATIOS
     return gpu_reading(
@@ -58,7 +58,7 @@ def gpus(draw: st.DrawFn, index: int) -> GpuReading:
 
 
 @st.composite
-def vgpus(draw: st.DrawFn) -> VgpuReading:
+def vgpus(draw: st.DrawFn) -> VgpuStatus:
     return vgpu_reading(
         vgpu_id=f"vgpu-{draw(st.integers(0, 3)):08x}",
         gpu_index=draw(st.integers(0, 2)),
@@ -89,7 +89,7 @@ def processes(draw: st.DrawFn) -> ProcessReading:
 
 
 @st.composite
-def meterings(draw: st.DrawFn) -> Metering:
+def meterings(draw: st.DrawFn) -> MetricsSnapshot:
     """Of up to three GPUs. Also such as no node should send: vGPUs of no GPU, processes of no vGPU, some twice."""
     served = draw(st.sets(st.integers(0, 2)))
     snapshot = Snapshot(
@@ -98,7 +98,7 @@ def meterings(draw: st.DrawFn) -> Metering:
         vgpus=tuple(draw(st.lists(vgpus(), max_size=3))),
     )
     metered = draw(st.sets(st.integers(0, 2)))
-    return Metering(
+    return MetricsSnapshot(
         snapshot=snapshot,
         processes=tuple(draw(st.lists(processes(), max_size=4))),
         gpus=tuple(
@@ -112,10 +112,10 @@ def meterings(draw: st.DrawFn) -> Metering:
     )
 
 
-def busy(count: int = 64, processes_each: int = 1) -> Metering:
+def busy(count: int = 64, processes_each: int = 1) -> MetricsSnapshot:
     """A GPU with ``count`` vGPUs at work, as a server that has counted for a while tells of it."""
     ids = [f"vgpu-{number:08x}" for number in range(count)]
-    return Metering(
+    return MetricsSnapshot(
         snapshot=Snapshot(
             at_unix_s=1_700_000_000.0,
             gpus=(gpu_reading(utilization_ratio=0.97, power_w=512.5, temperature_c=61.0, sm_clock_mhz=1980.0),),

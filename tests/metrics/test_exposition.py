@@ -23,7 +23,7 @@ from tests.metrics.meterings import COUNTS, busy, histogram, meterings, seen
 from vgpu.metrics.definitions import LONGEST_COMMAND, METRICS, readable
 from vgpu.metrics.exposition import exposition, subjects_of
 from vgpu.metrics.kinds import LABELS, Kind, Metric, Seen
-from vgpu.protocol.messages import Metering, OutsideProcess, ProcessReading, Snapshot
+from vgpu.protocol.messages import MetricsSnapshot, OutsideProcess, ProcessReading, Snapshot
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -86,7 +86,7 @@ def value(samples: dict[Series, float], called: str, /, **labels: str) -> list[f
 
 
 @given(metering=st.none() | meterings())
-def test_any_metering_is_written_as_prometheus_client_would(metering: Metering | None) -> None:
+def test_any_metering_is_written_as_prometheus_client_would(metering: MetricsSnapshot | None) -> None:
     what = seen(metering)
     text, open_text = exposition(what), exposition(what, openmetrics=True)
     assert text == generate_latest(Twin(what))  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ GROWING_PROCESS = ("busy_ns", "overrun_ns", "launches", "graph_launches", "gate_
 
 
 @given(metering=meterings(), steps=st.lists(COUNTS, min_size=1, max_size=9))
-def test_counters_only_grow_while_a_server_lives(metering: Metering, steps: list[int]) -> None:
+def test_counters_only_grow_while_a_server_lives(metering: MetricsSnapshot, steps: list[int]) -> None:
     """A later metering of the same servers has no counter that is less, to the last digit that is written."""
     step = cycle(steps)
 
@@ -127,7 +127,7 @@ def test_counters_only_grow_while_a_server_lives(metering: Metering, steps: list
         return taken.model_copy(update={"counts": counts, "sum_ns": taken.sum_ns + next(step)})
 
     before = metering.snapshot
-    then = Metering(
+    then = MetricsSnapshot(
         snapshot=before.model_copy(
             update={
                 "gpus": tuple(grown(gpu, ("restarts", "mps_restarts")) for gpu in before.gpus),
@@ -166,7 +166,7 @@ def test_a_node_that_is_down_says_so_and_nothing_else() -> None:
 def test_what_a_silent_server_said_last_is_not_told_as_if_it_were_current(state: str) -> None:
     fine, silent = gpu_reading(index=0), gpu_reading(index=1, state=state, restarts=3)
     vgpus = [vgpu_reading(), vgpu_reading(vgpu_id="vgpu-22222222", gpu_index=1, state="restarting", tokens=17)]
-    metering = Metering(
+    metering = MetricsSnapshot(
         snapshot=snapshot([fine, silent], vgpus),
         processes=tuple(
             ProcessReading.model_validate(process_reading(vgpu_id=vgpu.vgpu_id, gpu_index=vgpu.gpu_index))
@@ -195,7 +195,9 @@ def test_every_sharer_has_its_own_numbers() -> None:
         vgpu_reading(vgpu_id="vgpu-00000002", held_ns=7 * 10**9, lag_ns=-5 * 10**8, memory_used_bytes=2 << 30),
     ]
     outside = tuple(OutsideProcess(gpu_index=0, pid=i, uid=0, command="", memory_bytes=100) for i in (1, 2))
-    metering = Metering(snapshot=snapshot([gpu_reading(outside=outside)], vgpus), processes=(), gpus=(), vgpus=())
+    metering = MetricsSnapshot(
+        snapshot=snapshot([gpu_reading(outside=outside)], vgpus), processes=(), gpus=(), vgpus=()
+    )
     samples = parsed(exposition(seen(metering)))
     assert value(samples, "vgpu_token_seconds_total", name="small", vgpu="vgpu-00000001") == [3.0]
     assert value(samples, "vgpu_token_seconds_total", name="vgpu-00000002") == [7.0]  # without a name, by its id
@@ -222,7 +224,7 @@ def test_a_histogram_is_cumulative() -> None:
 
 def test_a_live_process_goes_before_a_dead_one_with_its_pid() -> None:
     both = [process_reading(slot=0, alive=True, launches=7), process_reading(slot=1, alive=False, launches=9)]
-    metering = Metering(
+    metering = MetricsSnapshot(
         snapshot=snapshot(vgpus=[vgpu_reading()]),
         processes=tuple(map(ProcessReading.model_validate, both)),
         gpus=(),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from cython_ext.nativelogic import UNKNOWN_NS, Graphs, Trifles, size_class
+from cython_ext.nativelogic import UNKNOWN_NS, Graphs, SmallTransferBudget, size_class
 
 MS = 1_000_000
 PAYS_NS = 400_000
@@ -144,7 +144,7 @@ def test_the_graph_that_was_updated_longest_ago_makes_room() -> None:
 @given(st.lists(st.integers(0, 2 * MS), max_size=200))
 def test_trifles_are_a_hundredth_of_the_time(gaps_ns: list[int]) -> None:
     """In any window that begins with a passing, at most 25 and one for each 0.4 ms."""
-    trifles, now_ns = Trifles(), 10**12
+    trifles, now_ns = SmallTransferBudget(), 10**12
     passed: list[int] = []
     for gap_ns in gaps_ns:
         now_ns += gap_ns
@@ -157,7 +157,7 @@ def test_trifles_are_a_hundredth_of_the_time(gaps_ns: list[int]) -> None:
 
 
 def test_a_trifle_now_and_then_always_passes() -> None:
-    trifles = Trifles()
+    trifles = SmallTransferBudget()
     assert all(trifles.passes(10**12 + i * PAYS_NS) for i in range(1000))
 
 

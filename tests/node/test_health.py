@@ -9,7 +9,7 @@ import pytest
 
 from client_hook.doctor import Finding, Verdict
 from tests.ctl.fake_node import gpu_reading, node_status, process_reading, vgpu_reading
-from vgpu.node.health import Health, Silence, Unit, diagnose, quantile_ns, service, silent
+from vgpu.node.health import Health, NoAnswer, Unit, diagnose, quantile_ns, service, silent
 from vgpu.protocol.messages import OutsideProcess, ProcessReading
 from vgpu.protocol.meters import GpuMeters, Histogram
 
@@ -110,17 +110,17 @@ def test_quantiles_are_bounds() -> None:
 @pytest.mark.parametrize(
     ("silence", "found", "fix"),
     [
-        (Silence("no node", "vgpuctl serve"), [], ""),
-        (Silence("late", "x", locked=True), ["holds its lock"], "vgpuctl logs node"),
-        (Silence("no node", "x", servers=(0, 2)), ["GPU 0, 2 go on"], "takes them over"),
+        (NoAnswer("no node", "vgpuctl serve"), [], ""),
+        (NoAnswer("late", "x", locked=True), ["holds its lock"], "vgpuctl logs node"),
+        (NoAnswer("no node", "x", servers=(0, 2)), ["GPU 0, 2 go on"], "takes them over"),
         (
-            Silence("no node", "x", sockets=("/a",), folders=(ID, ID)),
+            NoAnswer("no node", "x", sockets=("/a",), folders=(ID, ID)),
             ["1 socket of servers, 2 of vGPUs"],
             "uses them again",
         ),
     ],
 )
-def test_a_node_that_does_not_answer(silence: Silence, found: list[str], fix: str) -> None:
+def test_a_node_that_does_not_answer(silence: NoAnswer, found: list[str], fix: str) -> None:
     first, *more = silent(silence)
     assert (first.check, first.found, first.fix) == ("node", silence.message, silence.hint)
     assert len(more) == len(found)

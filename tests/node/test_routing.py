@@ -9,16 +9,16 @@ import pytest
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.readings import unknown_gpu
 from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
-from vgpu.protocol.messages import GpuReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, VgpuStatus
 
 
-def gpu(index: int, **fields: Any) -> GpuReading:
+def gpu(index: int, **fields: Any) -> GpuStatus:
     usual = {"state": "serving", "uuid": f"GPU-{index}abc", "total_memory_bytes": 100}
     return unknown_gpu(index, simulated=True).model_copy(update=usual | fields)
 
 
-def vgpu(vgpu_id: str, name: str | None = None, owner_uid: int = 0) -> VgpuReading:
-    return VgpuReading.model_construct(vgpu_id=vgpu_id, name=name, owner_uid=owner_uid)
+def vgpu(vgpu_id: str, name: str | None = None, owner_uid: int = 0) -> VgpuStatus:
+    return VgpuStatus.model_construct(vgpu_id=vgpu_id, name=name, owner_uid=owner_uid)
 
 
 VGPUS = [vgpu("vgpu-ab000000"), vgpu("vgpu-ab100000", "train"), vgpu("vgpu-cd000000", "ab0")]
@@ -110,10 +110,10 @@ def test_a_gpu_that_is_not_there_or_not_served() -> None:
 
 def test_one_that_moves_is_told_of_once_by_who_has_it() -> None:
     usual = {"vgpu_id": "vgpu-1", "name": None, "state": "moving", "leaving_to": None}
-    here = VgpuReading.model_construct(**usual)
-    leaving = VgpuReading.model_construct(**usual | {"leaving_to": 1})
-    stale = VgpuReading.model_construct(**usual | {"state": "restarting"})
-    other = VgpuReading.model_construct(**usual | {"vgpu_id": "vgpu-2", "state": "idle"})
+    here = VgpuStatus.model_construct(**usual)
+    leaving = VgpuStatus.model_construct(**usual | {"leaving_to": 1})
+    stale = VgpuStatus.model_construct(**usual | {"state": "restarting"})
+    other = VgpuStatus.model_construct(**usual | {"vgpu_id": "vgpu-2", "state": "idle"})
     for unsure in (leaving, stale):
         assert told_once([unsure, other, here]) == (other, here)
         assert told_once([here, unsure]) == (here,)

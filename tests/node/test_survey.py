@@ -14,8 +14,16 @@ from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node import survey
 from vgpu.node.servers import ServerProcess
-from vgpu.node.survey import LOOK_S, SILENT, Survey
-from vgpu.protocol.messages import Forward, Look, Meter, Metering, ProcessList, ProcessReading, Snapshot
+from vgpu.node.survey import LOOK_S, SILENT, StatusCollector
+from vgpu.protocol.messages import (
+    Forward,
+    GetMetrics,
+    GetSnapshot,
+    MetricsSnapshot,
+    ProcessList,
+    ProcessReading,
+    Snapshot,
+)
 
 
 class Played:
@@ -26,7 +34,7 @@ class Played:
         for process in self.processes.values():
             process.up.set()
             process.settled.set()
-        self.survey = Survey(self.processes, simulated=True)
+        self.survey = StatusCollector(self.processes, simulated=True)
         self.hung: set[int] = set()
         self.woken = trio.Event()
         self.asked: list[int] = []
@@ -48,10 +56,10 @@ class Played:
         snapshot = Snapshot(at_unix_s=1.0, gpus=(gpu,), vgpus=(vgpu,))
         process = ProcessReading.model_validate(process_reading(gpu_index=index, vgpu_id=vgpu.vgpu_id))
         match forward.request:
-            case Look():
+            case GetSnapshot():
                 return snapshot
-            case Meter():
-                return Metering(snapshot=snapshot, processes=(process,), gpus=(), vgpus=())
+            case GetMetrics():
+                return MetricsSnapshot(snapshot=snapshot, processes=(process,), gpus=(), vgpus=())
             case _:
                 return ProcessList(processes=(process,))
 

@@ -23,7 +23,7 @@ from gpuserver.runtime.memory import AGAIN_S, CALM_S, FALL_S, URGENT_S, MemoryWa
 from gpuserver.runtime.outside import UNHOOKED_BYTES, drift_by_pid, outsiders, unhooked_by_pid
 from gpuserver.runtime.vgpus import Ledger
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import GIB, MIB
@@ -146,7 +146,7 @@ def watch(
     vgpu: Page,
     act: Callable[[MemoryWatch], None],
     seconds: float,
-    notice: Callable[[Happening, Any, str, int], None] = lambda *_: None,
+    notice: Callable[[EventType, Any, str, int], None] = lambda *_: None,
 ) -> list[tuple[int, float]]:
     """The releases that were asked for within ``seconds``, as (slot, when)."""
     released: list[tuple[int, float]] = []
@@ -430,12 +430,12 @@ def test_without_nvml_the_process_table_decides() -> None:
 
 
 def test_memory_past_the_hook_is_told_once_in_the_second_reading() -> None:
-    events: list[tuple[Happening, int]] = []
+    events: list[tuple[EventType, int]] = []
 
-    def notice(kind: Happening, vgpu: Any, text: str, pid: int) -> None:
+    def notice(kind: EventType, vgpu: Any, text: str, pid: int) -> None:
         assert "holds 9 GiB that its hook did not allocate, and the vGPU uses 9 GiB of 8 GiB" in text
         events.append((kind, pid))
 
     few, much = {7: 500 * MIB}, {7: 9 * GIB}
     watch(Driver(few, much, few, much), Page(slot(0, 7)), lambda _: None, 8, notice)
-    assert events == [(Happening.UNMANAGED, 7)]
+    assert events == [(EventType.UNMANAGED, 7)]

@@ -24,7 +24,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
-from vgpu.protocol.messages import Arrive, Forward, Inspect
+from vgpu.protocol.messages import Forward, Inspect, MigrateIn
 from vgpu.spec import VgpuSpec
 
 ID = "vgpu-00000001"
@@ -131,14 +131,14 @@ Answers = list[VgpuError | None]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Arrive | Inspect], Answers]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[MigrateIn | Inspect], Answers]:
     """What was asked of other servers; what they answer, one after the other, then that all is well."""
-    requests: list[Arrive | Inspect] = []
+    requests: list[MigrateIn | Inspect] = []
     answers: Answers = []
 
     async def ask(path: Path, forward: Forward, model: type[Any], timeout_s: float) -> Any:
         await trio.lowlevel.checkpoint()
-        assert isinstance(forward.request, (Arrive, Inspect))
+        assert isinstance(forward.request, (MigrateIn, Inspect))
         requests.append(forward.request)
         answer = answers.pop(0) if answers else None
         if answer is not None:
@@ -160,7 +160,7 @@ def run(test: Callable[[Server], Awaitable[None]], **fields: Any) -> None:
     trio.run(main)
 
 
-Asked = tuple[list[Arrive | Inspect], Answers]
+Asked = tuple[list[MigrateIn | Inspect], Answers]
 
 
 def test_the_other_is_asked_until_it_answers(asked: Asked) -> None:
@@ -175,12 +175,12 @@ def test_the_other_is_asked_until_it_answers(asked: Asked) -> None:
         assert server.done == ["halt", "let go", "forget"]
         assert (server.vgpus, server.journal) == ({}, {})
         trial, *others = requests
-        assert isinstance(trial, Arrive)
+        assert isinstance(trial, MigrateIn)
         assert (trial.trial, trial.goes_on) == (True, False)
         assert len(others) == 3
         assert all(other == others[0] for other in others)
         told = others[0]
-        assert isinstance(told, Arrive)
+        assert isinstance(told, MigrateIn)
         assert (told.trial, told.goes_on, told.home) == (False, True, "GPU-0")
         assert (told.programs, told.generation, told.next_epoch) == (((4711, 12),), 3, 77)
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_written_is_not_begun(asked: Asked) -> None:
         with pytest.raises(VgpuError, match="journal of GPU 0 cannot be written"):
             await server.migration.leave(vgpu, 1)
         await trio.testing.wait_all_tasks_blocked()
-        assert [request for request in asked[0] if isinstance(request, Arrive) and not request.trial] == []
+        assert [request for request in asked[0] if isinstance(request, MigrateIn) and not request.trial] == []
         assert server.done == ["halt", "resume"]
 
     run(test, writes=False)
@@ -240,7 +240,7 @@ def test_one_that_is_leaving_already_is_waited_for_and_goes_nowhere_else(asked: 
     run(test)
 
 
-def arriving(**fields: Any) -> Arrive:
+def arriving(**fields: Any) -> MigrateIn:
     usual = {
         "vgpu": ID,
         "spec": VgpuSpec.parse(sm_percent=50, memory_bytes="40G"),
@@ -258,7 +258,7 @@ def arriving(**fields: Any) -> Arrive:
         "next_epoch": 1000,
         "book": {"lag_ns": -5, "bucket_ns": 6, "held_ns": 7, "busy_ns": 8, "overuse_ns": 9, "tokens": 10},
     }
-    return Arrive(**usual | fields)
+    return MigrateIn(**usual | fields)
 
 
 def test_the_same_question_has_the_same_answer(asked: Asked) -> None:

@@ -27,7 +27,15 @@ from gpuserver.core.trace import Recorder
 from gpuserver.core.usage import Turns, Usage
 from gpuserver.device.nvml import GpuFacts, MemoryUse
 from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.readings import Place, Rates, process_reading, seen_of, statement_of, vgpu_reading, warnings_on
+from gpuserver.runtime.readings import (
+    Rates,
+    SwapState,
+    process_reading,
+    seen_of,
+    statement_of,
+    vgpu_reading,
+    warnings_on,
+)
 from gpuserver.runtime.tracing import _Recording
 from gpuserver.runtime.vgpus import Vgpu, new_grants
 from vgpu.identity import Member, Process
@@ -90,7 +98,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert [(one.slot, one.pid) for one in processes] == [(slot, one.process.pid) for slot, one in MEMBERS.items()]
     assert all(one.alive for one in processes)
     statement = statement_of(vgpu.record, SimpleNamespace(**vars_of_book()))  # type: ignore[arg-type]
-    reading = vgpu_reading(vgpu, Place(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], ""))
+    reading = vgpu_reading(vgpu, SwapState(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], ""))
     assert reading.processes == len(MEMBERS)
     for message in (ProcessList(processes=processes), VgpuList(vgpus=(reading,))):
         encode(message.model_dump(mode="json"))

@@ -24,7 +24,7 @@ from tests.soak.model import MIB, SIZES_MIB, Action, Expected, World
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Performer:
         assert fits, "granted, though the GPU's time is promised to others"
         return answer
 
-    def listed(self) -> tuple[VgpuReading, ...]:
+    def listed(self) -> tuple[VgpuStatus, ...]:
         answer = self.asked(lambda link: link.list())
         assert not isinstance(answer, VgpuError), str(answer)
         return answer
@@ -111,7 +111,7 @@ class Performer:
         memory = self.random.choice(SIZES_MIB) * MIB
         spec = VgpuSpec.parse(name=name, sm_percent=action.number, memory_bytes=memory)
 
-        def create(link: ControlLink) -> VgpuReading:
+        def create(link: ControlLink) -> VgpuStatus:
             try:
                 return link.create(spec, str(gpu))
             except VgpuError as error:
@@ -156,7 +156,7 @@ class Performer:
     def _migrate(self, action: Action) -> None:
         vgpu = self.world.vgpus[action.vgpu]
 
-        def migrate(link: ControlLink) -> VgpuReading:
+        def migrate(link: ControlLink) -> VgpuStatus:
             found = next(one for one in link.list() if one.vgpu_id == vgpu.vgpu_id)
             if found.gpu_index == action.number and found.state != "moving":
                 return found  # the lost answer was a yes
@@ -185,7 +185,7 @@ class Performer:
         if action.choice == "worker":
             self.workers.add(popen.pid)
 
-    def _reading(self, vgpu_id: str) -> VgpuReading:
+    def _reading(self, vgpu_id: str) -> VgpuStatus:
         return next(vgpu for vgpu in self.listed() if vgpu.vgpu_id == vgpu_id)
 
     def end(self, pid: int) -> None:

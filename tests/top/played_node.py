@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
-from vgpu.protocol.messages import GpuReading, Snapshot, VgpuReading
+from vgpu.protocol.messages import GpuStatus, Snapshot, VgpuStatus
 
 END: Any = None
 
 
-def three() -> tuple[VgpuReading, ...]:
+def three() -> tuple[VgpuStatus, ...]:
     """On two GPUs."""
     return (
         vgpu_reading(vgpu_id="vgpu-00000001", name="train", tokens_per_second=25.0, held_ratio=0.2, memory_refusals=0),
@@ -30,7 +30,7 @@ class PlayedNode(FakeNode):
     def __init__(self, runtime_dir: Path) -> None:
         super().__init__(runtime_dir)
         self.vgpus = three()
-        self.gpus: tuple[GpuReading, ...] = (gpu_reading(simulated=True), gpu_reading(index=1, simulated=True))
+        self.gpus: tuple[GpuStatus, ...] = (gpu_reading(simulated=True), gpu_reading(index=1, simulated=True))
         self.pid = 4711
         self._notices: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.answers |= {
@@ -54,7 +54,7 @@ class PlayedNode(FakeNode):
     def tell(self, **notice: Any) -> None:
         self._notices.put(notice)
 
-    def tell_vgpus(self, *vgpus: VgpuReading) -> None:
+    def tell_vgpus(self, *vgpus: VgpuStatus) -> None:
         self.vgpus = vgpus
         self.tell(snapshot=self.snapshot().model_dump(mode="json"))
 

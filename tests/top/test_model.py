@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
-from vgpu.protocol.messages import EventReading, ProcessReading, Snapshot, VgpuReading
+from vgpu.protocol.messages import EventReading, ProcessReading, Snapshot, VgpuStatus
 from vgpu.top.model import ORDER_NAMES, REMARKS, SPAN_S, Choice, History, Model, Row
 
 
-def reading(number: int, **changes: object) -> VgpuReading:
+def reading(number: int, **changes: object) -> VgpuStatus:
     return vgpu_reading(vgpu_id=f"vgpu-{number:08x}", **changes)
 
 
-def snapshot(*vgpus: VgpuReading, at_unix_s: float = 1_700_000_100.0) -> Snapshot:
+def snapshot(*vgpus: VgpuStatus, at_unix_s: float = 1_700_000_100.0) -> Snapshot:
     gpus = tuple(gpu_reading(index=index) for index in sorted({vgpu.gpu_index for vgpu in vgpus} | {0}))
     return Snapshot(at_unix_s=at_unix_s, gpus=gpus, vgpus=vgpus)
 
@@ -49,7 +49,7 @@ choices = st.builds(
 
 @given(populations, choices, st.randoms(use_true_random=False))
 def test_rows_do_not_depend_on_the_order_of_the_readings(
-    told: list[VgpuReading], choice: Choice, random: object
+    told: list[VgpuStatus], choice: Choice, random: object
 ) -> None:
     first, second = Model(), Model()
     first.take(snapshot(*told))
@@ -59,7 +59,7 @@ def test_rows_do_not_depend_on_the_order_of_the_readings(
 
 
 @given(populations, choices)
-def test_rows_are_sorted_and_chosen(told: list[VgpuReading], choice: Choice) -> None:
+def test_rows_are_sorted_and_chosen(told: list[VgpuStatus], choice: Choice) -> None:
     model = Model()
     model.take(snapshot(*told))
     rows, backward = model.rows(choice), model.rows(replace(choice, reverse=not choice.reverse))
@@ -78,7 +78,7 @@ def test_rows_are_sorted_and_chosen(told: list[VgpuReading], choice: Choice) -> 
 
 @given(populations, populations, choices, st.data())
 def test_the_selection_is_a_vgpu_not_a_place(
-    before: list[VgpuReading], after: list[VgpuReading], choice: Choice, data: st.DataObject
+    before: list[VgpuStatus], after: list[VgpuStatus], choice: Choice, data: st.DataObject
 ) -> None:
     model = Model()
     model.take(snapshot(*before))

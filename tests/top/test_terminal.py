@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.ctl.programs import attachment
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,8 +83,8 @@ class Terminal:
 @dataclass
 class Stage:
     node: SimulatedNode
-    small: VgpuReading
-    large: VgpuReading
+    small: VgpuStatus
+    large: VgpuStatus
     pid: int
 
 

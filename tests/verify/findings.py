@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import GpuStatus
 from vgpu.verify.measured import Ending, Evidence, LaunchRun, LightRun, MemoryRun, ProgramRun, ShareRun, SmRun
 
 MIB = 1 << 20
@@ -82,8 +82,8 @@ def good() -> Evidence:
     )
 
 
-def gpu(*, simulated: bool = True, name: str = "Simulated H200") -> GpuReading:
-    return GpuReading(
+def gpu(*, simulated: bool = True, name: str = "Simulated H200") -> GpuStatus:
+    return GpuStatus(
         index=0,
         uuid="GPU-00000000",
         name=name,

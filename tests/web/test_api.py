@@ -14,7 +14,7 @@ import pytest
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
 from vgpu.errors import ErrorCode
-from vgpu.protocol.messages import GpuReading, ProcessReading, Snapshot, VgpuDetail, VgpuReading
+from vgpu.protocol.messages import GpuStatus, ProcessReading, Snapshot, VgpuDetail, VgpuStatus
 from vgpu.protocol.trace import TraceChunk
 from vgpu.web.api import STATUS_OF
 from vgpu.web.history import History
@@ -27,12 +27,12 @@ def api(dashboard: Dashboard) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def vgpu(api: httpx.Client) -> VgpuReading:
+def vgpu(api: httpx.Client) -> VgpuStatus:
     answer = api.post(
         "vgpus?gpu=0", json={"sm_percent": "30%", "memory_bytes": "1G", "name": "over-http", "ttl_ns": "8h"}
     )
     assert answer.status_code == 201, answer.text
-    return VgpuReading.model_validate(answer.json())
+    return VgpuStatus.model_validate(answer.json())
 
 
 def ctl(node: SimulatedNode, *arguments: str) -> object:
@@ -48,7 +48,7 @@ def refused(answer: httpx.Response, status: int, code: ErrorCode) -> str:
 
 
 def test_a_vgpu_is_made_as_people_write_it_and_told_as_vgpuctl_tells_it(
-    node: SimulatedNode, api: httpx.Client, vgpu: VgpuReading
+    node: SimulatedNode, api: httpx.Client, vgpu: VgpuStatus
 ) -> None:
     assert (vgpu.spec.sm_percent, vgpu.memory_limit_bytes, vgpu.spec.ttl_ns) == (30.0, 1 << 30, 8 * 3600 * 10**9)
     told, printed = api.get("vgpus").json(), ctl(node, "ls")
@@ -57,8 +57,8 @@ def test_a_vgpu_is_made_as_people_write_it_and_told_as_vgpuctl_tells_it(
     assert [one["vgpu_id"] for one in told] == [one["vgpu_id"] for one in printed]
 
 
-def test_every_reading_is_the_control_links_model(api: httpx.Client, vgpu: VgpuReading) -> None:
-    assert {gpu.index for gpu in map(GpuReading.model_validate, api.get("gpus").json())} == {0, 1}
+def test_every_reading_is_the_control_links_model(api: httpx.Client, vgpu: VgpuStatus) -> None:
+    assert {gpu.index for gpu in map(GpuStatus.model_validate, api.get("gpus").json())} == {0, 1}
     assert Snapshot.model_validate(api.get("snapshot").json()).gpus[0].simulated
     assert VgpuDetail.model_validate(api.get("vgpus/over-http").json()).vgpu.vgpu_id == vgpu.vgpu_id
     assert list(map(ProcessReading.model_validate, api.get("processes").json())) == []
@@ -71,7 +71,7 @@ def test_every_reading_is_the_control_links_model(api: httpx.Client, vgpu: VgpuR
     History.model_validate(api.get("history?seconds=60").json())
 
 
-def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: VgpuReading) -> None:
+def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: VgpuStatus) -> None:
     changed = api.patch("vgpus/over-http", json={"sm_percent": 40, "memory_bytes": "2G"}).json()
     assert (changed["guarantee_ratio"], changed["memory_limit_bytes"]) == (0.4, 2 << 30)
     assert api.post("vgpus/over-http/suspend").json()["state"] == "suspended"
@@ -86,7 +86,7 @@ def test_a_gpu_is_changed(api: httpx.Client) -> None:
     assert endless.startswith("--window: 3h is not between 250µs and 100ms")
 
 
-def test_what_the_node_refuses_is_refused_in_its_words(api: httpx.Client, vgpu: VgpuReading) -> None:
+def test_what_the_node_refuses_is_refused_in_its_words(api: httpx.Client, vgpu: VgpuStatus) -> None:
     assert "there is no vGPU 'nobody' → see: vgpuctl ls" in refused(api.get("vgpus/nobody"), 404, ErrorCode.NOT_FOUND)
     for gpu in ("0", "1"):
         api.post(f"vgpus?gpu={gpu}", json={"sm_percent": 10, "memory_bytes": "64M", "name": f"filler-{gpu}"})
@@ -151,7 +151,7 @@ def messages(api: httpx.Client, path: str, wanted: set[str]) -> dict[str, dict[s
     raise AssertionError(f"the stream ended; it said {set(found)} of {wanted}")
 
 
-def test_a_stream_tells_how_things_stand_and_what_happens(api: httpx.Client, vgpu: VgpuReading) -> None:
+def test_a_stream_tells_how_things_stand_and_what_happens(api: httpx.Client, vgpu: VgpuStatus) -> None:
     said = messages(api, "stream", {"link", "snapshot", "event"})
     assert said["link"]["connected"] is True
 
@@ -176,7 +176,7 @@ def test_nobody_is_told_anything_without_the_token(dashboard: Dashboard) -> None
     assert httpx.delete(f"{dashboard.url}api/v1/vgpus/over-http", timeout=PATIENCE_S).status_code == 401
 
 
-def test_a_vgpu_is_removed(api: httpx.Client, vgpu: VgpuReading) -> None:
+def test_a_vgpu_is_removed(api: httpx.Client, vgpu: VgpuStatus) -> None:
     for name in ("over-http", "filler-0", "filler-1"):
         assert api.delete(f"vgpus/{name}").status_code == 200
     refused(api.get(f"vgpus/{vgpu.vgpu_id}"), 404, ErrorCode.NOT_FOUND)

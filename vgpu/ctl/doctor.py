@@ -16,7 +16,7 @@ from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from client_hook.doctor import Finding
-    from vgpu.node.health import Health, Silence, Unit
+    from vgpu.node.health import Health, NoAnswer, Unit
     from vgpu.paths import NodePaths
     from vgpu.protocol.meters import GpuMeters
 
@@ -61,7 +61,7 @@ def examined() -> Iterator[Finding]:
     yield from health.diagnose(told) if isinstance(told, health.Health) else health.silent(told)
 
 
-def look(paths: NodePaths) -> Health | Silence:
+def look(paths: NodePaths) -> Health | NoAnswer:
     """The node of ``paths``."""
     from vgpu.ctl.node import software_version
     from vgpu.node.health import Health
@@ -99,19 +99,19 @@ def _is_gone(directory: Path) -> bool:
     return False
 
 
-def _silence(error: VgpuError, paths: NodePaths) -> Silence:
+def _silence(error: VgpuError, paths: NodePaths) -> NoAnswer:
     from client_hook.doctor import node_uid
-    from vgpu.node.health import Silence
+    from vgpu.node.health import NoAnswer
 
     if error.code is ErrorCode.NOT_YOURS:
-        return Silence(error.message, error.hint)
+        return NoAnswer(error.message, error.hint)
     answering, dead = [], []
     for socket in _listed(paths.runtime / "gpus", "*/server.sock"):
         if node_uid(socket) is not None:
             answering.append(int(socket.parent.name))
         else:
             dead.append(str(socket))
-    return Silence(
+    return NoAnswer(
         error.message,
         error.hint,
         servers=tuple(sorted(answering)),

@@ -16,10 +16,10 @@ from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.output import Cell
 from vgpu.ctl.since import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import Happening
+from vgpu.happenings import EventType
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import EventReading, Notice, VgpuReading
+    from vgpu.protocol.messages import EventReading, Notice, VgpuStatus
 
 Names = Mapping[str, str]
 """Of vGPUs, by their ids."""
@@ -59,7 +59,7 @@ def events(
     lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", help="The last N of them.", min=0, max=MOST)] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then each as it happens, until Ctrl-C.")] = False,
     kind: Annotated[
-        list[Happening] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
+        list[EventType] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -97,7 +97,7 @@ def _names_now() -> Names:
     return {}
 
 
-def _names(vgpus: Sequence[VgpuReading]) -> Names:
+def _names(vgpus: Sequence[VgpuStatus]) -> Names:
     return {vgpu.vgpu_id: vgpu.name for vgpu in vgpus if vgpu.name}
 
 
@@ -144,14 +144,14 @@ def _follow(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...], 
                 show(event)
 
 
-def _first_snapshot(notices: Iterator[Notice]) -> tuple[VgpuReading, ...]:
+def _first_snapshot(notices: Iterator[Notice]) -> tuple[VgpuStatus, ...]:
     first = next(notices).snapshot
     if first is None:
         raise VgpuError(ErrorCode.PROTOCOL, "the node began with something else than a snapshot")
     return first.vgpus
 
 
-def _meant(reference: str, vgpus: Sequence[VgpuReading], past: Sequence[EventReading]) -> str:
+def _meant(reference: str, vgpus: Sequence[VgpuStatus], past: Sequence[EventReading]) -> str:
     """The id of ``reference``, which the node has understood."""
     from vgpu.node.routing import find_vgpu
 

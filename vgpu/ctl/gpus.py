@@ -13,7 +13,7 @@ from vgpu.ctl.exits import say
 from vgpu.ctl.options import Mode, Output, OutputOption
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuReading
+    from vgpu.protocol.messages import GpuStatus
 
 gpu_app = typer.Typer(
     invoke_without_command=True,
@@ -51,7 +51,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
                 print(f"GPU {gpu.index}: {away} swapped out; {kept} of the host's memory kept for it, {limit} at most")
 
 
-def say_unserved(gpus: Iterable[GpuReading]) -> None:
+def say_unserved(gpus: Iterable[GpuStatus]) -> None:
     """On stderr, why GPUs are not served at this moment."""
     for gpu in gpus:
         if gpu.state != "serving":

@@ -18,7 +18,7 @@ from vgpu.share import MEANING
 
 if TYPE_CHECKING:
     from client_hook.environment import Attachment
-    from vgpu.protocol.messages import VgpuReading
+    from vgpu.protocol.messages import VgpuStatus
 
 LAUNCHING: Final = frozenset({"exec", "run"})
 """Commands that end with the exit code of a program; their own failures are 125."""
@@ -95,7 +95,7 @@ def _check_preloadable(ctx: typer.Context) -> None:
     check_preloadable(ctx.meta[_COMMAND], os.environ, system_hook=system_hook, command=command)
 
 
-def _check_owner(vgpu: VgpuReading) -> None:
+def _check_owner(vgpu: VgpuStatus) -> None:
     """Its broker will not admit a stranger; to say so now is kinder than CUDA's error. Who is in a group the broker
     knows better."""
     if vgpu.spec.share_group is None and os.getuid() not in {0, vgpu.owner_uid}:
@@ -136,14 +136,14 @@ def _remove(vgpu_id: str) -> None:
             report(error)
 
 
-def environment_for(command: Sequence[str], vgpus: Sequence[VgpuReading]) -> dict[str, str]:
+def environment_for(command: Sequence[str], vgpus: Sequence[VgpuStatus]) -> dict[str, str]:
     """Of ``command`` in these vGPUs: the hook last, a sanitizer's runtime that the program is linked with first."""
     from client_hook.sanitizers import with_sanitizers_first
 
     return with_sanitizers_first(command[0], attachment(vgpus).environment(os.environ))
 
 
-def attachment(vgpus: Sequence[VgpuReading]) -> Attachment:
+def attachment(vgpus: Sequence[VgpuStatus]) -> Attachment:
     """What makes a process one of these vGPUs, which all belong to one node."""
     from client_hook.environment import Attachment, Simulation, hook_to_preload, simulation_libraries
 

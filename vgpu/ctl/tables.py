@@ -9,7 +9,7 @@ from vgpu.ctl.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuReading, OutsideProcess, ProcessReading, VgpuReading
+    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
 
 VGPUS: Final = (
     Column("VGPU"),
@@ -76,14 +76,14 @@ _STYLES: Final = {
 }
 
 
-def token_rate(reading: VgpuReading | GpuReading) -> str:
+def token_rate(reading: VgpuStatus | GpuStatus) -> str:
     """Tokens a second; ``open`` while a token without an end is held, and ``shared`` while others compute beside it."""
     if getattr(reading, "shares", False):
         return "shared"
     return "open" if reading.open_ended else f"{reading.tokens_per_second:.1f}"
 
 
-def vgpu_row(vgpu: VgpuReading, now_unix_s: float | None = None) -> Row:
+def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
     """A row of ``VGPUS``."""
     now = time.time() if now_unix_s is None else now_unix_s
     return (
@@ -138,7 +138,7 @@ def outside_row(process: OutsideProcess) -> Row:
     return tuple(known.get(column.title, "") for column in PROCESSES)
 
 
-def gpu_row(gpu: GpuReading) -> Row:
+def gpu_row(gpu: GpuStatus) -> Row:
     """A row of ``GPUS``."""
     return (
         gpu_label(gpu.index, gpu.simulated),
@@ -196,7 +196,7 @@ def share(guarantee_ratio: float, limit_ratio: float) -> str:
     return f"{round(guarantee_ratio * 100, 1):g}–{round(limit_ratio * 100, 1):g} %"
 
 
-def promised(vgpu: VgpuReading) -> str:
+def promised(vgpu: VgpuStatus) -> str:
     """``30 %`` of the time; in spatial mode ``30.3 % SMs``, and of what time if not of all."""
     of_time = share(vgpu.guarantee_ratio, vgpu.limit_ratio)
     if vgpu.mode == "temporal":

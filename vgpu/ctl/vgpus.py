@@ -20,7 +20,7 @@ from vgpu.share import MEANING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vgpu.protocol.messages import VgpuDetail, VgpuReading
+    from vgpu.protocol.messages import VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
 
 
@@ -42,7 +42,7 @@ def create(
         node.confirm(vgpu)
 
 
-def _print_made(vgpu: VgpuReading, form: Created) -> None:
+def _print_made(vgpu: VgpuStatus, form: Created) -> None:
     if form is Created.JSON:
         output.print_json(vgpu)
     elif form is Created.ENV:
@@ -55,7 +55,7 @@ def _print_made(vgpu: VgpuReading, form: Created) -> None:
     sys.stdout.flush()
 
 
-def warn(vgpu: VgpuReading) -> None:
+def warn(vgpu: VgpuStatus) -> None:
     """On stderr, what is not as it was asked for; inspect says it again."""
     for warning in vgpu.warnings:
         say(f"{vgpu.vgpu_id}: {warning}")
@@ -87,7 +87,7 @@ def ls(
         output.print_table(tables.VGPUS, map(tables.vgpu_row, vgpus))
 
 
-def _watch(states: Iterable[tuple[VgpuReading, ...]]) -> None:
+def _watch(states: Iterable[tuple[VgpuStatus, ...]]) -> None:
     from rich.live import Live
 
     with Live(console=output.console(), auto_refresh=False) as live:
@@ -139,7 +139,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
     }
 
 
-def _lease(vgpu: VgpuReading) -> str:
+def _lease(vgpu: VgpuStatus) -> str:
     """Which leases it gets, and why."""
     from vgpu.units import format_duration
 
@@ -166,7 +166,7 @@ def _print_detail(detail: VgpuDetail) -> None:
         output.print_table(tables.PROCESSES, rows)
 
 
-def _moving(vgpu: VgpuReading) -> dict[str, str]:
+def _moving(vgpu: VgpuStatus) -> dict[str, str]:
     """What is only sometimes worth a line."""
     from vgpu.units import counted, format_bytes, format_duration
 

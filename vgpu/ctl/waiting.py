@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from vgpu.choices import OnServerLoss
-from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.units import counted
 
 MOST_NAMED: Final = 5
@@ -22,20 +22,20 @@ ONE_FEELS: Final = {
 }
 
 
-def who_feels_it(vgpus: Iterable[VgpuReading], processes: Iterable[ProcessReading]) -> list[str]:
+def who_feels_it(vgpus: Iterable[VgpuStatus], processes: Iterable[ProcessReading]) -> list[str]:
     """A sentence for each kind of consequence; none if no program runs."""
     running: dict[str, list[ProcessReading]] = {}
     for process in processes:
         if process.alive:
             running.setdefault(process.vgpu_id, []).append(process)
-    groups: dict[OnServerLoss, list[VgpuReading]] = {}
+    groups: dict[OnServerLoss, list[VgpuStatus]] = {}
     for vgpu in vgpus:
         if vgpu.vgpu_id in running:
             groups.setdefault(vgpu.spec.on_server_loss, []).append(vgpu)
     return [_sentence(loss, groups[loss], running) for loss in OnServerLoss if loss in groups]
 
 
-def _sentence(loss: OnServerLoss, vgpus: Sequence[VgpuReading], running: dict[str, list[ProcessReading]]) -> str:
+def _sentence(loss: OnServerLoss, vgpus: Sequence[VgpuStatus], running: dict[str, list[ProcessReading]]) -> str:
     programs = [(vgpu, process) for vgpu in vgpus for process in running[vgpu.vgpu_id]]
     named = [
         f"{process.command or 'a program'} (pid {process.pid}, {vgpu.name or vgpu.vgpu_id})"

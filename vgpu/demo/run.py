@@ -13,7 +13,7 @@ import trio
 from vgpu.ctl.options import Mode
 from vgpu.demo.report import Report, Sharer
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import GpuReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, VgpuStatus
 from vgpu.spec import VgpuSpec
 from vgpu.stage.measure import Sample, Series, common_window, shares
 from vgpu.stage.node import private_node
@@ -55,9 +55,9 @@ class Scene:
 
     plan: Plan
     phase: str = "starting a node"
-    gpu: GpuReading | None = None
+    gpu: GpuStatus | None = None
     alone: Told = field(default_factory=Told)
-    vgpus: tuple[VgpuReading, ...] = ()
+    vgpus: tuple[VgpuStatus, ...] = ()
     told: tuple[Told, ...] = ()
     start_ns: int = 0
     """When the program or programs of this phase begin to be counted; 0 before that is fixed."""
@@ -92,7 +92,7 @@ class _Stage:
         scene.vgpus, scene.gpu = await trio.to_thread.run_sync(self._create)
         self._changed()
 
-    def _create(self) -> tuple[tuple[VgpuReading, ...], GpuReading]:
+    def _create(self) -> tuple[tuple[VgpuStatus, ...], GpuStatus]:
         with ControlLink(self.control_socket) as node:
             gpu = max(node.gpus(), key=lambda gpu: gpu.total_memory_bytes - gpu.used_memory_bytes)
             made = []
@@ -144,7 +144,7 @@ class _Stage:
             self._changed()
             await trio.sleep(READ_EVERY_S)
 
-    def _read(self) -> dict[str, VgpuReading]:
+    def _read(self) -> dict[str, VgpuStatus]:
         with ControlLink(self.control_socket) as node:
             return {vgpu.vgpu_id: vgpu for vgpu in node.list()}
 

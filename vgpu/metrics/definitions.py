@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 from vgpu.metrics.kinds import Gpu, Kind, Metric, Of, Seen, Taken, Values, Vgpu
-from vgpu.protocol.messages import GpuReading, ProcessReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, ProcessReading, VgpuStatus
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_COMMAND: Final = 80
@@ -54,7 +54,7 @@ def _says(*values: str) -> Values:
     return ((values, 1.0),)
 
 
-def _states(model: type[GpuReading] | type[VgpuReading]) -> Callable[[str], Values]:
+def _states(model: type[GpuStatus] | type[VgpuStatus]) -> Callable[[str], Values]:
     """A series for each state there is: 1 for the one that it is in."""
     known: tuple[str, ...] = get_args(model.model_fields["state"].annotation)
     return {now: tuple(((state,), float(state == now)) for state in known) for now in known}.__getitem__
@@ -66,7 +66,7 @@ def readable(text: str) -> str:
     return line if len(line) <= LONGEST_COMMAND else line[: LONGEST_COMMAND - 1] + "…"
 
 
-_gpu_states, _vgpu_states = _states(GpuReading), _states(VgpuReading)
+_gpu_states, _vgpu_states = _states(GpuStatus), _states(VgpuStatus)
 
 NODE: Final[tuple[Metric[Seen], ...]] = (
     _node("up", GAUGE, "1 if the node answers; 0: nothing else is known of it.", lambda n: n.metering is not None),

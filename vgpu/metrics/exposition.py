@@ -16,7 +16,7 @@ from prometheus_client import utils
 
 from vgpu.metrics.definitions import METRICS
 from vgpu.metrics.kinds import LABELS, Gpu, Metric, Of, Seen, Vgpu
-from vgpu.protocol.messages import Metering, ProcessReading
+from vgpu.protocol.messages import MetricsSnapshot, ProcessReading
 from vgpu.protocol.meters import Histogram
 
 _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -58,7 +58,7 @@ def subjects_of(seen: Seen) -> dict[Of, list[Subject]]:
     return found
 
 
-def _gpus(metering: Metering) -> dict[int, Subject]:
+def _gpus(metering: MetricsSnapshot) -> dict[int, Subject]:
     meters = {part.gpu_index: part for part in metering.gpus}
     found = {}
     for reading in metering.snapshot.gpus:
@@ -68,7 +68,7 @@ def _gpus(metering: Metering) -> dict[int, Subject]:
     return found
 
 
-def _vgpus(metering: Metering, gpus: dict[int, Subject]) -> dict[tuple[int, str], Subject]:
+def _vgpus(metering: MetricsSnapshot, gpus: dict[int, Subject]) -> dict[tuple[int, str], Subject]:
     meters = {(part.gpu_index, part.vgpu_id): part for part in metering.vgpus}
     found = {}
     for reading in metering.snapshot.vgpus:

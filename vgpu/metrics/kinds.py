@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from vgpu.errors import VgpuError
-from vgpu.protocol.messages import GpuReading, Metering, ProcessReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, MetricsSnapshot, ProcessReading, VgpuStatus
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
 
 UNITS: Final = ("seconds", "bytes", "ratio", "watts", "celsius", "hertz")
@@ -45,7 +45,7 @@ class Seen:
     """What one scrape found: what the node said, with its version, ``software``; or the ``error`` that there is
     instead. ``elapsed_s``: since the scrape began."""
 
-    metering: Metering | None
+    metering: MetricsSnapshot | None
     error: VgpuError | None
     software: str
     own_software: str
@@ -56,14 +56,14 @@ class Seen:
 class Gpu:
     """``fresh``: its GPU Server has answered just now."""
 
-    reading: GpuReading
+    reading: GpuStatus
     meters: GpuMeters | None
     fresh: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Vgpu:
-    reading: VgpuReading
+    reading: VgpuStatus
     meters: VgpuMeters | None
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.metrics.kinds import Seen
 from vgpu.protocol.hello import Hello, Request
-from vgpu.protocol.messages import GpuList, Gpus, Meter, Metering
+from vgpu.protocol.messages import GetMetrics, GpuList, Gpus, MetricsSnapshot
 from vgpu.protocol.service import checked, open_link, software_version
 from vgpu.protocol.stream import LINK_ENDED
 from vgpu.spec import explain
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Answer:
     """``error``: why there is none. ``asked_s``: when it was asked for, on trio's clock."""
 
-    metering: Metering | None
+    metering: MetricsSnapshot | None
     software: str
     error: VgpuError | None
     asked_s: float
@@ -59,7 +59,7 @@ class Source:
     async def _ask(self) -> Answer:
         asked_s = trio.current_time()
         try:
-            metering, software = await self._asked(Meter(), Metering)
+            metering, software = await self._asked(GetMetrics(), MetricsSnapshot)
         except VgpuError as error:
             return Answer(None, "", error, asked_s)
         return Answer(metering, software, None, asked_s)

@@ -15,7 +15,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.node.servers import ServerProcess
 from vgpu.protocol.hello import Hello, Request
-from vgpu.protocol.messages import REQUEST_IDS_SINCE, Await, Confirm, Confirmed, Create, Forward, VgpuReading
+from vgpu.protocol.messages import REQUEST_IDS_SINCE, Await, Confirm, Confirmed, Create, Forward, VgpuStatus
 from vgpu.protocol.service import AnyModel, checked, open_link
 from vgpu.protocol.stream import LINK_ENDED, MessageStream
 
@@ -36,28 +36,28 @@ class Creation:
     asker: Process
     link: MessageStream | None = None
     version: int = 0
-    reading: VgpuReading | None = None
+    reading: VgpuStatus | None = None
 
-    async def begin(self) -> VgpuReading:
+    async def begin(self) -> VgpuStatus:
         """Admitted, or refused."""
         with trio.move_on_after(ADMISSION_S):
             self.reading = await self._create()
             return self.reading
         raise self._late(ADMISSION_S)
 
-    async def _create(self) -> VgpuReading:
+    async def _create(self) -> VgpuStatus:
         self.close()
         self.link, welcome = await open_link(self.server.socket, Hello())
         self.version = welcome.version
-        return await self._ask(self.request, VgpuReading)
+        return await self._ask(self.request, VgpuStatus)
 
-    async def finish(self) -> VgpuReading:
+    async def finish(self) -> VgpuStatus:
         """Made."""
         assert self.reading is not None
         if self.version < REQUEST_IDS_SINCE:
             return self.reading
         with trio.move_on_after(MAKING_S):
-            self.reading = await self._insist(Await(request_id=self.request.request_id), VgpuReading)
+            self.reading = await self._insist(Await(request_id=self.request.request_id), VgpuStatus)
             return self.reading
         raise self._late(MAKING_S)
 

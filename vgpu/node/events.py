@@ -21,11 +21,11 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import OF_PROGRAMS, Happening
+from vgpu.happenings import OF_PROGRAMS, EventType
 from vgpu.loggers import get_logger
 from vgpu.node.routing import find_vgpu
 from vgpu.protocol.codec import MAX_CONTROL_BYTES
-from vgpu.protocol.messages import EventReading, VgpuReading
+from vgpu.protocol.messages import EventReading, VgpuStatus
 
 log = get_logger(__name__)
 
@@ -120,7 +120,7 @@ class History:
         """The uid that made the vGPU, as far as is known; else the vGPU. "" is the node itself."""
         if not self._fair:
             return ""
-        if event.kind == Happening.CREATED:
+        if event.kind == EventType.CREATED:
             if len(self._owners) > 2 * KEPT:  # of vGPUs that are long gone
                 self._owners.clear()
             self._owners[event.vgpu_id] = str(event.fields.get("by_uid", event.vgpu_id))
@@ -145,7 +145,7 @@ class History:
             found.append(event)
         return tuple(reversed(found))
 
-    def meant(self, reference: str, vgpus: Sequence[VgpuReading], uid: int | None = None) -> str:
+    def meant(self, reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = None) -> str:
         """The id of the vGPU that ``reference`` of user ``uid`` names (id, prefix of one, or name): one of ``vgpus``,
         which are there, or else one that is gone and that events tell of; first those that ``uid`` has made. Errors:
         ``not-found``, ``ambiguous``."""
@@ -160,7 +160,7 @@ class History:
             event = kept.event
             if event.vgpu_id:
                 names[event.vgpu_id] = str(event.fields.get("name", names.get(event.vgpu_id, "")))
-                if event.kind == Happening.CREATED and event.fields.get("by_uid") == uid:
+                if event.kind == EventType.CREATED and event.fields.get("by_uid") == uid:
                     made.add(event.vgpu_id)
         prefix = reference if reference.startswith("vgpu-") else f"vgpu-{reference}"
         fitting = [reference] if reference in names else []
@@ -181,7 +181,7 @@ def server_restarted(gpu_index: int, pid: int, restarts: int, at_unix_s: float) 
     """What the node itself has to tell of a server: ``pid`` was the one that ended."""
     return EventReading(
         at_unix_s=at_unix_s,
-        kind=Happening.SERVER_RESTARTED,
+        kind=EventType.SERVER_RESTARTED,
         gpu_index=gpu_index,
         text=f"the server of GPU {gpu_index} ended, another starts; see: vgpuctl logs gpu {gpu_index}",
         fields={"pid": pid, "restarts": restarts},

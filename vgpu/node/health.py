@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from client_hook.doctor import Finding, Verdict
-from vgpu.protocol.messages import GpuReading, NodeStatus, OutsideProcess, ProcessReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, NodeStatus, OutsideProcess, ProcessReading, VgpuStatus
 from vgpu.protocol.meters import GpuMeters, Histogram
 from vgpu.units import counted, format_bytes, format_duration
 
@@ -28,7 +28,7 @@ class Health:
 
     status: NodeStatus
     software: str
-    vgpus: tuple[VgpuReading, ...] = ()
+    vgpus: tuple[VgpuStatus, ...] = ()
     processes: tuple[ProcessReading, ...] = ()
     meters: tuple[GpuMeters, ...] = ()
     folders: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoAnswer:
     """No node answers. ``servers``: GPUs whose servers answer all the same; ``sockets``: of servers, where nobody
     does; ``folders``: of vGPUs; ``locked``: somebody holds the node's lock."""
 
@@ -90,7 +90,7 @@ def diagnose(health: Health) -> Iterator[Finding]:
     yield from _leftovers(health)
 
 
-def _gpu(gpu: GpuReading) -> Iterator[Finding]:
+def _gpu(gpu: GpuStatus) -> Iterator[Finding]:
     check = f"GPU {gpu.index}"
     if gpu.state != "serving":
         fix = f"vgpuctl logs gpu {gpu.index}"
@@ -106,7 +106,7 @@ def _gpu(gpu: GpuReading) -> Iterator[Finding]:
         yield Finding(check, Verdict.NOTE, found, "vgpuctl events --kind mps-lost --kind mps-restarted")
 
 
-def _outside(gpu: GpuReading) -> Iterator[Finding]:
+def _outside(gpu: GpuStatus) -> Iterator[Finding]:
     if gpu.outside and gpu.vgpus:
         used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
         several = counted(len(gpu.outside), "process")
@@ -139,7 +139,7 @@ def quantile_ns(histogram: Histogram, part: float) -> int | None:
     return 1 << 62
 
 
-def _vgpu(vgpu: VgpuReading) -> Iterator[Finding]:
+def _vgpu(vgpu: VgpuStatus) -> Iterator[Finding]:
     name = vgpu.vgpu_id + (f" ({vgpu.name})" if vgpu.name else "")
     if vgpu.state == "failed":
         yield Finding(name, Verdict.MISSING, f"failed: {vgpu.reason}", f"vgpuctl inspect {vgpu.vgpu_id}")
@@ -175,7 +175,7 @@ def _some(names: Collection[str]) -> str:
 # --- and one that does not ------------------------------------------------------------------------------------------
 
 
-def silent(silence: Silence) -> Iterator[Finding]:
+def silent(silence: NoAnswer) -> Iterator[Finding]:
     yield Finding("node", Verdict.NOTE, silence.message, silence.hint)
     if silence.locked and not silence.servers:
         found = "a node holds its lock and does not answer: it starts just now, or hangs"

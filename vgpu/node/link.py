@@ -27,15 +27,15 @@ from vgpu.protocol.messages import (
     EventList,
     EventReading,
     Events,
+    GetMetrics,
+    GetSnapshot,
     GpuList,
-    GpuReading,
     Gpus,
+    GpuStatus,
     Inspect,
     Lifetime,
     List,
-    Look,
-    Meter,
-    Metering,
+    MetricsSnapshot,
     Migrate,
     ModeChoice,
     NodeStatus,
@@ -52,7 +52,7 @@ from vgpu.protocol.messages import (
     Trace,
     VgpuDetail,
     VgpuList,
-    VgpuReading,
+    VgpuStatus,
     Watch,
 )
 from vgpu.protocol.trace import TraceChunk
@@ -137,7 +137,7 @@ class ControlLink:
         lifetime: Lifetime = "kept",
         request_id: str = "",
         confirm: bool = True,
-    ) -> VgpuReading:
+    ) -> VgpuStatus:
         """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit.
 
         ``lifetime``: "process": it goes once this process has ended and no process is attached. ``request_id``: asked
@@ -145,35 +145,35 @@ class ControlLink:
         answer is where it is needed; without it the vGPU goes with this link.
         """
         request = Create(spec=spec, gpu=gpu, lifetime=lifetime, request_id=request_id or uuid4().hex)
-        vgpu = self._ask_at_leisure(request, VgpuReading)
+        vgpu = self._ask_at_leisure(request, VgpuStatus)
         if confirm:
             self.confirm(vgpu)
         return vgpu
 
-    def confirm(self, vgpu: VgpuReading) -> None:
+    def confirm(self, vgpu: VgpuStatus) -> None:
         """The answer to ``create`` has arrived: the vGPU stays. ``not-found``: it is gone."""
         if vgpu.request_id and self.welcome.version >= REQUEST_IDS_SINCE:
             self._ask_at_leisure(Confirm(request_id=vgpu.request_id), Confirmed)
 
-    def set(self, vgpu: str, changes: VgpuChanges) -> VgpuReading:
-        return self._ask_at_leisure(Set(vgpu=vgpu, changes=changes), VgpuReading)
+    def set(self, vgpu: str, changes: VgpuChanges) -> VgpuStatus:
+        return self._ask_at_leisure(Set(vgpu=vgpu, changes=changes), VgpuStatus)
 
-    def remove(self, vgpu: str, *, force: bool = False) -> VgpuReading:
+    def remove(self, vgpu: str, *, force: bool = False) -> VgpuStatus:
         """The last reading of the vGPU that is now gone."""
-        return self._ask_at_leisure(Remove(vgpu=vgpu, force=force), VgpuReading)
+        return self._ask_at_leisure(Remove(vgpu=vgpu, force=force), VgpuStatus)
 
-    def suspend(self, vgpu: str) -> VgpuReading:
+    def suspend(self, vgpu: str) -> VgpuStatus:
         """``mode``, ``in-use`` or ``unavailable``: it goes on."""
-        return self._ask_at_leisure(Suspend(vgpu=vgpu), VgpuReading)
+        return self._ask_at_leisure(Suspend(vgpu=vgpu), VgpuStatus)
 
-    def resume(self, vgpu: str) -> VgpuReading:
+    def resume(self, vgpu: str) -> VgpuStatus:
         """``no-room`` or ``unavailable``: it stays suspended."""
-        return self._ask_at_leisure(Resume(vgpu=vgpu), VgpuReading)
+        return self._ask_at_leisure(Resume(vgpu=vgpu), VgpuStatus)
 
-    def migrate(self, vgpu: str, gpu: str) -> VgpuReading:
+    def migrate(self, vgpu: str, gpu: str) -> VgpuStatus:
         """``no-room``, ``mode``, ``in-use`` or ``unavailable``: it goes on where it was, unless the message says that
         it is on the other GPU."""
-        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu), VgpuReading)
+        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu), VgpuStatus)
 
     def _ask_at_leisure(self, request: Request, model: type[Result]) -> Result:
         """A change: the node bounds it, and this end waits for as long as the node is there."""
@@ -183,7 +183,7 @@ class ControlLink:
         finally:
             self._socket.settimeout(self._timeout_s)
 
-    def list(self) -> tuple[VgpuReading, ...]:
+    def list(self) -> tuple[VgpuStatus, ...]:
         return self._ask(List(), VgpuList).vgpus
 
     def inspect(self, vgpu: str) -> VgpuDetail:
@@ -192,22 +192,22 @@ class ControlLink:
     def processes(self, vgpu: str = "") -> ProcessList:
         return self._ask(Processes(vgpu=vgpu), ProcessList)
 
-    def gpus(self) -> tuple[GpuReading, ...]:
+    def gpus(self) -> tuple[GpuStatus, ...]:
         return self._ask(Gpus(), GpuList).gpus
 
     def set_gpu(
         self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None, window_ns: int | None = None
-    ) -> GpuReading:
-        return self._ask_at_leisure(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuReading)
+    ) -> GpuStatus:
+        return self._ask_at_leisure(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuStatus)
 
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)
 
     def look(self) -> Snapshot:
-        return self._ask(Look(), Snapshot)
+        return self._ask(GetSnapshot(), Snapshot)
 
-    def meter(self) -> Metering:
-        return self._ask(Meter(), Metering)
+    def meter(self) -> MetricsSnapshot:
+        return self._ask(GetMetrics(), MetricsSnapshot)
 
     def events(
         self, vgpu: str = "", *, since_unix_s: float = 0.0, most: int = 1000, kinds: tuple[str, ...] = ()

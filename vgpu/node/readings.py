@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vgpu.node.routing import told_once
-from vgpu.protocol.messages import GpuReading, Snapshot
+from vgpu.protocol.messages import GpuStatus, Snapshot
 
 
 def only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
@@ -51,9 +51,9 @@ def stale(
     )
 
 
-def unknown_gpu(index: int, *, simulated: bool) -> GpuReading:
+def unknown_gpu(index: int, *, simulated: bool) -> GpuStatus:
     """A GPU whose server has never answered."""
-    return GpuReading(
+    return GpuStatus(
         index=index,
         uuid="",
         name="unknown",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import GpuReading, VgpuReading
+from vgpu.protocol.messages import GpuStatus, VgpuStatus
 
 
-def find_vgpu(reference: str, vgpus: Sequence[VgpuReading], uid: int | None = None) -> VgpuReading:
+def find_vgpu(reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = None) -> VgpuStatus:
     """The vGPU that ``reference`` of user ``uid`` names (``vgpu-`` may be left out of an id): the first of
 
     * an id,
@@ -35,22 +35,22 @@ def find_vgpu(reference: str, vgpus: Sequence[VgpuReading], uid: int | None = No
     raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}", "see: vgpuctl ls")
 
 
-def told_once(vgpus: Sequence[VgpuReading]) -> tuple[VgpuReading, ...]:
+def told_once(vgpus: Sequence[VgpuStatus]) -> tuple[VgpuStatus, ...]:
     """One that moves two servers may tell of: then the word of the one that has it counts, not of the one that it is
     leaving, or that is not there to say."""
     sure = {vgpu.vgpu_id for vgpu in vgpus if is_sure(vgpu)}
-    told: dict[str, VgpuReading] = {}
+    told: dict[str, VgpuStatus] = {}
     for vgpu in vgpus:
         if is_sure(vgpu) or vgpu.vgpu_id not in sure | told.keys():
             told[vgpu.vgpu_id] = vgpu
     return tuple(told.values())
 
 
-def is_sure(vgpu: VgpuReading) -> bool:
+def is_sure(vgpu: VgpuStatus) -> bool:
     return vgpu.leaving_to is None and vgpu.state != "restarting"
 
 
-def candidates(choice: str, gpus: Sequence[GpuReading]) -> list[GpuReading]:
+def candidates(choice: str, gpus: Sequence[GpuStatus]) -> list[GpuStatus]:
     """The GPUs to try, in this order. "auto": all that serve, most room first. An index, or a UUID in any case (a
     prefix will do, with or without ``GPU-``): that one. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""
     if choice.lower() == "auto":
@@ -65,7 +65,7 @@ def candidates(choice: str, gpus: Sequence[GpuReading]) -> list[GpuReading]:
     return [gpu]
 
 
-def find_gpu(choice: str, gpus: Sequence[GpuReading]) -> GpuReading:
+def find_gpu(choice: str, gpus: Sequence[GpuStatus]) -> GpuStatus:
     known = f"this node has GPU {', '.join(str(gpu.index) for gpu in gpus)}" if gpus else "this node has none"
     if choice.isdecimal():
         fitting = [gpu for gpu in gpus if gpu.index == int(choice)]
@@ -81,7 +81,7 @@ def find_gpu(choice: str, gpus: Sequence[GpuReading]) -> GpuReading:
     return fitting[0]
 
 
-def room(gpu: GpuReading) -> tuple[float, float, int]:
+def room(gpu: GpuStatus) -> tuple[float, float, int]:
     """How much is left to promise: the scarcer of compute and memory first, then both; ties go to the lower index."""
     compute = 1 - gpu.guaranteed_ratio
     memory = 1 - gpu.guaranteed_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0

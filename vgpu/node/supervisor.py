@@ -32,7 +32,7 @@ from vgpu.node.routing import candidates, find_gpu, find_vgpu
 from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
 from vgpu.node.sources import Places, Source, read_owners
-from vgpu.node.survey import SILENT, Survey
+from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
@@ -45,20 +45,20 @@ from vgpu.protocol.messages import (
     Confirm,
     Confirmed,
     Create,
-    Departure,
     EventList,
     EventReading,
     Events,
     Failure,
     Forward,
+    GetMetrics,
+    GetSnapshot,
     GpuList,
-    GpuReading,
     Gpus,
+    GpuStatus,
     Inspect,
     List,
-    Look,
-    Meter,
     Migrate,
+    MigrateOutcome,
     NodeStatus,
     Notice,
     Processes,
@@ -73,7 +73,7 @@ from vgpu.protocol.messages import (
     Trace,
     VgpuDetail,
     VgpuList,
-    VgpuReading,
+    VgpuStatus,
     Watch,
 )
 from vgpu.protocol.peer import peer_of
@@ -126,7 +126,7 @@ class Node:
         self._processes = {
             index: ServerProcess(index, paths.server_socket(index), paths.server_log(index)) for index in gpus
         }
-        self._survey = Survey(self._processes, simulated=simulated)
+        self._survey = StatusCollector(self._processes, simulated=simulated)
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(self._events.restore)
@@ -257,13 +257,13 @@ class Node:
         match request:
             case Set(vgpu=reference) | Remove(vgpu=reference) | Inspect(vgpu=reference):
                 vgpu = await self._find(reference, uid)
-                model = VgpuDetail if isinstance(request, Inspect) else VgpuReading
+                model = VgpuDetail if isinstance(request, Inspect) else VgpuStatus
                 if isinstance(request, Set) and request.changes.name is not None:
                     await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
                 return await self._forward_to(vgpu, request, uid, model, CHANGE_S)
             case Suspend(vgpu=reference) | Resume(vgpu=reference):
                 vgpu = await self._find(reference, uid)
-                return await self._forward_to(vgpu, request, uid, VgpuReading, SUSPEND_S)
+                return await self._forward_to(vgpu, request, uid, VgpuStatus, SUSPEND_S)
             case Migrate(vgpu=reference, gpu=choice):
                 return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
@@ -274,19 +274,19 @@ class Node:
                 return GpuList(gpus=(await self._survey.look()).gpus)
             case SetGpu(gpu=choice):
                 gpu = find_gpu(choice, (await self._survey.look()).gpus)
-                return await self._forward(gpu.index, request, uid, GpuReading, CHANGE_S)
+                return await self._forward(gpu.index, request, uid, GpuStatus, CHANGE_S)
             case Status():
                 return self._status(await self._survey.look())
-            case Look():
+            case GetSnapshot():
                 return await self._survey.look()
-            case Meter():
+            case GetMetrics():
                 return await self._survey.meter(uid)
             case Events():
                 return await self._what_happened(request, uid)
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
-    async def _create(self, request: Create, peer: Peer, pending: dict[str, Creation]) -> VgpuReading:
+    async def _create(self, request: Create, peer: Peer, pending: dict[str, Creation]) -> VgpuStatus:
         """On the first GPU that takes it; if none does, the refusal of the one with the most room. Admissions come one
         after the other, for the names' sake; what follows goes on side by side."""
         group = request.spec.share_group
@@ -346,7 +346,7 @@ class Node:
                 return await self._forward(vgpu.gpu_index, Confirm(request_id=request_id), uid, Confirmed, CHANGE_S)
         raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
 
-    async def _migrate(self, vgpu: VgpuReading, choice: str, uid: int) -> VgpuReading:
+    async def _migrate(self, vgpu: VgpuStatus, choice: str, uid: int) -> VgpuStatus:
         """First it becomes the other GPU's, then its programs are brought back there. That server does so by itself,
         too; whoever asks waits for it, and hears what came of it."""
         vgpu_id = vgpu.vgpu_id
@@ -357,7 +357,7 @@ class Node:
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
             try:
-                goes_on = (await self._forward(vgpu.gpu_index, move, uid, Departure, SUSPEND_S)).goes_on
+                goes_on = (await self._forward(vgpu.gpu_index, move, uid, MigrateOutcome, SUSPEND_S)).goes_on
             except VgpuError as error:
                 if error.code is ErrorCode.NOT_FOUND:  # it has changed its GPU since it was looked for, or is gone
                     return await self._migrate(await self._find(vgpu_id, uid), choice, uid)
@@ -369,7 +369,7 @@ class Node:
         if not goes_on:
             return (await self._forward(gpu.index, Inspect(vgpu=vgpu_id), uid, VgpuDetail, ANSWER_S)).vgpu
         try:
-            return await self._forward(gpu.index, Resume(vgpu=vgpu_id), uid, VgpuReading, SUSPEND_S)
+            return await self._forward(gpu.index, Resume(vgpu=vgpu_id), uid, VgpuStatus, SUSPEND_S)
         except VgpuError as error:
             text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs stand still: {error.message}"
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
@@ -381,7 +381,7 @@ class Node:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
 
-    async def _find(self, reference: str, uid: int) -> VgpuReading:
+    async def _find(self, reference: str, uid: int) -> VgpuStatus:
         """The vGPU that ``uid`` means. While a server restarts, what it said last may lack vGPUs: it is waited for."""
         deadline = trio.current_time() + RESTART_S
         while True:
@@ -406,7 +406,7 @@ class Node:
         return await self._survey.processes(uid)
 
     async def _forward_to(
-        self, vgpu: VgpuReading, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
+        self, vgpu: VgpuStatus, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
     ) -> AnyModel:
         """To the server of the GPU that has it; if that has let it go meanwhile, to the one that has it now."""
         exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
@@ -516,7 +516,7 @@ class Node:
                 yield Notice.model_validate(received[0])
 
 
-def _answers(vgpu: VgpuReading, request_id: str, uid: int) -> bool:
+def _answers(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
     """Whether it was made for this request of this user."""
     return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)
 

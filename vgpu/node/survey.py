@@ -18,7 +18,16 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.loggers import get_logger
 from vgpu.node.readings import put_together, restarted, stale
 from vgpu.node.servers import ServerProcess
-from vgpu.protocol.messages import AnyRequest, Forward, Look, Meter, Metering, Processes, ProcessList, Snapshot
+from vgpu.protocol.messages import (
+    AnyRequest,
+    Forward,
+    GetMetrics,
+    GetSnapshot,
+    MetricsSnapshot,
+    Processes,
+    ProcessList,
+    Snapshot,
+)
 from vgpu.protocol.service import AnyModel, ask
 from vgpu.spec import explain
 
@@ -33,7 +42,7 @@ SILENT: Final = "its server does not answer"
 Part = TypeVar("Part")
 
 
-class Survey:
+class StatusCollector:
     """``run`` in a nursery; the rest is for anybody who asks. ``processes``: by the index of the GPU."""
 
     def __init__(self, processes: Mapping[int, ServerProcess], *, simulated: bool) -> None:
@@ -65,17 +74,17 @@ class Survey:
         self._known = ids_of(found)
         return found
 
-    async def meter(self, uid: int) -> Metering:
+    async def meter(self, uid: int) -> MetricsSnapshot:
         """Of a server that does not answer, only how it stood."""
 
-        async def meter(process: ServerProcess) -> Metering:
-            now = await self._ask(process, uid, Meter(), Metering)
+        async def meter(process: ServerProcess) -> MetricsSnapshot:
+            now = await self._ask(process, uid, GetMetrics(), MetricsSnapshot)
             if now is None:
-                return Metering(snapshot=self._last_of(process), processes=(), gpus=(), vgpus=())
+                return MetricsSnapshot(snapshot=self._last_of(process), processes=(), gpus=(), vgpus=())
             return now.model_copy(update={"snapshot": self._heard(process, now.snapshot)})
 
         parts = await self._of_each(meter)
-        return Metering(
+        return MetricsSnapshot(
             snapshot=put_together([part.snapshot for part in parts], time.time()),
             processes=tuple(process for part in parts for process in part.processes),
             gpus=tuple(gpu for part in parts for gpu in part.gpus),
@@ -112,7 +121,7 @@ class Survey:
         return [part for _, part in sorted(found.items())]
 
     async def _look_at(self, process: ServerProcess) -> Snapshot:
-        now = await self._ask(process, os.geteuid(), Look(), Snapshot)
+        now = await self._ask(process, os.geteuid(), GetSnapshot(), Snapshot)
         return self._last_of(process) if now is None else self._heard(process, now)
 
     async def _ask(
@@ -139,7 +148,7 @@ class Survey:
         up = process.up
         while process.up is up and self._silent.get(process.index) is up:
             try:
-                now = await ask(process.socket, Forward(uid=os.geteuid(), request=Look()), Snapshot, ASIDE_S)
+                now = await ask(process.socket, Forward(uid=os.geteuid(), request=GetSnapshot()), Snapshot, ASIDE_S)
             except (VgpuError, ValidationError):
                 await trio.sleep(AGAIN_S)
                 continue

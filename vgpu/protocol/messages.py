@@ -40,7 +40,7 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 class Create(Request):
-    """Make a vGPU → ``VgpuReading``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+    """Make a vGPU → ``VgpuStatus``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
 
     ``request_id``: made by the asker, another one for each vGPU. Asked again with it, by the same user, the answer is
     the same vGPU. The vGPU goes if the link ends before its ``Confirm``. "": there is no confirmation, and the vGPU
@@ -70,7 +70,7 @@ class Create(Request):
 
 
 class Await(Request):
-    """The end of a creation that was asked for with ``wait`` false → ``VgpuReading``, as ``Create``."""
+    """The end of a creation that was asked for with ``wait`` false → ``VgpuStatus``, as ``Create``."""
 
     op: Literal["await"] = "await"
     request_id: RequestId
@@ -84,7 +84,7 @@ class Confirm(Request):
 
 
 class Set(Request):
-    """Resize a live vGPU, effective at its next token → ``VgpuReading``. ``vgpu``: id, prefix of one, or name."""
+    """Resize a live vGPU, effective at its next token → ``VgpuStatus``. ``vgpu``: id, prefix of one, or name."""
 
     op: Literal["set"] = "set"
     vgpu: str
@@ -92,7 +92,7 @@ class Set(Request):
 
 
 class Remove(Request):
-    """Remove a vGPU → ``VgpuReading`` (its last). Refused (in-use) with processes attached, unless ``force``: then the
+    """Remove a vGPU → ``VgpuStatus`` (its last). Refused (in-use) with processes attached, unless ``force``: then the
     next gated call of each fails."""
 
     op: Literal["remove"] = "remove"
@@ -101,7 +101,7 @@ class Remove(Request):
 
 
 class Suspend(Request):
-    """Let the programs of a vGPU stand still, and give what they have on the GPU to others → ``VgpuReading``. Takes as
+    """Let the programs of a vGPU stand still, and give what they have on the GPU to others → ``VgpuStatus``. Takes as
     long as their memory takes to the host's."""
 
     op: Literal["suspend"] = "suspend"
@@ -109,14 +109,14 @@ class Suspend(Request):
 
 
 class Resume(Request):
-    """Let them go on → ``VgpuReading``."""
+    """Let them go on → ``VgpuStatus``."""
 
     op: Literal["resume"] = "resume"
     vgpu: str
 
 
 class Migrate(Request):
-    """Move a vGPU with its running programs to another GPU of the node → ``VgpuReading``. ``gpu``: an index, or a UUID.
+    """Move a vGPU with its running programs to another GPU of the node → ``VgpuStatus``. ``gpu``: an index, or a UUID.
     A suspended one stays suspended. Asked again it is finished, wherever it was interrupted."""
 
     op: Literal["migrate"] = "migrate"
@@ -124,7 +124,7 @@ class Migrate(Request):
     gpu: str
 
 
-class Arrive(Request):
+class MigrateIn(Request):
     """GPU Server → GPU Server: a vGPU moves to you → ``Arrival``; refused as ``Create`` is. The same question has the
     same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
     ``home``, ``programs`` (pid, start): of ``gpuserver.core.passage``. ``generation``, ``next_epoch``: what its hooks
@@ -184,7 +184,7 @@ class Gpus(Request):
 
 
 class SetGpu(Request):
-    """Change a GPU → ``GpuReading``. ``mode`` only while no process is attached; ``period_ns``: one round of turns;
+    """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of turns;
     ``window_ns``: the most predicted GPU time in flight, from the next lease on."""
 
     op: Literal["set-gpu"] = "set-gpu"
@@ -222,14 +222,14 @@ class Trace(Request):
     work: bool = True
 
 
-class Look(Request):
+class GetSnapshot(Request):
     """Everything that moves, once → ``Snapshot``."""
 
     op: Literal["look"] = "look"
 
 
-class Meter(Request):
-    """Everything that is counted, once → ``Metering``."""
+class GetMetrics(Request):
+    """Everything that is counted, once → ``MetricsSnapshot``."""
 
     op: Literal["meter"] = "meter"
 
@@ -261,8 +261,8 @@ AnyRequest = Annotated[
     | Gpus
     | SetGpu
     | Status
-    | Look
-    | Meter
+    | GetSnapshot
+    | GetMetrics
     | Events
     | Watch
     | Trace,
@@ -278,7 +278,7 @@ class Forward(Request):
     op: Literal["forward"] = "forward"
     uid: int = Field(ge=0, lt=1 << 32)
     asker: tuple[int, int] = (0, 0)
-    request: Annotated[AnyRequest | Arrive, Field(discriminator="op")]
+    request: Annotated[AnyRequest | MigrateIn, Field(discriminator="op")]
 
     def said_to(self, version: int) -> dict[str, Any]:
         newer = {"asker"} if version < REQUEST_IDS_SINCE else None
@@ -291,7 +291,7 @@ FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
 # --- readings -----------------------------------------------------------------------------------------------------
 
 
-class VgpuReading(Reading):
+class VgpuStatus(Reading):
     """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
 
     vgpu_id: str  # vgpu- and 8 hex digits: the value of VGPU_ID
@@ -407,7 +407,7 @@ class Confirmed(Reading):
     vgpu_id: str
 
 
-class Departure(Reading):
+class MigrateOutcome(Reading):
     """A vGPU is another GPU's from now on. ``goes_on``: its programs are to be brought back there."""
 
     goes_on: bool
@@ -418,7 +418,7 @@ class Arrival(Reading):
 
 
 class VgpuList(Reading):
-    vgpus: tuple[VgpuReading, ...]
+    vgpus: tuple[VgpuStatus, ...]
 
 
 class ProcessList(Reading):
@@ -429,9 +429,9 @@ class ProcessList(Reading):
 class VgpuDetail(Reading):
     """``vgpuctl inspect``: ``notes`` say in sentences what holds for this vGPU and might surprise."""
 
-    vgpu: VgpuReading
+    vgpu: VgpuStatus
     processes: tuple[ProcessReading, ...]
-    gpu: GpuReading
+    gpu: GpuStatus
     notes: tuple[str, ...]
     advice: Advice | None = None
 
@@ -447,7 +447,7 @@ class OutsideProcess(Reading):
     memory_bytes: int
 
 
-class GpuReading(Reading):
+class GpuStatus(Reading):
     """One physical (or simulated) GPU and how it is shared."""
 
     index: int
@@ -490,7 +490,7 @@ class GpuReading(Reading):
 
 
 class GpuList(Reading):
-    gpus: tuple[GpuReading, ...]
+    gpus: tuple[GpuStatus, ...]
 
 
 class NodeStatus(Reading):
@@ -502,7 +502,7 @@ class NodeStatus(Reading):
     simulated: bool
     runtime_dir: str
     state_dir: str
-    gpus: tuple[GpuReading, ...]
+    gpus: tuple[GpuStatus, ...]
     vgpus: int
     processes: int
 
@@ -511,11 +511,11 @@ class Snapshot(Reading):
     """Everything that moves, at one instant."""
 
     at_unix_s: float
-    gpus: tuple[GpuReading, ...]
-    vgpus: tuple[VgpuReading, ...]
+    gpus: tuple[GpuStatus, ...]
+    vgpus: tuple[VgpuStatus, ...]
 
 
-class Metering(Reading):
+class MetricsSnapshot(Reading):
     """Everything that is counted, at one instant, as an exporter of metrics wants it."""
 
     snapshot: Snapshot
@@ -525,7 +525,7 @@ class Metering(Reading):
 
 
 class EventReading(Reading):
-    """Something that happened. ``kind``: a ``Happening``, or what another version of the node knew."""
+    """Something that happened. ``kind``: a ``EventType``, or what another version of the node knew."""
 
     at_unix_s: float
     kind: Line

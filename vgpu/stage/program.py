@@ -17,7 +17,7 @@ from client_hook import interpreter
 from client_hook.environment import joined_preload
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.stage.measure import Sample, Series
 
 
@@ -80,7 +80,7 @@ class Workload:
         ]
 
 
-def environment_of(vgpu: VgpuReading, *, limited: bool = True) -> dict[str, str]:
+def environment_of(vgpu: VgpuStatus, *, limited: bool = True) -> dict[str, str]:
     """For a program of ``vgpu``; ``limited`` False: the same program on the same GPU, outside of any vGPU."""
     environment = attachment([vgpu]).environment(interpreter.environment(os.environ))
     if not limited:

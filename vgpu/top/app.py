@@ -25,7 +25,7 @@ from textual.widgets import Footer, Input
 from vgpu.ctl.tables import promised
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import EventReading, ProcessList, Snapshot, VgpuReading
+from vgpu.protocol.messages import EventReading, ProcessList, Snapshot, VgpuStatus
 from vgpu.spec import VgpuChanges
 from vgpu.top.colours import DARK, LIGHT, is_light, theme
 from vgpu.top.columns import Layout, head_line, layout, process_line, programs_line, row_line
@@ -346,7 +346,7 @@ class Top(App[None]):
     # --- what is done to a vGPU
 
     @property
-    def _selected(self) -> VgpuReading | None:
+    def _selected(self) -> VgpuStatus | None:
         return next((row.vgpu for row in self._rows if row.vgpu.vgpu_id == self.choice.selected), None)
 
     def action_help(self) -> None:
@@ -386,7 +386,7 @@ class Top(App[None]):
         def refuse(error: VgpuError) -> None:
             ask.refuse(str(error))
 
-        def done(changed: VgpuReading) -> None:
+        def done(changed: VgpuStatus) -> None:
             if ask.is_current:
                 ask.dismiss()
             self._say(
@@ -410,7 +410,7 @@ class Top(App[None]):
         )
         self._push(Confirm("Remove", f"Remove {_named(vgpu)}?{programs}"), partial(self._remove, vgpu))
 
-    def _remove(self, vgpu: VgpuReading, sure: bool | None) -> None:
+    def _remove(self, vgpu: VgpuStatus, sure: bool | None) -> None:
         if sure:
             # What was said of programs holds for those that were there; one that came since is asked about anew.
             self._ask(
@@ -420,5 +420,5 @@ class Top(App[None]):
             )
 
 
-def _named(vgpu: VgpuReading) -> str:
+def _named(vgpu: VgpuStatus) -> str:
     return f"{vgpu.vgpu_id} ({vgpu.name})" if vgpu.name else vgpu.vgpu_id

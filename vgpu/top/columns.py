@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vgpu.ctl.tables import doing, rounded_ns, token_rate
-from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
 from vgpu.top.model import Choice, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
@@ -45,7 +45,7 @@ class Column:
     bar_keep: int = 0
 
 
-def plain(text: Callable[[VgpuReading], str], style: Callable[[VgpuReading], str] = lambda vgpu: "") -> Draw:
+def plain(text: Callable[[VgpuStatus], str], style: Callable[[VgpuStatus], str] = lambda vgpu: "") -> Draw:
     return lambda row, now, width, glyphs: (Span(text(row.vgpu), style(row.vgpu)),)
 
 
@@ -65,12 +65,12 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
     return (*drawn, Span(" "), Span(text, style))
 
 
-def share_of(vgpu: VgpuReading) -> float:
+def share_of(vgpu: VgpuStatus) -> float:
     """What it holds; of a token without an end, and of a shared one, the GPU time used: others lose no more by it."""
     return vgpu.busy_ratio if vgpu.open_ended or vgpu.shares else vgpu.held_ratio
 
 
-def share_text(vgpu: VgpuReading, decimals: int) -> str:
+def share_text(vgpu: VgpuStatus, decimals: int) -> str:
     """``29.8/30 %``, ``29.8/12–40 %``: held, guaranteed and at most."""
 
     def number(ratio: float) -> str:
@@ -119,7 +119,7 @@ def short_duration(duration_ns: int) -> str:
     return f"{duration_ns}ns"
 
 
-def state_word(vgpu: VgpuReading) -> str:
+def state_word(vgpu: VgpuStatus) -> str:
     return "at limit" if vgpu.throttled else vgpu.state
 
 
@@ -207,7 +207,7 @@ class Layout:
 MARGIN: Final = 2
 
 
-def layout(width: int, vgpus: Sequence[VgpuReading]) -> Layout:
+def layout(width: int, vgpus: Sequence[VgpuStatus]) -> Layout:
     """What fits ``width`` cells. Columns that would be empty for all are left out."""
     gap = 1 if width < 150 else 2
     names = max((len(vgpu.name or "") for vgpu in vgpus), default=0)
@@ -313,5 +313,5 @@ def programs_line(row: Row, width: int, glyphs: Glyphs) -> Line:
     return cut((Span(f"   {glyphs.branch} {said}", "dim"),), width, glyphs)
 
 
-def age_text(vgpu: VgpuReading, now_unix_s: float) -> str:
+def age_text(vgpu: VgpuStatus, now_unix_s: float) -> str:
     return format_duration(rounded_ns(max(0, int(now_unix_s - vgpu.created_unix_s)) * 10**9))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from vgpu.protocol.messages import EventReading, GpuReading, ProcessReading, Snapshot, VgpuReading
+from vgpu.protocol.messages import EventReading, GpuStatus, ProcessReading, Snapshot, VgpuStatus
 
 SPAN_S: Final = 300
 """How far back a history goes: one number for each second of it."""
@@ -72,7 +72,7 @@ class Order:
     """What rows are sorted by. ``up``: smallest first unless reversed, as texts are."""
 
     name: str
-    of: Callable[[VgpuReading], Any]
+    of: Callable[[VgpuStatus], Any]
     up: bool = False
 
 
@@ -148,7 +148,7 @@ class Choice:
 class Row:
     """One vGPU. ``processes``: None unless it is expanded; empty while they are not known, and where there are none."""
 
-    vgpu: VgpuReading
+    vgpu: VgpuStatus
     rate: History
     processes: tuple[ProcessReading, ...] | None
 
@@ -227,7 +227,7 @@ class Model:
         }
 
     @property
-    def gpus(self) -> tuple[GpuReading, ...]:
+    def gpus(self) -> tuple[GpuStatus, ...]:
         return () if self.shown is None else tuple(sorted(self.shown.gpus, key=lambda gpu: gpu.index))
 
     def rows(self, choice: Choice) -> list[Row]:
@@ -249,6 +249,6 @@ class Model:
         ]
 
 
-def _has(vgpu: VgpuReading, words: Sequence[str]) -> bool:
+def _has(vgpu: VgpuStatus, words: Sequence[str]) -> bool:
     said = " ".join((vgpu.vgpu_id, vgpu.name or "", vgpu.state, vgpu.mode, vgpu.spec.group or "", vgpu.spec.priority))
     return all(word in said.casefold() for word in words)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vgpu.ctl.tables import token_rate, whole_seconds_ns
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import GpuStatus
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
 from vgpu.top.model import SPAN_S, Choice, History, Model, Remark
@@ -55,7 +55,7 @@ def node_line(
 
 
 def gpu_lines(
-    gpus: Sequence[GpuReading],
+    gpus: Sequence[GpuStatus],
     rates: Mapping[int, History],
     now_unix_s: float,
     width: int,
@@ -71,7 +71,7 @@ def gpu_lines(
     return [*first, (Span(f"  {counted(len(gpus) - len(first), 'more GPU')}: g shows them one by one", "dim"),)]
 
 
-def _tall(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> list[Line]:
+def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> list[Line]:
     name = gpu.name if not gpu.simulated or "sim" in gpu.name.lower() else f"{gpu.name} (simulated)"
     told: list[tuple[int, Line]] = [
         (9, (Span(f" GPU {gpu.index}", "title"),)),
@@ -100,18 +100,18 @@ TOKENS_WIDTH: Final = 15
 _LAST: Final = f"{SPAN_S // 60} min"
 
 
-def _mode(gpu: GpuReading) -> Span:
+def _mode(gpu: GpuStatus) -> Span:
     if gpu.mode == "spatial" and gpu.mps_reason:
         return Span("no MPS", "bad")
     return Span(gpu.mode)
 
 
-def _state(gpu: GpuReading) -> Line:
+def _state(gpu: GpuStatus) -> Line:
     reason = f": {gpu.reason}" if gpu.reason and gpu.state != "serving" else ""
     return (Span(f"{gpu.state}{reason}", state_style(gpu.state)),)
 
 
-def sensors(gpu: GpuReading) -> str:
+def sensors(gpu: GpuStatus) -> str:
     """What the card's own instruments say, as far as they do."""
     told = [
         f"{gpu.utilization_ratio * 100:.0f} % utilised" if gpu.utilization_ratio is not None else "",
@@ -122,7 +122,7 @@ def sensors(gpu: GpuReading) -> str:
     return "  ".join(filter(None, told)) or "utilisation, power: not told"
 
 
-def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
+def _bars(gpu: GpuStatus, width: int, glyphs: Glyphs) -> Line:
     """Held, busy, memory: three bars of one length."""
     part = gpu.used_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
     told = (
@@ -139,7 +139,7 @@ def _bars(gpu: GpuReading, width: int, glyphs: Glyphs) -> Line:
     return cut(spans, width, glyphs)
 
 
-def _flat(gpu: GpuReading, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
+def _flat(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
     rate_text = "open" if gpu.open_ended else f"{token_rate(gpu)}/s"
     used = memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes)
     told: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]

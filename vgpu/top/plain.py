@@ -7,7 +7,7 @@ from typing import Final
 
 from vgpu.ctl import tables
 from vgpu.ctl.output import Column, Row, print_table
-from vgpu.protocol.messages import GpuReading, Snapshot, VgpuReading
+from vgpu.protocol.messages import GpuStatus, Snapshot, VgpuStatus
 from vgpu.top.columns import lag_text, short_duration, state_word
 from vgpu.units import counted
 
@@ -56,7 +56,7 @@ def print_snapshot(snapshot: Snapshot, host: str) -> None:
     print_table(VGPUS, map(vgpu_row, snapshot.vgpus))
 
 
-def gpu_row(gpu: GpuReading) -> Row:
+def gpu_row(gpu: GpuStatus) -> Row:
     """A row of ``GPUS``. What the card does not tell is empty."""
     return (
         tables.gpu_label(gpu.index, gpu.simulated),
@@ -75,7 +75,7 @@ def gpu_row(gpu: GpuReading) -> Row:
     )
 
 
-def vgpu_row(vgpu: VgpuReading) -> Row:
+def vgpu_row(vgpu: VgpuStatus) -> Row:
     """A row of ``VGPUS``."""
     return (
         vgpu.vgpu_id,

@@ -13,11 +13,11 @@ import psutil
 
 from client_hook.doctor import probe_driver
 from vgpu.ctl.node import software_version
-from vgpu.protocol.messages import GpuReading
+from vgpu.protocol.messages import GpuStatus
 from vgpu.units import format_bytes
 
 
-def facts(gpu: GpuReading, arguments: Sequence[str]) -> dict[str, str]:
+def facts(gpu: GpuStatus, arguments: Sequence[str]) -> dict[str, str]:
     """In words, by name; ``arguments``: of the command line."""
     kind = "simulated: no figure says anything about a real one" if gpu.simulated else gpu.uuid
     driver = "none: the simulated GPU has its own" if gpu.simulated else probe_driver().version or "not known"

@@ -12,7 +12,7 @@ import trio
 
 from vgpu.choices import LeaseChoice
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import GpuReading, OutsideProcess, VgpuReading
+from vgpu.protocol.messages import GpuStatus, OutsideProcess, VgpuStatus
 from vgpu.spec import VgpuSpec
 from vgpu.stage.program import Told, Workload, run_workload
 from vgpu.units import GIB, MIB
@@ -26,7 +26,7 @@ _REMOVED_S: Final = 10.0
 Result = TypeVar("Result")
 
 
-def memory_bytes(gpu: GpuReading) -> int:
+def memory_bytes(gpu: GpuStatus) -> int:
     return min(MEMORY_BYTES, gpu.total_memory_bytes // 8 // MIB * MIB)
 
 
@@ -35,7 +35,7 @@ class Ground:
     """``others``: programs that were on the GPU and are none of ours, by pid."""
 
     control_socket: Path
-    gpu: GpuReading
+    gpu: GpuStatus
     others: dict[int, OutsideProcess] = field(default_factory=dict)
     programs: list[Told] = field(default_factory=list)
     """Ours, and those that have ended."""
@@ -44,7 +44,7 @@ class Ground:
     async def chosen(cls, control_socket: Path) -> Ground:
         """On the GPU with most free memory."""
 
-        def look() -> GpuReading:
+        def look() -> GpuStatus:
             with ControlLink(control_socket) as node:
                 return max(node.gpus(), key=lambda gpu: gpu.total_memory_bytes - gpu.used_memory_bytes)
 
@@ -90,7 +90,7 @@ class Ground:
     @asynccontextmanager
     async def vgpus(
         self, *percents: float, bursting: float = 0.0, lease: LeaseChoice = LeaseChoice.AUTO
-    ) -> AsyncIterator[list[VgpuReading]]:
+    ) -> AsyncIterator[list[VgpuStatus]]:
         """One for each of ``percents``, removed afterwards. That of ``bursting`` percent has no limit of its own."""
         size = memory_bytes(self.gpu)
         specs = [
@@ -112,7 +112,7 @@ class Ground:
             with trio.move_on_after(_REMOVED_S, shield=True):
                 await self.ask(lambda node: [node.remove(vgpu.vgpu_id, force=True) for vgpu in made])
 
-    async def readings(self, vgpus: Sequence[VgpuReading]) -> list[VgpuReading]:
+    async def readings(self, vgpus: Sequence[VgpuStatus]) -> list[VgpuStatus]:
         """How they are now."""
         now = {vgpu.vgpu_id: vgpu for vgpu in await self.ask(lambda node: node.list())}
         return [now[vgpu.vgpu_id] for vgpu in vgpus]

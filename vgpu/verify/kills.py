@@ -12,7 +12,7 @@ import trio
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.protocol.trace import LeaseRecord
 from vgpu.stage.program import Told, Workload, environment_of
 from vgpu.trace.collect import Collector
@@ -69,7 +69,7 @@ async def endings(
 
 async def _ended(
     ground: Ground,
-    vgpus: Sequence[VgpuReading],
+    vgpus: Sequence[VgpuStatus],
     collector: Collector,
     count: int,
     number: signal.Signals,
@@ -102,7 +102,7 @@ async def _ended(
 
 async def _end(
     ground: Ground,
-    vgpus: Sequence[VgpuReading],
+    vgpus: Sequence[VgpuStatus],
     process: trio.Process,
     told: Told,
     number: signal.Signals,

@@ -10,7 +10,7 @@ import trio
 
 from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import ProcessReading, VgpuReading
+from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.stage.program import Told, environment_of, run_program
 from vgpu.verify.ground import Ground
 from vgpu.verify.judge import SM_PERCENTS
@@ -100,7 +100,7 @@ async def _into_spatial_mode(ground: Ground) -> None:
         raise VgpuError(ErrorCode.MODE, f"there is no MPS daemon: {gpu.mps_reason or 'it did not start'}")
 
 
-async def _with_sms(ground: Ground, vgpu: VgpuReading) -> ProcessReading:
+async def _with_sms(ground: Ground, vgpu: VgpuStatus) -> ProcessReading:
     """The vGPU's one process, once its hook has told what its driver says."""
     with trio.move_on_after(_SMS_KNOWN_S):
         while True:

@@ -13,7 +13,7 @@ import trio
 from vgpu.choices import LeaseChoice
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import GpuReading, OutsideProcess
+from vgpu.protocol.messages import GpuStatus, OutsideProcess
 from vgpu.stage.node import private_node
 from vgpu.stage.signals import cause_of
 from vgpu.verify.ground import Ground
@@ -35,7 +35,7 @@ Show = Callable[[str, float], None]
 class Findings:
     """``others``: programs that were on the GPU besides; figures are of what they left. ``seconds``: it took."""
 
-    gpu: GpuReading
+    gpu: GpuStatus
     others: tuple[OutsideProcess, ...]
     evidence: Evidence
     seconds: float

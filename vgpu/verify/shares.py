@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import VgpuReading
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.stage.measure import Sample, Series
 from vgpu.stage.program import Told, Workload, begin, environment_of
 from vgpu.verify.ground import Ground
@@ -49,7 +49,7 @@ async def share_run(
     return _run(percents, told, books if limited else None, start_ns, start_ns + window_ns, lengths.warm_up_ns)
 
 
-async def _read_books(ground: Ground, vgpus: Sequence[VgpuReading], books: Sequence[Series]) -> None:
+async def _read_books(ground: Ground, vgpus: Sequence[VgpuStatus], books: Sequence[Series]) -> None:
     while True:
         before_ns = time.monotonic_ns()
         readings = await ground.readings(vgpus)

@@ -23,11 +23,11 @@ from vgpu.protocol.messages import (
     EventReading,
     Events,
     GpuList,
-    GpuReading,
     Gpus,
+    GpuStatus,
     Inspect,
     List,
-    Look,
+    GetSnapshot,
     Migrate,
     ModeChoice,
     NodeStatus,
@@ -43,7 +43,7 @@ from vgpu.protocol.messages import (
     Suspend,
     VgpuDetail,
     VgpuList,
-    VgpuReading,
+    VgpuStatus,
 )
 from vgpu.protocol.service import AnyModel, ask
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
@@ -119,7 +119,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
     @router.get("/snapshot", tags=["node"])
     async def snapshot() -> Snapshot:
         """Everything that moves, at this instant."""
-        return await node(Look(), Snapshot)
+        return await node(GetSnapshot(), Snapshot)
 
     @router.get("/history", tags=["node"])
     async def history(seconds: Annotated[float, Query(ge=1, le=300)] = 300.0) -> History:
@@ -150,15 +150,15 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         return _stream(leases(timelines, index))
 
     @router.get("/gpus", tags=["GPUs"])
-    async def gpus() -> tuple[GpuReading, ...]:
+    async def gpus() -> tuple[GpuStatus, ...]:
         """As `vgpuctl gpu ls -o json`."""
         return (await node(Gpus(), GpuList)).gpus
 
     @router.patch("/gpus/{gpu}", tags=["GPUs"])
-    async def set_gpu(gpu: str, changes: GpuChanges) -> GpuReading:
+    async def set_gpu(gpu: str, changes: GpuChanges) -> GpuStatus:
         """As `vgpuctl gpu set`. `gpu`: index or UUID."""
         _some(changes, "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
-        return await node(SetGpu(gpu=gpu, **changes.model_dump()), GpuReading)
+        return await node(SetGpu(gpu=gpu, **changes.model_dump()), GpuStatus)
 
     @router.get("/processes", tags=["vGPUs"])
     async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:
@@ -166,16 +166,16 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         return (await node(Processes(vgpu=vgpu), ProcessList)).processes
 
     @router.get("/vgpus", tags=["vGPUs"])
-    async def vgpus() -> tuple[VgpuReading, ...]:
+    async def vgpus() -> tuple[VgpuStatus, ...]:
         """As `vgpuctl ls -o json`."""
         return (await node(List(), VgpuList)).vgpus
 
     @router.post("/vgpus", status_code=201, tags=["vGPUs"])
     async def create(
         spec: VgpuSpec, gpu: Annotated[str, Query(description="auto, an index or a UUID.")] = "auto"
-    ) -> VgpuReading:
+    ) -> VgpuStatus:
         """As `vgpuctl create`: sizes and durations also as texts (`"8G"`, `"30%"`, `"8h"`)."""
-        return await node(Create(spec=spec, gpu=gpu), VgpuReading)
+        return await node(Create(spec=spec, gpu=gpu), VgpuStatus)
 
     @router.get("/vgpus/{ref}", tags=["vGPUs"])
     async def inspect(ref: str) -> VgpuDetail:
@@ -183,30 +183,30 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         return await node(Inspect(vgpu=ref), VgpuDetail)
 
     @router.patch("/vgpus/{ref}", tags=["vGPUs"])
-    async def change(ref: str, changes: VgpuChanges) -> VgpuReading:
+    async def change(ref: str, changes: VgpuChanges) -> VgpuStatus:
         """As `vgpuctl set`: what is given replaces what is so, from the next token on."""
         _some(changes, "vgpuctl set VGPU --sm 50 --mem 16G")
-        return await node(Set(vgpu=ref, changes=changes), VgpuReading)
+        return await node(Set(vgpu=ref, changes=changes), VgpuStatus)
 
     @router.delete("/vgpus/{ref}", tags=["vGPUs"])
-    async def remove(ref: str, force: bool = False) -> VgpuReading:
+    async def remove(ref: str, force: bool = False) -> VgpuStatus:
         """As `vgpuctl rm`; `force`: even with programs in it, whose next call fails."""
-        return await node(Remove(vgpu=ref, force=force), VgpuReading)
+        return await node(Remove(vgpu=ref, force=force), VgpuStatus)
 
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
-    async def suspend(ref: str) -> VgpuReading:
+    async def suspend(ref: str) -> VgpuStatus:
         """As `vgpuctl suspend`: takes as long as its memory takes to the host's."""
-        return await node(Suspend(vgpu=ref), VgpuReading, MOVE_S)
+        return await node(Suspend(vgpu=ref), VgpuStatus, MOVE_S)
 
     @router.post("/vgpus/{ref}/resume", tags=["vGPUs"])
-    async def resume(ref: str) -> VgpuReading:
+    async def resume(ref: str) -> VgpuStatus:
         """As `vgpuctl resume`."""
-        return await node(Resume(vgpu=ref), VgpuReading, MOVE_S)
+        return await node(Resume(vgpu=ref), VgpuStatus, MOVE_S)
 
     @router.post("/vgpus/{ref}/migrate", tags=["vGPUs"])
-    async def migrate(ref: str, gpu: Annotated[str, Query(description="An index or a UUID.")]) -> VgpuReading:
+    async def migrate(ref: str, gpu: Annotated[str, Query(description="An index or a UUID.")]) -> VgpuStatus:
         """As `vgpuctl migrate`: with its running programs, to another GPU of the node."""
-        return await node(Migrate(vgpu=ref, gpu=gpu), VgpuReading, MOVE_S)
+        return await node(Migrate(vgpu=ref, gpu=gpu), VgpuStatus, MOVE_S)
 
     return router
 
