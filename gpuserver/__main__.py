@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--mode", choices=["auto", "temporal", "spatial"], default="temporal")
     parser.add_argument("--simulated", action="store_true", help="the GPU is one of $VGPU_SIM_DIR")
     parser.add_argument("--host-memory", required=True, type=int, metavar="BYTES", help="most for what is swapped out")
-    parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
+    period = parser.add_argument("--period", "--quantum", type=int, metavar="NS")  # an older node says --quantum
+    period.help = "one round of turns; else as it was set last"
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     parser.add_argument("--take", action="store_true", help="end another user's server of this GPU")
@@ -53,7 +54,7 @@ def main() -> None:
             arguments.simulated,
             NodePaths.from_environment(),
             arguments.host_memory,
-            arguments.quantum,
+            arguments.period,
             arguments.window,
             Limits.from_option(arguments.limits),
             arguments.unmanaged,

@@ -21,6 +21,7 @@ from vgpu.bounds import BoundedRequest
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.limits import Limits
 from vgpu.listening import split_address
+from vgpu.retired import CONFIG_KEYS, instead, renewed
 from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
 
@@ -57,18 +58,18 @@ class GpuConfig(_Section):
     """``[gpu.INDEX]``: how this GPU is shared, where it differs from ``[serve]``."""
 
     mode: ModeName | None = None
-    quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
+    period_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="period")
     window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
 
 
 class ServeConfig(_Section):
     """``[serve]``: what the options of ``vgpuctl serve`` say. ``gpus`` None: all; ``host_memory_bytes`` None: half of
-    the host's; ``quantum_ns``, ``window_ns`` None: what ``vgpuctl gpu set`` left, else the policy's."""
+    the host's; ``period_ns``, ``window_ns`` None: what ``vgpuctl gpu set`` left, else the policy's."""
 
     gpus: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_GPUS)], ...], Field(min_length=1)] | None = None
     simulate: int = Field(0, ge=0, le=MOST_SIMULATED)
     mode: ModeName = "temporal"
-    quantum_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="quantum")
+    period_ns: Annotated[PeriodNs, BeforeValidator(_duration)] | None = Field(None, alias="period")
     window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
     host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
     unmanaged: UnmanagedName = "report"
@@ -135,9 +136,14 @@ class Loaded:
 
     def source(self, *keys: str) -> str:
         """Where the value at ``keys`` (as written in the file) comes from: ``PATH:LINE`` or ``default``."""
-        if self.path is None or not _holds(tomllib.loads(self.text), keys):
+        if self.path is None:
             return "default"
-        return f"{self.path}:{line_of(self.text, keys)}"
+        now, _ = renewed(tomllib.loads(self.text))
+        return f"{self.path}:{line_of(self.text, keys)}" if _holds(now, keys) else "default"
+
+    def retired(self) -> list[Problem]:
+        """The old words in it, which work for one more release."""
+        return retired(self.text)
 
 
 def find(environment: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
@@ -177,7 +183,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
 def parse(text: str) -> Config | list[Problem]:
     """The configuration in ``text``, or everything that is wrong with it, in the order of the file."""
     try:
-        return Config.model_validate(tomllib.loads(text), context=_IN_FILE)
+        return Config.model_validate(renewed(tomllib.loads(text))[0], context=_IN_FILE)
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where[1]) if where else text.count("\n") + 1  # "at end of document"
@@ -189,6 +195,12 @@ def parse(text: str) -> Config | list[Problem]:
             for keys in [tuple(str(part) for part in problem["loc"] if part != "[key]")]
         }
         return sorted(found, key=lambda problem: (problem.line, problem.message))
+
+
+def retired(text: str) -> list[Problem]:
+    """The old words in the configuration ``text``, which is valid, and what they are called now."""
+    _, found = renewed(tomllib.loads(text))
+    return [Problem(line_of(text, keys), instead(keys[-1], CONFIG_KEYS[keys[-1]])) for keys in found]
 
 
 def known_keys(*sections: str) -> list[str]:
@@ -232,9 +244,13 @@ def line_of(text: str, keys: tuple[str, ...]) -> int:
             path = (*table, *_parts(key[1]))
         else:
             continue
-        if len(path) > best and path == keys[: len(path)]:
+        if len(path) > best and _today(path) == _today(keys)[: len(path)]:
             best, at = len(path), number
     return at
+
+
+def _today(path: tuple[str, ...]) -> tuple[str, ...]:
+    return (*path[:-1], CONFIG_KEYS.get(path[-1], path[-1])) if path else path
 
 
 def _parts(dotted: str) -> tuple[str, ...]:

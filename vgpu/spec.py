@@ -301,7 +301,7 @@ _OPTION: Final = {
     "share_group": "--share-group",
     "ttl_ns": "--ttl",
     "idle_suspend_ns": "--idle-suspend",
-    "period_ns": "--quantum",
+    "period_ns": "--period",
     "window_ns": "--window",
 }
 

@@ -67,7 +67,7 @@ def main() -> None:
     Ground.add_options(parser)
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--sm", type=float, nargs="+", required=True, metavar="PERCENT", help="of each program's vGPU")
-    parser.add_argument("--periods", nargs="*", default=[], metavar="TIME", help="as of `vgpuctl gpu set --quantum`")
+    parser.add_argument("--periods", nargs="*", default=[], metavar="TIME", help="as of `vgpuctl gpu set --period`")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
     options = parser.parse_args()

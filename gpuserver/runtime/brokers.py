@@ -23,7 +23,7 @@ from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.template import BrokerTemplate, Order, start_broker
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger

@@ -33,8 +33,8 @@ from gpuserver.runtime.suspension import away
 from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
+from vgpu.event_types import EventType
 from vgpu.groups import Groups
-from vgpu.happenings import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.hello import Hello

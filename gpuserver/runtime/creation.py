@@ -20,7 +20,7 @@ from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create

@@ -15,7 +15,7 @@ import trio
 
 from gpuserver.core.dozing import Sleeper, Step, decide
 from vgpu.errors import VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from vgpu.happenings import OF_PROGRAMS
+from vgpu.event_types import OF_PROGRAMS
 from vgpu.protocol.messages import EventReading, Notice
 
 REMEMBERED: Final = 256

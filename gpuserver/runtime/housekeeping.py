@@ -13,7 +13,7 @@ from gpuserver.core.partition import SM_STEP
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.units import format_bytes

@@ -28,7 +28,7 @@ from gpuserver.runtime.outside import (
 )
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.peer import is_alive

@@ -22,7 +22,7 @@ from gpuserver.runtime.brokers import find_broker
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.vgpus import NO_PROCESS
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Arrival, Forward, Inspect, MigrateIn, MigrateOutcome, VgpuDetail

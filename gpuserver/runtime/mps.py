@@ -15,7 +15,7 @@ import trio
 
 from gpuserver.device.mps import MpsDaemon, MpsLook
 from vgpu.errors import VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
 from vgpu.units import counted
 

@@ -51,7 +51,7 @@ from gpuserver.runtime.unmanaged import respond, sightings
 from gpuserver.runtime.vgpus import NO_PROCESS, Planned, Vgpu, new_grants
 from vgpu.broker.places import keep_places
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Member, Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger

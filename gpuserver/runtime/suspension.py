@@ -30,7 +30,7 @@ from client_hook import interpreter
 from gpuserver.core.leases import Mode
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.units import counted, format_bytes, format_duration
 

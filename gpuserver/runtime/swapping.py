@@ -29,7 +29,7 @@ from gpuserver.core.residency import (
 )
 from gpuserver.runtime.places import Answer, Shortage, SwapState
 from gpuserver.runtime.stores import Stores
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes

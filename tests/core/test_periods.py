@@ -1,4 +1,4 @@
-"""``vgpuctl gpu set --quantum``: whatever a round takes, shares hold, and it takes that."""
+"""``vgpuctl gpu set --period``: whatever a round takes, shares hold, and it takes that."""
 
 from __future__ import annotations
 

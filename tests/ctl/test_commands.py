@@ -293,7 +293,7 @@ def test_set_sends_only_what_was_given(node: FakeNode, capsys: pytest.CaptureFix
 
 def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["set-gpu"] = lambda _: dump(gpu_reading())
-    assert run(["gpu", "set", "0", "--mode", "temporal", "--quantum", "40ms"]) == 0
+    assert run(["gpu", "set", "0", "--mode", "temporal", "--period", "40ms"]) == 0
     [asked] = node.asked
     assert isinstance(asked, SetGpu)
     assert (asked.gpu, asked.mode, asked.period_ns) == ("0", "temporal", 40_000_000)
@@ -305,7 +305,7 @@ def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["gpu", "set", "0", "--window", "1s"]) == Exit.USAGE
     assert "1s is not between 250µs and 100ms" in capsys.readouterr().err
     for bad in ("40", "1ns", "10h"):
-        assert run(["gpu", "set", "0", "--quantum", bad]) == Exit.USAGE
+        assert run(["gpu", "set", "0", "--period", bad]) == Exit.USAGE
     assert "10h is not between 5ms and 1s" in capsys.readouterr().err
     assert len(node.asked) == 1
 

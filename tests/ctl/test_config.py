@@ -20,7 +20,7 @@ WHOLE = """
 [serve]
 gpus = [0, 1]
 mode = "auto"
-quantum = "40ms"
+period = "40ms"
 window = "12ms"
 host_memory = "64G"
 
@@ -50,7 +50,7 @@ def problems(text: str) -> list[Problem]:
 def test_every_key_is_read_in_plain_units() -> None:
     config = parsed(WHOLE)
     assert config.serve.gpus == (0, 1)
-    assert (config.serve.quantum_ns, config.serve.window_ns) == (40_000_000, 12_000_000)
+    assert (config.serve.period_ns, config.serve.window_ns) == (40_000_000, 12_000_000)
     assert config.serve.host_memory_bytes == 64 << 30
     assert config.gpu[1].mode == "spatial"
     assert config.dashboard.listen == "127.0.0.1:7080"
@@ -67,16 +67,16 @@ def test_the_example_speaks_of_every_key_and_says_what_holds_anyway() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("[serve]\n\nquantums = '40ms'", 3, "[serve] has no 'quantums'; did you mean 'quantum'?"),
+        ("[serve]\n\nperiods = '40ms'", 3, "[serve] has no 'periods'; did you mean 'period'?"),
         ("[server]\nmode = 'auto'", 1, "the file has no 'server'; did you mean 'serve'?"),
-        ("[gpu.0]\nxyz = 1", 2, "[gpu.0] has no 'xyz'; there are mode, quantum, window"),
+        ("[gpu.0]\nxyz = 1", 2, "[gpu.0] has no 'xyz'; there are mode, period, window"),
         ("gpu.0.modes = 'auto'", 1, "[gpu.0] has no 'modes'; did you mean 'mode'?"),
         ("[serve]\nmode = 'spacial'", 2, "serve.mode: should be 'auto', 'spatial' or 'temporal'"),
-        ("[serve]\nquantum = '2h'", 2, "serve.quantum: 2h is not between 5ms and 1s"),
+        ("[serve]\nperiod = '2h'", 2, "serve.period: 2h is not between 5ms and 1s"),
         ("[serve]\nhost_memory = '8Q'", 2, "serve.host_memory: '8Q' is not a size: write 8G, 8GiB, 512M or a number"),
         ("[serve]\ngpus = [0,\n -1]", 2, "serve.gpus.1: should be at least 0"),
         ("[gpu.one]\nmode = 'auto'", 1, "gpu.one: should be a whole number"),
-        ("[serve]\nquantum = 5", 2, "serve.quantum: '5' is not a duration: write 10ms, 90s, 8h or 1h30m"),
+        ("[serve]\nperiod = 5", 2, "serve.period: '5' is not a duration: write 10ms, 90s, 8h or 1h30m"),
         ("[gpu.1]\nwindow = true", 2, "gpu.1.window: 'True' is not a duration: write 10ms, 90s, 8h or 1h30m"),
         ("[serve]\nsimulate = 'x'", 2, "serve.simulate: should be a whole number"),
         ("[serve]\ngpus = 3", 2, "serve.gpus: should be a list"),
@@ -134,7 +134,7 @@ def test_only_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
 
 def test_the_command_line_goes_before_the_file_for_every_gpu() -> None:
     config = parsed(WHOLE).with_options(mode="temporal", window="1ms", gpus=None, simulate=None)
-    assert (config.serve.mode, config.serve.window_ns, config.serve.quantum_ns) == ("temporal", 1_000_000, 40_000_000)
+    assert (config.serve.mode, config.serve.window_ns, config.serve.period_ns) == ("temporal", 1_000_000, 40_000_000)
     assert (config.gpu[1].mode, config.gpu[1].window_ns) == (None, None)
 
 
@@ -152,7 +152,7 @@ def test_the_node_is_told_what_the_file_says() -> None:
     command = configured_command(parsed(WHOLE))
     told = dict(zip(command[4::2], command[5::2], strict=False))
     assert told["--mode"] == "auto"
-    assert told["--quantum"] == "40000000"
+    assert told["--period"] == "40000000"
     assert [command[i + 1] for i, word in enumerate(command) if word == "--gpu"] == ["0", "1"]
     others = json.loads(command[command.index("--others") + 1])
     assert others == {"1": {"mode": "spatial", "period_ns": 40_000_000, "window_ns": 2_000_000}}
@@ -166,8 +166,8 @@ def test_config_says_what_is_in_force_and_from_where(
     monkeypatch.setenv("VGPU_CONFIG", str(file))
     assert run(["config", "-o", "json"]) == 0
     told = {row["key"]: (row["value"], row["source"]) for row in json.loads(capsys.readouterr().out)["settings"]}
-    assert told["serve.quantum"] == (40_000_000, f"{file}:5")
-    assert told["gpu.1.quantum"] == (40_000_000, "serve.quantum")
+    assert told["serve.period"] == (40_000_000, f"{file}:5")
+    assert told["gpu.1.period"] == (40_000_000, "serve.period")
     assert told["serve.simulate"] == (0, "default")
     assert run(["config"]) == 0
     assert re.search(rf"^serve.host_memory +64 GiB +{file}:7$", capsys.readouterr().out, re.M)
@@ -193,5 +193,5 @@ def test_serve_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_known_keys_are_those_of_the_models() -> None:
     assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "limits"]
-    assert known_keys("gpu", "0") == ["mode", "quantum", "window"]
+    assert known_keys("gpu", "0") == ["mode", "period", "window"]
     assert known_keys("metrics") == ["listen"]

@@ -21,12 +21,12 @@ from vgpu.protocol.messages import GpuStatus
 FILE = """
 [serve]
 simulate = 2
-quantum = "20ms"
+period = "20ms"
 window = "9ms"
 
 [gpu.1]
 mode = "spatial"
-quantum = "40ms"
+period = "40ms"
 """
 
 

@@ -23,7 +23,7 @@ from gpuserver.runtime.memory import AGAIN_S, CALM_S, FALL_S, URGENT_S, MemoryWa
 from gpuserver.runtime.outside import UNHOOKED_BYTES, drift_by_pid, outsiders, unhooked_by_pid
 from gpuserver.runtime.vgpus import Ledger
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
 from vgpu.units import GIB, MIB

@@ -28,8 +28,8 @@ from gpuserver.core.usage import Turns, Usage
 from gpuserver.device.nvml import GpuFacts, MemoryUse
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.readings import (
+    GpuPlace,
     Rates,
-    SwapState,
     process_reading,
     seen_of,
     statement_of,
@@ -98,7 +98,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert [(one.slot, one.pid) for one in processes] == [(slot, one.process.pid) for slot, one in MEMBERS.items()]
     assert all(one.alive for one in processes)
     statement = statement_of(vgpu.record, SimpleNamespace(**vars_of_book()))  # type: ignore[arg-type]
-    reading = vgpu_reading(vgpu, SwapState(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], ""))
+    reading = vgpu_reading(vgpu, GpuPlace(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], ""))
     assert reading.processes == len(MEMBERS)
     for message in (ProcessList(processes=processes), VgpuList(vgpus=(reading,))):
         encode(message.model_dump(mode="json"))

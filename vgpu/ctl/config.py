@@ -26,7 +26,7 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
 
     [gpu.1]
     mode = "spatial"
-    quantum = "40ms"
+    period = "40ms"
     window = "12ms"
 
     [dashboard]
@@ -79,7 +79,7 @@ def check(
 
     Exits with 2 if there is one.
     """
-    from vgpu.config import Config, find, parse
+    from vgpu.config import Config, find, parse, retired
     from vgpu.errors import ErrorCode, VgpuError
 
     path = file or find()
@@ -89,6 +89,8 @@ def check(
         reason = getattr(error, "strerror", None) or str(error)
         raise VgpuError(ErrorCode.INVALID, f"cannot read {path}: {reason}") from error
     if isinstance(found, Config):
+        for problem in retired(path.read_text()):
+            say(problem.at(path))
         print(f"{path}: all right")
         return Exit.OK
     for problem in found:
@@ -130,7 +132,7 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
 _UNSET = {
     "serve.gpus": "all",
     "serve.host_memory": "half of the host's",
-    "quantum": "as set last",
+    "period": "as set last",
     "window": "as set last",
     "listen": "the command's own",
 }
@@ -143,7 +145,7 @@ def _shown(key: str, value: Any) -> str:
     last = key.rpartition(".")[2]
     if value is None:
         return _UNSET.get(key) or _UNSET.get(last, "")
-    if last in {"quantum", "window"}:
+    if last in {"period", "window"}:
         return format_duration(value)
     if last == "host_memory":
         return format_bytes(value)

@@ -16,7 +16,7 @@ from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.output import Cell
 from vgpu.ctl.since import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import EventType
+from vgpu.event_types import EventType
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import EventReading, Notice, VgpuStatus

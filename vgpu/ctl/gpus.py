@@ -86,7 +86,7 @@ def set_(
     mode: Annotated[
         Mode | None, typer.Option(help="How vGPUs share it; only while no program is attached.", show_default=False)
     ] = None,
-    quantum: Annotated[
+    period: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
@@ -101,6 +101,7 @@ def set_(
             " less for others, long for hosts that pause.",
         ),
     ] = None,
+    quantum: options.Quantum = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Change how a GPU is shared."""
@@ -110,12 +111,13 @@ def set_(
     from vgpu.spec import checked_period, checked_window
     from vgpu.units import parse_duration_ns
 
-    if mode is None and quantum is None and window is None:
-        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
+    period = options.renamed("--quantum", quantum, period)
+    if mode is None and period is None and window is None:
+        raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl gpu set GPU --mode temporal --period 40ms")
     try:
-        period_ns = None if quantum is None else checked_period(parse_duration_ns(quantum))
+        period_ns = None if period is None else checked_period(parse_duration_ns(period))
     except ValueError as error:
-        raise VgpuError(ErrorCode.INVALID, f"--quantum: {error}") from error
+        raise VgpuError(ErrorCode.INVALID, f"--period: {error}") from error
     try:
         window_ns = None if window is None else checked_window(parse_duration_ns(window))
     except ValueError as error:

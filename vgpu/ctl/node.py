@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from client_hook import interpreter
-from vgpu.ctl import gpus, progress
-from vgpu.ctl.exits import Exit
+from vgpu.ctl import gpus, options, progress
+from vgpu.ctl.exits import Exit, say
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -46,7 +46,7 @@ def node_command(
     gpus: Iterable[int] = (),
     host_memory_bytes: int | None = None,
     *,
-    quantum_ns: int | None = None,
+    period_ns: int | None = None,
     window_ns: int | None = None,
     others: Mapping[int, Mapping[str, str | int | None]] | None = None,
     limits: str = "{}",
@@ -58,7 +58,7 @@ def node_command(
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
     command = interpreter.command("vgpu.node", "--mode", mode)
     command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
-    values = {"--host-memory": host_memory_bytes, "--quantum": quantum_ns, "--window": window_ns}
+    values = {"--host-memory": host_memory_bytes, "--period": period_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
     command += ["--take"] if take else []
@@ -74,7 +74,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
     others = {
         index: {
             "mode": gpu.mode or serve.mode,
-            "period_ns": gpu.quantum_ns or serve.quantum_ns,
+            "period_ns": gpu.period_ns or serve.period_ns,
             "window_ns": gpu.window_ns or serve.window_ns,
         }
         for index, gpu in config.gpu.items()
@@ -84,7 +84,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
         serve.mode,
         serve.gpus or (),
         serve.host_memory_bytes,
-        quantum_ns=serve.quantum_ns,
+        period_ns=serve.period_ns,
         window_ns=serve.window_ns,
         others=others,
         limits=config.limits.as_option(),
@@ -100,7 +100,8 @@ def serve(
     gpu: Annotated[
         list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0, max=255)
     ] = None,
-    quantum: Annotated[str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms.")] = None,
+    period: Annotated[str | None, typer.Option(metavar="TIME", help="One round of turns, as in 40ms.")] = None,
+    quantum: options.Quantum = None,
     window: Annotated[str | None, typer.Option(metavar="TIME", help="Most GPU time in flight, as in 12ms.")] = None,
     host_memory: Annotated[
         str | None,
@@ -123,11 +124,14 @@ def serve(
     """
     from vgpu.config import load
 
-    config = load().config.with_options(
+    loaded = load()
+    for problem in loaded.retired() if loaded.path else ():
+        say(problem.at(loaded.path or Path()))
+    config = loaded.config.with_options(
         gpus=gpu or None,
         simulate=simulate,
         mode=mode.value if mode else None,
-        quantum=quantum,
+        period=options.renamed("--quantum", quantum, period),
         window=window,
         host_memory=host_memory,
         unmanaged=unmanaged.value if unmanaged else None,

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
+from vgpu import retired
 from vgpu.choices import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.ctl import completion
+from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from vgpu.spec import VgpuSpec
@@ -100,6 +102,23 @@ LeaseOption = Annotated[
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server. New vGPUs: block.")
 ]
+
+
+Quantum = Annotated[str | None, typer.Option("--quantum", hidden=True)]
+"""The old name of ``--period``."""
+
+
+def renamed(old: str, said: str | None, value: str | None) -> str | None:
+    """``value`` of an option that was called ``old``, and under that name has the value ``said``."""
+    if said is None:
+        return value
+    from vgpu.ctl.exits import say
+
+    new = retired.OPTIONS[old]
+    if value is not None:
+        raise VgpuError(ErrorCode.INVALID, f"{old} and {new} are the same option", f"leave out {old}")
+    say(retired.instead(old, new))
+    return said
 
 
 def tells_what_it_holds(ctx: typer.Context) -> None:

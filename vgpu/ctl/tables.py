@@ -54,7 +54,7 @@ GPUS: Final = (
     Column("MEMORY", right=True),
     Column("VGPUS", right=True),
     Column("PROCS", right=True, extra=True),
-    Column("ROUND", right=True, extra=True),
+    Column("PERIOD", right=True, extra=True),
     Column("WINDOW", right=True, extra=True),
     Column("RESTARTS", right=True, extra=True),
     Column("UUID", extra=True),

@@ -44,7 +44,8 @@ def main() -> None:
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
     parser.add_argument("--unmanaged", choices=["report", "suspend", "kill"], default="report")
-    parser.add_argument("--quantum", type=int, metavar="NS", help="one round of turns; else as it was set last")
+    period = parser.add_argument("--period", "--quantum", type=int, metavar="NS")  # an older node says --quantum
+    period.help = "one round of turns; else as it was set last"
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
     parser.add_argument(
         "--others",
@@ -61,7 +62,7 @@ def main() -> None:
         to_stderr("node")
         raise_limit()
         limits = Limits.from_option(arguments.limits)
-        sharing = Sharing(arguments.mode, arguments.quantum, arguments.window)
+        sharing = Sharing(arguments.mode, arguments.period, arguments.window)
         run(
             paths,
             sharing,

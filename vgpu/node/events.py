@@ -21,7 +21,7 @@ import trio
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.happenings import OF_PROGRAMS, EventType
+from vgpu.event_types import OF_PROGRAMS, EventType
 from vgpu.loggers import get_logger
 from vgpu.node.routing import find_vgpu
 from vgpu.protocol.codec import MAX_CONTROL_BYTES

@@ -178,7 +178,7 @@ class Servers:
         sharing = self._others.get(server.index, self._sharing)
         argv = interpreter.command("gpuserver", "--index", str(server.index), "--mode", sharing.mode)
         argv += ["--host-memory", str(self._host_memory_bytes), "--unmanaged", self._unmanaged]
-        for option, value_ns in (("--quantum", sharing.period_ns), ("--window", sharing.window_ns)):
+        for option, value_ns in (("--period", sharing.period_ns), ("--window", sharing.window_ns)):
             argv += [] if value_ns is None else [option, str(value_ns)]
         if self._limits != DEFAULT_LIMITS:
             argv += ["--limits", self._limits.as_option()]

@@ -157,7 +157,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
     @router.patch("/gpus/{gpu}", tags=["GPUs"])
     async def set_gpu(gpu: str, changes: GpuChanges) -> GpuStatus:
         """As `vgpuctl gpu set`. `gpu`: index or UUID."""
-        _some(changes, "vgpuctl gpu set GPU --mode temporal --quantum 40ms")
+        _some(changes, "vgpuctl gpu set GPU --mode temporal --period 40ms")
         return await node(SetGpu(gpu=gpu, **changes.model_dump()), GpuStatus)
 
     @router.get("/processes", tags=["vGPUs"])

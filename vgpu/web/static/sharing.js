@@ -8,7 +8,7 @@ import { ask } from "/static/node.js";
 // `key`: the field of GpuChanges; `option`: of vgpuctl; `of`: how it is now, for an empty field.
 const FIELDS = [
   { key: "mode", option: "--mode", label: "Mode" },
-  { key: "period_ns", option: "--quantum", label: "Quantum", of: (gpu) => duration(gpu.period_ns) },
+  { key: "period_ns", option: "--period", label: "Period", of: (gpu) => duration(gpu.period_ns) },
   { key: "window_ns", option: "--window", label: "Window", of: (gpu) => duration(gpu.window_ns) },
 ];
 
@@ -26,7 +26,7 @@ export class Sharing {
     say($("share-title"), `How GPU ${gpu.index} is shared`);
     const runs = gpu.processes === 1 ? "A program runs on it, and the mode cannot change before it has ended."
       : gpu.processes ? `${count(gpu.processes, "program")} run on it, and the mode cannot change before they have ended.` : "No program runs on it: the mode can change, too.";
-    say($("share-lead"), `${runs} Quantum and window take effect with the next token.`);
+    say($("share-lead"), `${runs} Period and window take effect with the next token.`);
     for (const { key, of } of FIELDS) {
       const input = $(`share-${key}`);
       if (of) input.placeholder = `${of(gpu)} now`;
