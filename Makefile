@@ -85,7 +85,7 @@ format: setup ## let ruff put the code in order
 bench: setup ## what can be measured without a GPU: native latencies, instruction counts
 	$(BIN)/python -m benchmarks
 
-mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='gpuserver.core.account.*' for a part
+mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='gpuserver.core.scheduler.account.*' for a part
 	HYPOTHESIS_PROFILE=mutation nice -n 19 $(BIN)/mutmut run --max-children 2 $(ONLY)
 	$(BIN)/mutmut results
 

@@ -379,7 +379,7 @@ cdef class Dispatcher:
 
     def publish(self, key, epoch, start_ns, end_ns, after=(), go_by_ns=0, early=True, on_want=False,
                 alone=False, window_ns=1_000_000):
-        """Execute ``Publish`` (meaning of the arguments: ``gpuserver.core.leases.Lease``).
+        """Execute ``Publish`` (meaning of the arguments: ``gpuserver.core.scheduler.leases.Lease``).
 
         True: accepted. False: the epoch has drained or was withdrawn, nothing changed. Raises ``ValueError`` for what
         no lease can be, ``OverflowError`` with eight leases of the vGPU undrained.

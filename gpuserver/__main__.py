@@ -8,7 +8,7 @@ import sys
 
 import trio
 
-from gpuserver.core.unmanaged import Response
+from gpuserver.core.observe.unmanaged import Response
 from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu

@@ -24,7 +24,7 @@ class LeaseChoice(StrEnum):
     """Which leases a vGPU may have in temporal mode."""
 
     AUTO = "auto"
-    """A shared one while it is light (``gpuserver/core/kinds.py``), else an exclusive one."""
+    """A shared one while it is light (``gpuserver/core/scheduler/kinds.py``), else an exclusive one."""
     EXCLUSIVE = "exclusive"
     """The GPU is its own while it holds one."""
 

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 import trio
 from pydantic import BaseModel, ValidationError
 
-from gpuserver.core.leases import AccountSnapshot, Mode
-from gpuserver.core.registry import Owner
-from gpuserver.core.scheduler import make_scheduler
-from gpuserver.core.usage import Turns, advise
+from gpuserver.core.admission.registry import Owner
+from gpuserver.core.observe.usage import Turns, advise
+from gpuserver.core.scheduler.interface import make_scheduler
+from gpuserver.core.scheduler.leases import AccountSnapshot, Mode
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.creation import Held, summary
 from gpuserver.runtime.migration import unwritten

@@ -1,5 +1,5 @@
 """vGPUs are made here, for askers that may leave: what no client will receive goes again, and so does what was made for
-a process that has ended. ``gpuserver.core.origin`` decides.
+a process that has ended. ``gpuserver.core.admission.origin`` decides.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gpuserver.core.origin import CLAIM_S, NO_ASKER, Fate, Origin
-from gpuserver.core.registry import Owner
+from gpuserver.core.admission.origin import CLAIM_S, NO_ASKER, Fate, Origin
+from gpuserver.core.admission.registry import Owner
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.migration import unwritten
 from gpuserver.runtime.vgpus import Vgpu

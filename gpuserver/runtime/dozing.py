@@ -1,4 +1,4 @@
-"""Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.dozing``.
+"""Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
 
 That a program of one that dozes wants the GPU its hook says, as ever: of a thread that waits for a lease, or for memory
 that is swapped, or that is in the driver, which a checkpointed process does not leave (cython_ext/hook/thread.pyx).
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gpuserver.core.dozing import Sleeper, Step, decide
+from gpuserver.core.states.idle import Sleeper, Step, decide
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process

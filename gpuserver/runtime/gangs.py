@@ -1,8 +1,8 @@
 """Gangs across GPU Servers: who is in one, and the links on which servers tell each other how their members stand.
 
 A server with a member of any gang dials the servers of all lower GPUs; both ends then say the same kind of message.
-What follows from it is decided in ``gpuserver/core/gangs.py``. A server that is slow, stopped or gone holds up nobody:
-sending and shaking hands are bounded, and what it said last lapses in the scheduler.
+``gpuserver/core/scheduler/gangs.py`` decides what follows from it. A server that is slow, stopped or gone delays no
+other: sending and shaking hands are bounded, and its last message lapses in the scheduler.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 import trio
 
-from gpuserver.core.gangs import GangName, Gangs
-from gpuserver.core.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
+from gpuserver.core.scheduler.gangs import GangName, Gangs
+from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu

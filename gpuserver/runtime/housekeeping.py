@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gpuserver.core.partition import SM_STEP
+from gpuserver.core.admission.partition import SM_STEP
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError

@@ -15,10 +15,10 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gpuserver.core.leases import AccountState, VgpuIndex
-from gpuserver.core.origin import KEPT, Origin
-from gpuserver.core.passage import AT_REST, MigrationState
-from gpuserver.core.registry import Owner, VgpuRecord
+from gpuserver.core.admission.origin import KEPT, Origin
+from gpuserver.core.admission.registry import Owner, VgpuRecord
+from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
+from gpuserver.core.states.migration import AT_REST, MigrationState
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process

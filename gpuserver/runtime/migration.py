@@ -1,4 +1,4 @@
-"""Moving a vGPU to another GPU of the node: the shell of ``gpuserver.core.passage``.
+"""Moving a vGPU to another GPU of the node: the shell of ``gpuserver.core.states.migration``.
 
 Here it stands still as a suspended one does; its broker finds the other server by a link in the vGPU's directory, which
 that one turns to itself; there the driver restores the programs on the other GPU. Between the servers goes one message,
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 from pydantic import TypeAdapter
 
-from gpuserver.core.leases import AccountState, Mode
-from gpuserver.core.origin import Origin
-from gpuserver.core.passage import MigrationState
-from gpuserver.core.registry import Owner, VgpuRecord
+from gpuserver.core.admission.origin import Origin
+from gpuserver.core.admission.registry import Owner, VgpuRecord
+from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.states.migration import MigrationState
 from gpuserver.runtime.brokers import find_broker
 from gpuserver.runtime.suspension import away
 from gpuserver.runtime.vgpus import NO_PROCESS

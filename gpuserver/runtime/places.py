@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from gpuserver.core.residency import patience_ns
+from gpuserver.core.states.residency import patience_ns
 
 SHORT_BYTES: Final = 256 << 20
 """The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""

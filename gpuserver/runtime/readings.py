@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.leases import AccountSnapshot, AccountState, Mode, ServiceTotals, VgpuIndex
-from gpuserver.core.partition import SM_STEP
-from gpuserver.core.passage import Step
-from gpuserver.core.policy import PPM
-from gpuserver.core.registry import VgpuRecord
-from gpuserver.core.usage import Seen, Turns, Usage
+from gpuserver.core.admission.partition import SM_STEP
+from gpuserver.core.admission.registry import VgpuRecord
+from gpuserver.core.observe.usage import Seen, Turns, Usage
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, ServiceTotals, VgpuIndex
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.states.migration import Step
 from gpuserver.device.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import UnmanagedProcess

@@ -20,14 +20,14 @@ import trio
 
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.leases import AccountState, Mode, VgpuIndex
-from gpuserver.core.lending import UNBOUNDED, Borrower, divide
-from gpuserver.core.passage import AT_REST, MigrationState, Step
-from gpuserver.core.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.registry import GpuCapacity, PerUser, Registry, VgpuRecord
-from gpuserver.core.scheduler import make_scheduler
-from gpuserver.core.unmanaged import Response, Unmanaged
-from gpuserver.core.usage import Turns, Usage
+from gpuserver.core.admission.lending import UNBOUNDED, Borrower, divide
+from gpuserver.core.admission.registry import GpuCapacity, PerUser, Registry, VgpuRecord
+from gpuserver.core.observe.unmanaged import Response, Unmanaged
+from gpuserver.core.observe.usage import Turns, Usage
+from gpuserver.core.scheduler.interface import make_scheduler
+from gpuserver.core.scheduler.leases import AccountState, Mode, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
+from gpuserver.core.states.migration import AT_REST, MigrationState, Step
 from gpuserver.device.mps import MpsDaemon, client_priority
 from gpuserver.device.nvml import Activity, NvmlGpu
 from gpuserver.device.pidfd import send

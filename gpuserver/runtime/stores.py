@@ -3,7 +3,7 @@
 So the server's own cgroup pays for it, and one limit holds for all of it. Not one for all users: a store is mapped
 whole by every process that uses it. What it has got it keeps for as long as its user has programs, since they have it
 pinned, which takes longer than any copy; so nobody owns what only another user's store could have room for
-(``gpuserver/core/residency.py::spare_bytes``).
+(``gpuserver/core/states/residency.py::spare_bytes``).
 
 Whose a block is its owner writes (cython_ext/logic/store.pxd). It is taken from whoever has ended, once the driver has
 let that process go: until then the GPU may still be copying.
@@ -21,7 +21,7 @@ import trio
 
 from cython_ext.page import PageError
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
-from gpuserver.core.residency import HostMemory
+from gpuserver.core.states.residency import HostMemory
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.peer import is_running, start_time

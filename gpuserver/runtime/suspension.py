@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from client_hook import interpreter
-from gpuserver.core.leases import Mode
+from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

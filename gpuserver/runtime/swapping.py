@@ -1,4 +1,4 @@
-"""Swapping: who is on the card is decided in ``gpuserver/core/residency.py``; here that is carried out, by pages.
+"""Swapping: ``gpuserver/core/states/residency.py`` decides which vGPU is on the card; this module moves the pages.
 
 A vGPU that leaves has no lease any more, and once its work has drained its hooks move what they have, each its own
 (cython_ext/hook/swap.pyx). It has leases again once all of them are back. Hooks say in their slots where they are and
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from cython_ext.readings import SlotReading, SlotState, Where
-from gpuserver.core.residency import (
+from gpuserver.core.states.residency import (
     PASSING_BYTES,
     Arrival,
     Tenant,

@@ -17,8 +17,10 @@ from cython_ext import readings
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
-from gpuserver.core.bench import ParkedAccounts
-from gpuserver.core.leases import (
+from gpuserver.core.observe.meters import Meters
+from gpuserver.core.observe.trace import Recorder
+from gpuserver.core.scheduler.interface import Scheduler
+from gpuserver.core.scheduler.leases import (
     FAR_NS,
     AccountSnapshot,
     AccountState,
@@ -44,10 +46,8 @@ from gpuserver.core.leases import (
     Tick,
     VgpuIndex,
 )
-from gpuserver.core.meters import Meters
-from gpuserver.core.policy import PPM, Policy
-from gpuserver.core.scheduler import Scheduler
-from gpuserver.core.trace import Recorder
+from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.states.parked import ParkedAccounts
 from gpuserver.runtime.epochs import epoch_of, word_of
 from vgpu.loggers import get_logger
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from cython_ext.readings import SlotReading
-from gpuserver.core.leases import Mode
-from gpuserver.core.registry import VgpuRecord
-from gpuserver.core.trace import Recorder, noted
+from gpuserver.core.admission.registry import VgpuRecord
+from gpuserver.core.observe.trace import Recorder, noted
+from gpuserver.core.scheduler.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.limits import is_exempt

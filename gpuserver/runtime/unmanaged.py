@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpuserver.core.unmanaged import Respond, Response, Sighting
+from gpuserver.core.observe.unmanaged import Respond, Response, Sighting
 from gpuserver.runtime.outside import UnmanagedProcess, parent_of
 from vgpu.identity import Process
 from vgpu.paths import VGPU_ID, NodePaths

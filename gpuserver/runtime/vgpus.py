@@ -11,10 +11,10 @@ import trio
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
-from gpuserver.core.leases import AccountState, ServiceTotals, Share
-from gpuserver.core.origin import KEPT, Origin
-from gpuserver.core.passage import AT_REST, MigrationState
-from gpuserver.core.registry import VgpuRecord
+from gpuserver.core.admission.origin import KEPT, Origin
+from gpuserver.core.admission.registry import VgpuRecord
+from gpuserver.core.scheduler.leases import AccountState, ServiceTotals, Share
+from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.device.nvml import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
 from vgpu.choices import OnServerLoss, Oversubscribe

@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpuserver.core.gangs import Gangs
-from gpuserver.core.leases import Event, GangMemberStatus, Share
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.gangs import Gangs
+from gpuserver.core.scheduler.leases import Event, GangMemberStatus, Share
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
 from tests.core.timeline import Agenda

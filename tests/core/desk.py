@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.interface import Scheduler
+from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
     AccountState,
     Added,
@@ -30,8 +31,7 @@ from gpuserver.core.leases import (
     Tick,
     Withdraw,
 )
-from gpuserver.core.policy import PPM, Policy
-from gpuserver.core.scheduler import Scheduler
+from gpuserver.core.scheduler.policy import PPM, Policy
 
 MS = 1_000_000
 GRANTED_ONLY = Policy(standing=False)

@@ -1,6 +1,6 @@
 """A GPU with its dispatcher and its applications, as discrete events: what the schedulers are tested against.
 
-The dispatcher follows the contract of ``gpuserver.core.leases`` to the letter; messages take time both ways.
+The dispatcher follows the contract of ``gpuserver.core.scheduler.leases`` to the letter; messages take time both ways.
 Applications run serial kernels with jitter, pay a refill gap at the first launch of a lease, may pause, stop for ever,
 or run kernels far longer than their lease. ``Run.records`` is what an outside observer sees: who held the GPU when.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cython_ext.nativelogic import EARLY_NS
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.leases import (
     AccountState,
     Added,
     Allow,
@@ -33,7 +33,7 @@ from gpuserver.core.leases import (
     Tick,
     Withdraw,
 )
-from gpuserver.core.policy import DEFAULT_POLICY
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from tests.core.timeline import Timeline, Watch
 
 US = 1_000

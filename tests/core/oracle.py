@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
     Added,
     Allow,
@@ -24,7 +24,7 @@ from gpuserver.core.leases import (
     Removed,
     Withdraw,
 )
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
 from tests.core.model import MS, Run, S
 from tests.core.slices import Slices
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuserver.core.account import Account
-from gpuserver.core.membership import RunQueue
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.run_queue import RunQueue
 
 
 def plant(scheduler: RunQueue, *accounts: Account) -> None:

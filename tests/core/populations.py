@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserver.core.leases import Priority, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.leases import Priority, Share
+from gpuserver.core.scheduler.policy import PPM
 from tests.core.model import MS, US, Run, Work
 from tests.core.timeline import Watch
 

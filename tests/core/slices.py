@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuserver.core.leases import Measured
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.leases import Measured
+from gpuserver.core.scheduler.policy import PPM
 from tests.core.model import MS, App, Published, Run
 
 WAITS_OVER_NS = 200 * MS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account, ActiveLease, real, virtual
-from gpuserver.core.leases import AccountState, Lease, Share
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.account import Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.leases import AccountState, Lease, Share
+from gpuserver.core.scheduler.policy import PPM
 
 HALF = Share(PPM // 2, PPM // 2)
 LARGE = (1 << 80) + 1

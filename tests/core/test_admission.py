@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission import (
+from gpuserver.core.admission.admission import (
     PACKING_LIMIT,
     Demand,
     admit,
@@ -17,9 +17,9 @@ from gpuserver.core.admission import (
     overcommitted,
     packing_ratio,
 )
-from gpuserver.core.leases import Mode, Share
-from gpuserver.core.packing import pack
-from gpuserver.core.policy import PPM
+from gpuserver.core.admission.packing import pack
+from gpuserver.core.scheduler.leases import Mode, Share
+from gpuserver.core.scheduler.policy import PPM
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuserver.core.bench import ParkedAccounts
-from gpuserver.core.leases import FAR_NS, AccountState
+from gpuserver.core.scheduler.leases import FAR_NS, AccountState
+from gpuserver.core.states.parked import ParkedAccounts
 
 MS = 1_000_000
 NOTHING = AccountState(lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0, tokens=0)

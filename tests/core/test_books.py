@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.leases import AccountSnapshot, AccountState, Added, Priority, Share
-from gpuserver.core.policy import PPM
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Added, Priority, Share
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans
 
 HALF = Share(PPM // 2)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.interface import make_scheduler
+from gpuserver.core.scheduler.leases import (
     Added,
     Drained,
     LeaseStarted,
@@ -16,10 +17,9 @@ from gpuserver.core.leases import (
     Share,
     Tick,
 )
-from gpuserver.core.policy import PPM, Policy
-from gpuserver.core.scheduler import make_scheduler
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans, withdrawn
 
 HALF = Share(PPM // 2)

@@ -1,4 +1,4 @@
-"""Whose turn it is in temporal mode, how long a token is, and how long a period (``deadlines.py``). Times are ms."""
+"""Whose turn it is in temporal mode, how long a token is, and how long a period (``eevdf.py``). Times are ms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import Account, ActiveLease, virtual
-from gpuserver.core.leases import Drained, GangWindow, Lease, Measured, Priority, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, with_period
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account, ActiveLease, virtual
+from gpuserver.core.scheduler.leases import Drained, GangWindow, Lease, Measured, Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, with_period
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
 from tests.core.planted import plant
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpuserver.core.dozing import AGAIN_LEAST_NS, AGAIN_MOST_NS, Sleeper, Step, decide
+from gpuserver.core.states.idle import AGAIN_LEAST_NS, AGAIN_MOST_NS, Sleeper, Step, decide
 
 PATIENCE_NS = 60_000_000_000
 IDLE = Sleeper(patience_ns=PATIENCE_NS, used_ns=0)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account
-from gpuserver.core.gangs import GangName, Gangs
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.gangs import GangName, Gangs
+from gpuserver.core.scheduler.leases import (
     Added,
     Drained,
     GangCalled,
@@ -26,8 +26,8 @@ from gpuserver.core.leases import (
     Tick,
     VgpuIndex,
 )
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account, ActiveLease, Decision
-from gpuserver.core.leases import GangCalled, GangWindow, Priority, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account, ActiveLease, Decision
+from gpuserver.core.scheduler.leases import GangCalled, GangWindow, Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account, virtual
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.account import Account, virtual
+from gpuserver.core.scheduler.leases import (
     Added,
     Drained,
     GangCalled,
@@ -15,8 +15,8 @@ from gpuserver.core.leases import (
     Runnable,
     Share,
 )
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S

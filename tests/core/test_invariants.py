@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import Account, ActiveLease
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.leases import GangWindow, Lease, Priority, Share
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import PPM
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account, ActiveLease
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.leases import GangWindow, Lease, Priority, Share
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.planted import plant
 
 HALF = Share(PPM // 2)

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.kinds import HEAVY_BURST_NS, HEAVY_PPM, LIGHT_BURST_NS, LIGHT_PPM, STAY_MOST_NS, Kind
-from gpuserver.core.leases import Measured
-from gpuserver.core.policy import MILLISECOND, PPM, SECOND
+from gpuserver.core.scheduler.kinds import HEAVY_BURST_NS, HEAVY_PPM, LIGHT_BURST_NS, LIGHT_PPM, STAY_MOST_NS, Kind
+from gpuserver.core.scheduler.leases import Measured
+from gpuserver.core.scheduler.policy import MILLISECOND, PPM, SECOND
 
 
 def seen(demand_ppm: int, burst_ns: int = 0) -> Measured:

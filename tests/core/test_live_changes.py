@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.leases import Priority, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.leases import Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, spans, withdrawn
 
 HALF = Share(PPM // 2, PPM, 100_000)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from gpuserver.core.leases import Priority
-from gpuserver.core.partition import partition
-from gpuserver.core.policy import PPM
-from gpuserver.core.registry import share_of
+from gpuserver.core.admission.partition import partition
+from gpuserver.core.admission.registry import share_of
+from gpuserver.core.scheduler.leases import Priority
+from gpuserver.core.scheduler.policy import PPM
 from vgpu.share import MEANING
 from vgpu.spec import VgpuSpec
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cython_ext.readings import Event, EventKind
-from gpuserver.core.leases import Lease
-from gpuserver.core.meters import HANDOVERS_NS, WAITS_NS, Meters, Tally
+from gpuserver.core.observe.meters import HANDOVERS_NS, WAITS_NS, Meters, Tally
+from gpuserver.core.scheduler.leases import Lease
 from vgpu.protocol.meters import Histogram
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.leases import Mode
-from gpuserver.core.registry import GpuCapacity
+from gpuserver.core.admission.registry import GpuCapacity
+from gpuserver.core.scheduler.leases import Mode
 from tests.core.test_registry import GIB, ME, registry
 from vgpu.errors import VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec

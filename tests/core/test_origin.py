@@ -8,7 +8,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.origin import KEPT, NO_ASKER, Fate, Origin
+from gpuserver.core.admission.origin import KEPT, NO_ASKER, Fate, Origin
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.identity import Process
 

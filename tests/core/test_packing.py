@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpuserver.core.knapsack import Work, best_set
-from gpuserver.core.leases import Mode
-from gpuserver.core.packing import (
+from gpuserver.core.admission.knapsack import Work, best_set
+from gpuserver.core.admission.packing import (
     CARD_MPERCENT,
     EXACT_MOST,
     PACKING_LIMIT,
@@ -25,7 +24,8 @@ from gpuserver.core.packing import (
     pack,
     wrapped,
 )
-from gpuserver.core.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.scheduler.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 

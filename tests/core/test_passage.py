@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuserver.core.passage import AT_REST, MigrationState, Step
+from gpuserver.core.states.migration import AT_REST, MigrationState, Step
 from vgpu.identity import Process
 
 GPUS = (0, 1, 2)

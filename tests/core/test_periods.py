@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from gpuserver.core.leases import Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy, with_period
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.leases import Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy, with_period
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from vgpu.spec import LONGEST_PERIOD_NS, SHORTEST_PERIOD_NS

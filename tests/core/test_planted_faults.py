@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from gpuserver.core.account import Account, ActiveLease, Decision, virtual
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.kinds import LIGHT_PPM
-from gpuserver.core.leases import Allow, Drained, Lease, Measured, Share, VgpuIndex
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
-from gpuserver.core.sharing import Guard, Relief
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account, ActiveLease, Decision, virtual
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.kinds import LIGHT_PPM
+from gpuserver.core.scheduler.leases import Allow, Drained, Lease, Measured, Share, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.sharing import Guard, Relief
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.slices import Slices

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from gpuserver.core.admission import Refusal, fits
-from gpuserver.core.leases import Mode, Priority, Share
-from gpuserver.core.registry import MAX_VGPUS, GpuCapacity, Owner, PerUser, Registry, VgpuRecord, refusal_error
+from gpuserver.core.admission.admission import Refusal, fits
+from gpuserver.core.admission.registry import (
+    MAX_VGPUS,
+    GpuCapacity,
+    Owner,
+    PerUser,
+    Registry,
+    VgpuRecord,
+    refusal_error,
+)
+from gpuserver.core.scheduler.leases import Mode, Priority, Share
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import VgpuChanges, VgpuSpec
 

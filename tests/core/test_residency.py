@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuserver.core.leases import Priority, VgpuIndex
-from gpuserver.core.residency import (
+from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.states.residency import (
     AGAIN_LEAST_NS,
     AGAIN_MOST_NS,
     PASSING_BYTES,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.leases import Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.leases import Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases
 
 BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuserver.core.leases import AccountState, GangCalled, GangWindow, Mode, Priority, Share
-from gpuserver.core.policy import PPM
-from gpuserver.core.scheduler import make_scheduler
+from gpuserver.core.scheduler.interface import make_scheduler
+from gpuserver.core.scheduler.leases import AccountState, GangCalled, GangWindow, Mode, Priority, Share
+from gpuserver.core.scheduler.policy import PPM
 from tests.core import oracle
 from tests.core.model import MS, Run, Work
 from tests.core.populations import works

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account
-from gpuserver.core.leases import Allow, Command, GangCalled, GangWindow, Lease, Measured, Priority, Share
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.sharing import LENIENCE_PPM, MOST_TOGETHER, Guard, Relief, sharers
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.leases import Allow, Command, GangCalled, GangWindow, Lease, Measured, Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.sharing import LENIENCE_PPM, MOST_TOGETHER, Guard, Relief, sharers
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import S, Work
@@ -894,9 +894,9 @@ def test_the_books_of_sharers_are_checked() -> None:
         del scheduler._shared[0]
 
     for spoil in (unshare, end, unknown):
-        assert spoilt(spoil).startswith("no shared lease, or one that no account knows: Hold(lease=Lease(vgpu=0")
+        assert spoilt(spoil).startswith("no shared lease, or one that no account knows: ActiveLease(lease=Lease(vgpu=0")
     assert spoilt(unlimited).startswith("a shared lease without an allowance for a vGPU with a limit: Lease(vgpu=1")
-    assert spoilt(turn).startswith("a vGPU takes turns that may share: Hold(lease=Lease(vgpu=0")
+    assert spoilt(turn).startswith("a vGPU takes turns that may share: ActiveLease(lease=Lease(vgpu=0")
     assert spoilt(heavy) == "vGPUs hold shared leases that may not: {0}"
     assert spoilt(without) == "a vGPU waits that may share"
     assert spoilt(forget) == "vGPU 0 holds a shared lease, and takes turns"

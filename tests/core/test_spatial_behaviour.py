@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.nativelogic import EARLY_NS
-from gpuserver.core.leases import AccountState, Added, Lease, Priority, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.scheduler.leases import AccountState, Added, Lease, Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import Run, S, Work

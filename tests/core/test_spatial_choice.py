@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.account import FRACTION_BITS, Account, ActiveLease, real, virtual
-from gpuserver.core.leases import Lease, Priority
-from gpuserver.core.membership import InvariantError, RunQueue
-from gpuserver.core.policy import PPM
-from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.scheduler.account import FRACTION_BITS, Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.leases import Lease, Priority
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
 from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.leases import AccountState, Added, Priority
+from gpuserver.core.scheduler.leases import AccountState, Added, Priority
 from tests.core.desk import MS, leases, share, spans
 from tests.core.test_spatial_behaviour import crowd, desk, two_of_sixty
 

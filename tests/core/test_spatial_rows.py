@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.leases import Publish, Share
-from gpuserver.core.policy import PPM
-from gpuserver.core.spatial import SpatialScheduler
+from gpuserver.core.scheduler.leases import Publish, Share
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
 from tests.core.model import MS, US, Run, S, Work
 
 

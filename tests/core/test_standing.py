@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.leases import (
     Added,
     Changed,
     Command,
@@ -17,9 +17,9 @@ from gpuserver.core.leases import (
     Runnable,
     Share,
 )
-from gpuserver.core.policy import PPM
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, withdrawn
 
 HALF = Share(PPM // 2, sm_mpercent=50_000)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.account import Account
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.leases import (
     AccountState,
     Added,
     Allow,
@@ -23,8 +23,8 @@ from gpuserver.core.leases import (
     Share,
     Withdraw,
 )
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import GRANTED_ONLY, Desk, spans
 from tests.core.model import MS, US, App, Run, S, Work

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.account import Account, ActiveLease
-from gpuserver.core.leases import AccountState, Added, Lease, Priority, Share
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.account import Account, ActiveLease
+from gpuserver.core.scheduler.leases import AccountState, Added, Lease, Priority, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
 from tests.core.planted import plant
 

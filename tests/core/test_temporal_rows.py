@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.leases import Share
-from gpuserver.core.policy import PPM
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.leases import Share
+from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.model import MS, US, Run, S, Work
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuserver.core.leases import GangCalled, GangWindow, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, SECOND, with_period
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.leases import GangCalled, GangWindow, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, SECOND, with_period
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans
 
 MOST, LEAST = Share(PPM * 9 // 10), Share(PPM // 10)

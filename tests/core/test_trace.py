@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cython_ext.readings import TraceKind, TraceReading
-from gpuserver.core.leases import (
+from gpuserver.core.observe.trace import Recorder, noted
+from gpuserver.core.scheduler.leases import (
     Added,
     Command,
     Drained,
@@ -26,8 +27,7 @@ from gpuserver.core.leases import (
     Share,
     Withdraw,
 )
-from gpuserver.core.temporal import TemporalScheduler
-from gpuserver.core.trace import Recorder, noted
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 from vgpu.protocol.trace import (

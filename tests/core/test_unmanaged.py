@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.unmanaged import GRACE_NS, Respond, Response, Sighting, Unmanaged
+from gpuserver.core.observe.unmanaged import GRACE_NS, Respond, Response, Sighting, Unmanaged
 from vgpu.identity import Process
 
 

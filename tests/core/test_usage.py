@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.leases import ServiceTotals
-from gpuserver.core.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, Turns, Usage, advise
+from gpuserver.core.observe.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, Turns, Usage, advise
+from gpuserver.core.scheduler.leases import ServiceTotals
 
 S = 1_000_000_000
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from gpuserver.core.leases import Command, Event, Observed, Report, Tick
+from gpuserver.core.scheduler.leases import Command, Event, Observed, Report, Tick
 
 Watch = Callable[[Sequence[Event], int, list[Command]], None]
 """Called after each decision: what the scheduler heard, when, and what it said."""

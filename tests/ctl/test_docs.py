@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
 from vgpu import retired
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import app

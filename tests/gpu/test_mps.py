@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.node import Node
-from gpuserver.core.partition import partition
+from gpuserver.core.admission.partition import partition
 from tests.gpu.conftest import Place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]

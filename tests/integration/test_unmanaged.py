@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserver.core.unmanaged import Respond, Response, Sighting
+from gpuserver.core.observe.unmanaged import Respond, Response, Sighting
 from gpuserver.runtime.unmanaged import respond, vgpu_of
 from tests.integration.node import SimulatedNode, attachment, eventually
 from tests.sim.conftest import LIBRARIES

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gpuserver.core.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
-from gpuserver.core.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
 from gpuserver.runtime.gangs import GangLinks, gang_of
 from gpuserver.runtime.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpuserver.core.leases import AccountState, Mode
-from gpuserver.core.passage import AT_REST, MigrationState
-from gpuserver.core.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process

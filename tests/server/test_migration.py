@@ -13,9 +13,9 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from gpuserver.core.leases import AccountState, Mode
-from gpuserver.core.passage import AT_REST, MigrationState
-from gpuserver.core.registry import GpuCapacity, Owner, Registry, VgpuRecord
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry, VgpuRecord
+from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime import migration
 from gpuserver.runtime.creation import Creations
 from gpuserver.runtime.migration import Migration

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from cython_ext.readings import SlotState
-from gpuserver.core.leases import AccountSnapshot, AccountState, Mode, Priority, ServiceTotals
-from gpuserver.core.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, Priority, ServiceTotals
 from gpuserver.runtime import readings
 from gpuserver.runtime.readings import (
     Rates,

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cython_ext.activitypage import ActivityPage
-from gpuserver.core.leases import Mode, ServiceTotals
-from gpuserver.core.registry import GpuCapacity, Owner, Registry
-from gpuserver.core.trace import Recorder
-from gpuserver.core.usage import Turns, Usage
+from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
+from gpuserver.core.observe.trace import Recorder
+from gpuserver.core.observe.usage import Turns, Usage
+from gpuserver.core.scheduler.leases import Mode, ServiceTotals
 from gpuserver.device.nvml import GpuFacts, MemoryUse
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.readings import (

@@ -14,7 +14,7 @@ import trio
 
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
-from gpuserver.core.residency import HostMemory
+from gpuserver.core.states.residency import HostMemory
 from gpuserver.runtime.server import GpuServer
 from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
 from gpuserver.runtime.vgpus import Vgpu

@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from cython_ext.readings import SlotState, Where
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
-from gpuserver.core.leases import Priority, VgpuIndex
-from gpuserver.core.passage import AT_REST
-from gpuserver.core.residency import HostMemory
+from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.states.migration import AT_REST
+from gpuserver.core.states.residency import HostMemory
 from gpuserver.runtime import places, swapping
 from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.swapping import Swapping

@@ -15,11 +15,11 @@ from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import GrantsFlag
 from cython_ext.rehearsal import Voice
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.leases import AccountState, Share
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
-from gpuserver.core.trace import Recorder
+from gpuserver.core.observe.trace import Recorder
+from gpuserver.core.scheduler.leases import AccountState, Share
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 from gpuserver.runtime import tokens
 from gpuserver.runtime.tokens import TokenLoop
 from tests.native.stage import grants

@@ -13,8 +13,8 @@ BEAT_S: Final = 0.1
 
 
 class MemberOutlook(Bounded):
-    """One gang's member on the sender's GPU; the fields of ``gpuserver.core.leases.GangMemberStatus``. Times are
-    CLOCK_MONOTONIC."""
+    """One gang's member on the sender's GPU; the fields of ``GangMemberStatus`` (``gpuserver.core.scheduler.leases``).
+    Times are CLOCK_MONOTONIC."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -127,10 +127,10 @@ class Migrate(Request):
 class MigrateIn(Request):
     """GPU Server → GPU Server: a vGPU moves to you → ``Arrival``; refused as ``Create`` is. The same question has the
     same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
-    ``home``, ``programs`` (pid, start): of ``gpuserver.core.passage``. ``generation``, ``next_epoch``: what its hooks
-    have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``.
-    ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised. ``origin``:
-    ``gpuserver.core.origin.Origin``, for whom it was made."""
+    ``home``, ``programs`` (pid, start): of ``gpuserver.core.states.migration``. ``generation``, ``next_epoch``: what
+    its hooks have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from,
+    ``source``. ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised.
+    ``origin``: for whom it was made (``gpuserver.core.admission.origin``)."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str

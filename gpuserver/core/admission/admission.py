@@ -8,8 +8,8 @@ one and a half seconds a second. What counts is φ, the least total time of a fr
     φ = min Σ x_S   over sets S with Σ s ≤ 100   such that each vGPU i is in sets of total time ≥ r_i
 
 Where everybody fits at once there is nothing to pack; otherwise φ ≤ 95 % leaves the rounds room for what drains late.
-``gpuserver.core.packing`` finds packings with bounded work. A change for which it found none within the limit is
-refused: either there is none, or the work did not suffice to find it, and the refusal says which.
+``packing.py`` finds packings with bounded work. A change for which it found none within the limit is refused: either
+there is none, or the work did not suffice to find it, and the refusal says which.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuserver.core.knapsack import Work
-from gpuserver.core.leases import Mode, Share
-from gpuserver.core.packing import (
+from gpuserver.core.admission.knapsack import Work
+from gpuserver.core.admission.packing import (
     CARD_MPERCENT,
     PACKING_LIMIT,
     TOLERANCE,
@@ -29,7 +28,8 @@ from gpuserver.core.packing import (
     within_limit,
     wrapped,
 )
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.leases import Mode, Share
+from gpuserver.core.scheduler.policy import PPM
 
 _LEAST_MPERCENT = 1000  # less of the SMs than one percent nobody can ask for
 

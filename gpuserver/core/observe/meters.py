@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cython_ext.readings import Event, EventKind
-from gpuserver.core.leases import Lease, VgpuIndex
+from gpuserver.core.scheduler.leases import Lease, VgpuIndex
 from vgpu.protocol.meters import Histogram
 
 US: Final = 1_000

@@ -1,7 +1,7 @@
 """Who holds next in temporal mode, and for how long: earliest eligible virtual deadline first, deadlines on a grid.
 
 Each vGPU i has a guarantee r_i, a virtual time v_i that advances by held time / r_i, and a deadline d_i. Over the
-competition (see ``membership.py``), with everything charged up to now,
+competition (see ``run_queue.py``), with everything charged up to now,
 
     W = Σ r_i        V = Σ r_i·v_i / W        lag_i = r_i·(V − v_i)        q_i = clamp(P·r_i/W, q_min, q_max)
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from math import inf
 
-from gpuserver.core.account import VIRTUAL_PER_REAL, Account, ActiveLease, Decision, real, virtual
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.leases import Priority, VgpuIndex
-from gpuserver.core.policy import PPM, Policy
+from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, ActiveLease, Decision, real, virtual
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.scheduler.policy import PPM, Policy
 
 Rank = tuple[int, int, int]
 """−1 for who insists, minus the class, minus when its gang was called (0: it is not): the least goes first."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.leases import ServiceTotals, VgpuIndex
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.leases import ServiceTotals, VgpuIndex
+from gpuserver.core.scheduler.policy import PPM
 from vgpu.protocol.meters import Advice
 from vgpu.units import MIB, counted, format_bytes
 

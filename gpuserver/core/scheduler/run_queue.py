@@ -22,9 +22,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpuserver.core.account import Account, ActiveLease, real, virtual
-from gpuserver.core.leases import GangMemberStatus, Priority, VgpuIndex
-from gpuserver.core.policy import PPM, Policy
+from gpuserver.core.scheduler.account import Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.leases import GangMemberStatus, Priority, VgpuIndex
+from gpuserver.core.scheduler.policy import PPM, Policy
 
 LATE_DOUBLINGS = 6
 """Of ``Policy.muster_late_ns``, at most."""

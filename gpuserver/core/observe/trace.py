@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from cython_ext.readings import TraceKind, TraceReading
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
     Command,
     Drained,

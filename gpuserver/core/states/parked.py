@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from gpuserver.core.leases import FAR_NS, AccountState, VgpuIndex
+from gpuserver.core.scheduler.leases import FAR_NS, AccountState, VgpuIndex
 
 LeaseId = tuple[VgpuIndex, int]
 """A vGPU, and the epoch of its lease."""

@@ -1,5 +1,5 @@
 """Temporal mode: light vGPUs side by side (``sharing.py``), and all others in turns, one holder at a time.
-``deadlines.py`` chooses the next holder, and for how long.
+``eevdf.py`` chooses the next holder, and for how long.
 
 While vGPUs take turns, at most two leases matter: ``current``, which is held or will be at once, and ``next``,
 published ahead while current runs, so that the dispatcher hands over without asking. A decision about next may be
@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from gpuserver.core.account import Account, ActiveLease, Decision, virtual
-from gpuserver.core.deadlines import Eevdf
-from gpuserver.core.leases import FAR_NS, Allow, Lease, Observed, VgpuIndex
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
-from gpuserver.core.sharing import Guard, Relief, sharers
+from gpuserver.core.scheduler.account import Account, ActiveLease, Decision, virtual
+from gpuserver.core.scheduler.eevdf import Eevdf
+from gpuserver.core.scheduler.leases import FAR_NS, Allow, Lease, Observed, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.sharing import Guard, Relief, sharers
 
 
 class TemporalScheduler(Eevdf):

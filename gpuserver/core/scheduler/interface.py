@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
     AccountState,
     Command,
@@ -17,16 +17,16 @@ from gpuserver.core.leases import (
     ServiceTotals,
     VgpuIndex,
 )
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.spatial import SpatialScheduler
-from gpuserver.core.temporal import TemporalScheduler
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.temporal import TemporalScheduler
 
 __all__ = ["InvariantError", "Scheduler", "make_scheduler"]
 
 
 class Scheduler(Protocol):
-    """Events in, commands out; no clock, no I/O. See ``gpuserver.core.leases`` for the contract.
+    """Events in, commands out; no clock, no I/O. See ``gpuserver.core.scheduler.leases`` for the contract.
 
     ``handle`` takes ``now_ns`` on CLOCK_MONOTONIC, never earlier than before; ``handle_all`` takes several reports, in
     the order in which they came, and decides once. After each call the runtime executes the commands in order and arms

@@ -1,6 +1,6 @@
 """What the scheduler hears and what it says: events in, commands out. Times are CLOCK_MONOTONIC nanoseconds.
 
-The scheduler (``temporal.py``, ``spatial.py``) never does I/O. The runtime turns what the native dispatcher saw into
+The scheduler (``temporal.py``, ``rounds.py``) never does I/O. The runtime turns what the native dispatcher saw into
 events and hands the commands back to the dispatcher, which executes them in microseconds: it writes leases into the
 grants pages and gives GO when the predecessors of a lease have drained or its ``go_by_ns`` has passed.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.policy import PPM
 
 VgpuIndex = int
 """The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuserver.core.leases import Measured
-from gpuserver.core.policy import MILLISECOND, SECOND
+from gpuserver.core.scheduler.leases import Measured
+from gpuserver.core.scheduler.policy import MILLISECOND, SECOND
 
 LIGHT_PPM = 500_000
 HEAVY_PPM = 650_000
@@ -43,7 +43,7 @@ class Kind:
     """Its demand when no vGPU shared: others' slices make that of a trainer seem lower."""
     burst_ns: int = 0
     brief: bool = False
-    """Its bursts are short, whatever its demand is. Turns may be short, too, then (``deadlines.py``)."""
+    """Its bursts are short, whatever its demand is. Turns may be short, too, then (``eevdf.py``)."""
     work_ns: int = 0
     """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
     since_ns: int = 0

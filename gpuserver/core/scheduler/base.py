@@ -1,6 +1,6 @@
 """What a scheduler hears and says: events, commands and books, the part that both modes share.
 
-Who competes is told in ``membership.py``; a mode adds its clock and its decisions.
+Who competes is told in ``run_queue.py``; a mode adds its clock and its decisions.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuserver.core.account import Account, ActiveLease, virtual
-from gpuserver.core.leases import (
+from gpuserver.core.scheduler.account import Account, ActiveLease, virtual
+from gpuserver.core.scheduler.leases import (
     FAR_NS,
     AccountSnapshot,
     AccountState,
@@ -35,8 +35,8 @@ from gpuserver.core.leases import (
     VgpuIndex,
     Withdraw,
 )
-from gpuserver.core.membership import InvariantError, RunQueue
-from gpuserver.core.policy import PPM, SECOND, Policy
+from gpuserver.core.scheduler.policy import PPM, SECOND, Policy
+from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
 
 SHARED_LATELY_NS = SECOND
 """A measurement is of less than that."""

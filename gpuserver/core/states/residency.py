@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.leases import Priority, VgpuIndex
-from gpuserver.core.lending import UNBOUNDED
+from gpuserver.core.admission.lending import UNBOUNDED
+from gpuserver.core.scheduler.leases import Priority, VgpuIndex
 
 STAY_FACTOR: Final = 8
 """Of a stay and the two moves around it, a fifth of the time goes into moving."""

@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gpuserver.core.account import Account
-from gpuserver.core.leases import VgpuIndex
-from gpuserver.core.policy import MILLISECOND, PPM, SECOND
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.leases import VgpuIndex
+from gpuserver.core.scheduler.policy import MILLISECOND, PPM, SECOND
 
 MOST_TOGETHER = 48
 """So many leases at most are predecessors of the lease that follows them."""

@@ -24,11 +24,11 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 
-from gpuserver.core.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
-from gpuserver.core.knapsack import Work
-from gpuserver.core.leases import Mode, Priority, Share, VgpuIndex
-from gpuserver.core.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
-from gpuserver.core.partition import Partition, partition
+from gpuserver.core.admission.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
+from gpuserver.core.admission.knapsack import Work
+from gpuserver.core.admission.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
+from gpuserver.core.admission.partition import Partition, partition
+from gpuserver.core.scheduler.leases import Mode, Priority, Share, VgpuIndex
 from vgpu.choices import LeaseChoice, Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id

@@ -30,12 +30,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gpuserver.core.account import FRACTION_BITS, Account, ActiveLease, real, virtual
-from gpuserver.core.competition import SchedulerBase
-from gpuserver.core.knapsack import Work, best_set
-from gpuserver.core.leases import Lease, Priority, VgpuIndex
-from gpuserver.core.membership import InvariantError
-from gpuserver.core.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.admission.knapsack import Work, best_set
+from gpuserver.core.scheduler.account import FRACTION_BITS, Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.leases import Lease, Priority, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.run_queue import InvariantError
 
 CARD_MPERCENT = 100_000
 ROUND_STEPS = 100_000

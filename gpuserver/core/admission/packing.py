@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from gpuserver.core.knapsack import Work, best_set
+from gpuserver.core.admission.knapsack import Work, best_set
 
 CARD_MPERCENT: Final = 100_000
 PACKING_LIMIT: Final = 0.95

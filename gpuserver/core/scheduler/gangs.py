@@ -42,8 +42,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuserver.core.leases import GangCalled, GangMemberStatus, GangWindow, VgpuIndex
-from gpuserver.core.policy import DEFAULT_POLICY, Policy
+from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, GangWindow, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 
 GangName = str
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuserver.core.kinds import Kind
-from gpuserver.core.leases import AccountSnapshot, AccountState, GangWindow, Lease, Share, VgpuIndex
-from gpuserver.core.policy import PPM
+from gpuserver.core.scheduler.kinds import Kind
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, GangWindow, Lease, Share, VgpuIndex
+from gpuserver.core.scheduler.policy import PPM
 
 FRACTION_BITS = 20
 VIRTUAL_PER_REAL = PPM << FRACTION_BITS
