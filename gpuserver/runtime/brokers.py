@@ -68,7 +68,7 @@ class Books(Protocol):
     def attached(self, vgpu: Vgpu, message: Attached) -> None: ...
     def died(self, vgpu: Vgpu, message: Died) -> None: ...
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None: ...
-    def happened(self, kind: EventType, vgpu: Vgpu, text: str) -> None: ...
+    def record_event(self, kind: EventType, vgpu: Vgpu, text: str) -> None: ...
 
 
 class Brokers:
@@ -104,7 +104,7 @@ class Brokers:
     async def keep(self, vgpu: Vgpu) -> None:
         """See to it that the vGPU has a broker until it is removed or the server stops; then ``left`` is set. Or until
         it is to be another server's."""
-        with trio.CancelScope() as vgpu.custody:
+        with trio.CancelScope() as vgpu.keeper_scope:
             await self._keep(vgpu)
 
     async def _keep(self, vgpu: Vgpu) -> None:
@@ -135,7 +135,7 @@ class Brokers:
                         f"{vgpu_id}; remove it: vgpuctl rm -f {vgpu_id}"
                     )
                     text = f"{vgpu.record.vgpu_id} has failed: {vgpu.failure}"
-                self._books.happened(EventType.BROKER_RESTARTED, vgpu, text)
+                self._books.record_event(EventType.BROKER_RESTARTED, vgpu, text)
                 with trio.move_on_after(pause):
                     await vgpu.removed.wait()
         vgpu.left.set()
@@ -186,8 +186,8 @@ class Brokers:
 
     def let_go(self, vgpu: Vgpu) -> None:
         """It is to be another server's: nobody here starts a broker for it, or listens to one."""
-        if vgpu.custody is not None:
-            vgpu.custody.cancel()
+        if vgpu.keeper_scope is not None:
+            vgpu.keeper_scope.cancel()
         if vgpu.link is not None:
             vgpu.link.close()
 
@@ -324,7 +324,7 @@ class Brokers:
             uid=member.uid,
             command=member.command,
             alive=member.alive,
-            vgpus=vgpu.companies.get(member.slot, ()),
+            vgpus=vgpu.coattached.get(member.slot, ()),
             sm_planned=planned.sms,
             memory_planned_bytes=planned.memory_bytes,
             mps_client_priority=planned.client_priority,
@@ -346,7 +346,9 @@ class Brokers:
             case Look():
                 self._look()
             case Closed(pid=pid, uid=uid, reason=reason):
-                self._books.happened(EventType.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}")
+                self._books.record_event(
+                    EventType.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}"
+                )
             case Register():
                 raise ProtocolError("a broker registered twice on one link")
 

@@ -250,9 +250,9 @@ class Control:
         if change.changes.idle_suspend_ns and not vgpu.dozing:
             await server.suspension.probe(vgpu)
         await server.brokers.changed(vgpu)
-        written = await server.remember()
+        written = await server.persist()
         text = f"{record.vgpu_id} changed by uid {uid}"
-        server.happened(EventType.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
+        server.record_event(EventType.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
         if not written:
             raise unwritten(server, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
@@ -272,7 +272,7 @@ class Control:
         except VgpuError:
             if not force:
                 raise
-        if not await self._server.strike(vgpu, EventType.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid):
+        if not await self._server.remove(vgpu, EventType.REMOVED, f"{vgpu_id} removed by uid {uid}", by_uid=uid):
             raise unwritten(self._server, f"{vgpu_id} is removed")
         return last
 
@@ -291,7 +291,7 @@ class Control:
         if change.window_ns is not None:
             server.set_window(change.window_ns)
         server.tokens.set_policy(server.policy)
-        if not await server.remember():
+        if not await server.persist():
             raise unwritten(server, f"GPU {server.facts.index} is changed")
         return self._gpu(self._readings())
 
@@ -302,7 +302,7 @@ class Control:
         if wanted is server.mode:
             server.mode_reason = "asked for"
             return
-        async with server.mps.turn:
+        async with server.mps.lifecycle_lock:
             self._check_mode(wanted)
             mode, reason = await trio.to_thread.run_sync(server.enter_mode, choice)
             try:
@@ -316,16 +316,16 @@ class Control:
             server.turns = Turns()
         shares = {record.key: record.share for record in server.registry}
         for vgpu in server.vgpus.values():
-            vgpu.told = server.registry[vgpu.record.vgpu_id].share
+            vgpu.published_share = server.registry[vgpu.record.vgpu_id].share
         scheduler = make_scheduler(mode, server.policy, first_epoch=server.tokens.next_epoch)
         server.tokens.replace_scheduler(scheduler, shares)
-        server.gather()
+        server.refresh_gangs()
         for vgpu in server.vgpus.values():
             vgpu.show(server.registry[vgpu.record.vgpu_id])
         for vgpu in list(server.vgpus.values()):
             await server.brokers.changed(vgpu)
         text = f"GPU {server.facts.index} is in {mode.value} mode: {reason}, by uid {uid}"
-        server.happened(EventType.MODE, None, text, by_uid=uid)
+        server.record_event(EventType.MODE, None, text, by_uid=uid)
 
     def _check_mode(self, mode: Mode) -> None:
         server = self._server

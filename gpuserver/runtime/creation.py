@@ -107,7 +107,7 @@ class Creations:
             await self._take_back(vgpu, f"{vgpu_id} could not be made")
         else:
             uid = vgpu.record.owner.uid
-            server.happened(EventType.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
+            server.record_event(EventType.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
             self.watch(vgpu)
         finally:
             vgpu.made.set()
@@ -125,7 +125,7 @@ class Creations:
         await server.swapping.make_room()
         if not vgpu.removed.is_set():
             await server.suspension.probe(vgpu)
-        if vgpu.removed.is_set() or not await server.remember(vgpu):
+        if vgpu.removed.is_set() or not await server.persist(vgpu):
             self._refuse_removed(vgpu)
             await self._take_back(vgpu, f"{vgpu_id} could not be written into the journal")
             raise unwritten(server)
@@ -169,7 +169,7 @@ class Creations:
         if vgpu.origin.confirmed:
             return
         vgpu.origin = vgpu.origin.confirm()
-        if not await self._server.remember():
+        if not await self._server.persist():
             raise unwritten(self._server, f"{vgpu.record.vgpu_id} is made")
 
     # --- when they go
@@ -216,7 +216,7 @@ class Creations:
     async def _take_back(self, vgpu: Vgpu, text: str) -> None:
         if not vgpu.removed.is_set():
             with suppress(VgpuError):  # it moves to another GPU just now, or is removed already
-                await self._server.strike(vgpu, EventType.REMOVED, text)
+                await self._server.remove(vgpu, EventType.REMOVED, text)
 
 
 @cache

@@ -58,13 +58,13 @@ class Dozing:
     def _look(self, vgpu: Vgpu) -> None:
         if vgpu.removed.is_set() or not (vgpu.dozing or vgpu.record.spec.idle_suspend_ns):
             if self._watches.pop(vgpu, None) is not None:
-                vgpu.unmoved = ""
+                vgpu.suspend_error = ""
             return
         now_ns = time.monotonic_ns()
         watch = self._watches.setdefault(vgpu, Watch(used_ns=now_ns, dozed_ns=now_ns))
         self._note_use(vgpu, watch, now_ns)
         known = vgpu.link is not None and vgpu.activity is not None
-        if known and not vgpu.turn.locked() and decide(self._sleeper(vgpu, watch), now_ns) is not Step.STAY:
+        if known and not vgpu.lifecycle_lock.locked() and decide(self._sleeper(vgpu, watch), now_ns) is not Step.STAY:
             self._server.nursery.start_soon(self._move, vgpu, watch)
 
     def _sleeper(self, vgpu: Vgpu, watch: Watch) -> Sleeper:
@@ -75,7 +75,7 @@ class Dozing:
             programs=bool(vgpu.programs),
             dozes=bool(vgpu.dozing),
             dozed_ns=watch.dozed_ns,
-            still=vgpu.still or vgpu.passage.leaving is not None,
+            still=vgpu.quiesced or vgpu.passage.leaving is not None,
             failures=watch.failures,
             tried_ns=watch.tried_ns,
         )
@@ -101,7 +101,7 @@ class Dozing:
         watch.counts, watch.counted_ns = counts, now_ns
 
     async def _move(self, vgpu: Vgpu, watch: Watch) -> None:
-        async with vgpu.turn:
+        async with vgpu.lifecycle_lock:
             if vgpu.removed.is_set():
                 return
             now_ns = time.monotonic_ns()
@@ -117,12 +117,12 @@ class Dozing:
                 watch.failures += 1
                 watch.tried_ns = time.monotonic_ns()
                 return
-            watch.failures, vgpu.unmoved = 0, ""
+            watch.failures, vgpu.suspend_error = 0, ""
             # What was heard meanwhile was the end of its work; a want that has come since is there still.
             watch.used_ns = watch.dozed_ns = time.monotonic_ns()
 
     def _tell(self, vgpu: Vgpu, reason: str) -> None:
         """Once for each reason: it is tried again and again."""
-        if reason != vgpu.unmoved:
-            self._server.happened(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
-        vgpu.unmoved = reason
+        if reason != vgpu.suspend_error:
+            self._server.record_event(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
+        vgpu.suspend_error = reason

@@ -44,7 +44,7 @@ def gang_of(vgpu: Vgpu, mode: Mode) -> GangName | None:
     uid, group = vgpu.record.owner.uid, vgpu.record.spec.group
     if group is not None:
         return f"{uid}/{group}"
-    company = next(iter(vgpu.companies.values()), None)
+    company = next(iter(vgpu.coattached.values()), None)
     return None if company is None else f"{uid}:{','.join(company)}"
 
 

@@ -47,10 +47,10 @@ class Housekeeping:
             vgpu.compared.add(process)
             if slot.sm_planned and abs(slot.sm_count - slot.sm_planned) > SM_STEP:
                 text = f"process {slot.pid} has {slot.sm_count} SMs, and was to have {slot.sm_planned}"
-                server.happened(
+                server.record_event(
                     EventType.GRANTED, vgpu, text, pid=slot.pid, sm_count=slot.sm_count, sm_planned=slot.sm_planned
                 )
-        if vgpu.told != vgpu.share:  # what a process has may be known only now
+        if vgpu.published_share != vgpu.share:  # what a process has may be known only now
             server.apply_shares()
         vgpu.compared &= {Process(slot.pid, slot.start_time) for slot in alive}
 
@@ -61,7 +61,7 @@ class Housekeeping:
             text = f"an allocation of {format_bytes(size)} was refused at its limit"
             if count > 1:
                 text = f"{count} allocations were refused at its limit, the last one of {format_bytes(size)}"
-            self._server.happened(EventType.REFUSED, vgpu, text, count=count, size_bytes=size)
+            self._server.record_event(EventType.REFUSED, vgpu, text, count=count, size_bytes=size)
 
     async def _look(self) -> None:
         server = self._server
@@ -96,7 +96,7 @@ class Housekeeping:
                     server.nursery.start_soon(self._expire, vgpu)
             server.swapping.stores.sweep(server.memory.readings, server.memory.latest.by_pid)
             await server.swapping.stores.give_back(server.swapping.busy)
-            await server.remember()
+            await server.persist()
             if not server.settings.paths.server_socket(server.facts.index).exists():
                 log.warning("nobody can reach this server any more: its socket is gone")
                 server.nursery.cancel_scope.cancel()
@@ -104,7 +104,7 @@ class Housekeeping:
     async def _expire(self, vgpu: Vgpu) -> None:
         with suppress(VgpuError):  # somebody removes it already, or has to be asked before
             await self._server.migration.release(vgpu)
-            await self._server.strike(vgpu, EventType.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
+            await self._server.remove(vgpu, EventType.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
 
 
 def is_being_made(vgpu: Vgpu) -> bool:

@@ -206,7 +206,7 @@ class MemoryWatch:
         self._uncertain = False
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
-            if not vgpu.still:  # of what stands still the driver shows nothing
+            if not vgpu.quiesced:  # of what stands still the driver shows nothing
                 mine = {slot.pid for slot in after[vgpu_id].slots}
                 vgpu.driver_bytes = {pid: amount for pid, amount in self.latest.by_pid.items() if pid in mine}
             earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]

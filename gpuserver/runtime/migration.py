@@ -63,7 +63,7 @@ class Migration:
                 f"{vgpu.record.vgpu_id} has --oversubscribe swap, and such a vGPU stays on its GPU",
                 "make another one there: vgpuctl create --gpu",
             )
-        async with vgpu.turn:
+        async with vgpu.lifecycle_lock:
             if vgpu.passage.leaving is None:
                 await self._set_out(vgpu, to)
             elif vgpu.passage.leaving != to:
@@ -97,7 +97,7 @@ class Migration:
             programs = await server.suspension.processes(vgpu)
             server.suspension.check(vgpu)
             vgpu.passage = vgpu.passage.left(to, server.facts.uuid, tuple(programs))
-            if not await server.remember():
+            if not await server.persist():
                 raise unwritten(server)
         except VgpuError:
             vgpu.passage = vgpu.passage.stayed()
@@ -124,7 +124,7 @@ class Migration:
             await trio.sleep(AGAIN_S)
         broker = vgpu.broker
         server.forget(vgpu)
-        await server.remember()
+        await server.persist()
         vgpu.settled.set()
         if broker != NO_PROCESS:
             server.nursery.start_soon(server.brokers.bury, broker)
@@ -135,7 +135,7 @@ class Migration:
         vgpu.registered = trio.Event()
         server.brokers.claim(vgpu)
         server.nursery.start_soon(server.brokers.keep, vgpu)
-        await server.remember()
+        await server.persist()
         if vgpu.passage.goes_on:
             await self.go_on(vgpu)
         vgpu.refusal = self._stays(vgpu, to, refusal)
@@ -233,19 +233,19 @@ class Migration:
     async def _take(self, arriving: MigrateIn) -> None:
         server, vgpu_id = self._server, arriving.vgpu
         record = self._admit(arriving, trial=False)
-        server.follow(arriving.generation, arriving.next_epoch)
+        server.advance_past(arriving.generation, arriving.next_epoch)
         programs = tuple(Process(*program) for program in arriving.programs)
         passage = MigrationState(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(
             arriving.source
         )
         # What the other GPU owes it, or it owes there, is no matter of this one.
         book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
-        vgpu = server.enlist(record, book, passage=passage, still=arriving.goes_on or arriving.suspended)
+        vgpu = server.enlist(record, book, passage=passage, quiesced=arriving.goes_on or arriving.suspended)
         if arriving.origin is not None:
             vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()
         server.apply_shares()
         vgpu.broker = find_broker(server.settings.paths, vgpu_id) or NO_PROCESS
-        if not await server.remember(vgpu):
+        if not await server.persist(vgpu):
             server.forget(vgpu)
             raise unwritten(server)
         server.brokers.claim(vgpu)
@@ -255,7 +255,7 @@ class Migration:
         if arriving.goes_on:
             server.nursery.start_soon(self.go_on, vgpu)
         text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
-        server.happened(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
+        server.record_event(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
 
     async def be_released(self, vgpu: Vgpu) -> None:
         """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""

@@ -34,7 +34,7 @@ class MpsWatch:
     """
 
     def __init__(self, daemon: MpsDaemon, attached: Callable[[], int], tell: Tell) -> None:
-        self.turn = trio.Lock()
+        self.lifecycle_lock = trio.Lock()
         self.restarts = 0
         self.reason = ""
         self._daemon = daemon
@@ -51,7 +51,7 @@ class MpsWatch:
     async def run(self, wanted: Callable[[], bool]) -> None:
         """Look once a second while the daemon is ``wanted``."""
         while True:
-            async with self.turn:
+            async with self.lifecycle_lock:
                 if wanted() and not self._stopped:
                     await self.look()
                 else:
@@ -60,7 +60,7 @@ class MpsWatch:
 
     async def stop(self) -> None:
         """For good: nobody is attached, and nobody looks after it any more."""
-        async with self.turn:
+        async with self.lifecycle_lock:
             await trio.to_thread.run_sync(self._daemon.stop, abandon_on_cancel=True)
             self._stopped = True
 

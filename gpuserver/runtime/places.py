@@ -35,9 +35,9 @@ class Answer:
 
 @dataclass(slots=True)
 class SwapState:
-    """Of a vGPU, what ``Vgpu.away`` does not tell. ``settled``: it is known whether it is away. ``leaves``: it moves,
-    and what it has is on the card until it is through; ``comes``: since when it is on its way back, by a counter.
-    ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row;
+    """Of a vGPU, what ``Vgpu.swapped_out`` leaves open. ``settled``: it is known whether it is away. ``leaves``: it
+    moves, and its memory is on the card until the move ends. ``comes``: since when it is on its way back, by a counter.
+    ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row.
     ``offered_ns``: since when there is room for its allocation.
     """
 

@@ -176,9 +176,9 @@ def _state(
         return "removing"
     if vgpu.passage.next_step is not Step.STAY:
         return "moving"
-    if vgpu.still:
+    if vgpu.quiesced:
         return "dozing" if vgpu.dozing else "suspended"
-    if vgpu.away and vgpu.movable_bytes:
+    if vgpu.swapped_out and vgpu.movable_bytes:
         return "swapped"
     if vgpu.failure:
         return "failed"
@@ -204,7 +204,7 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) 
         busy_ratio=usage.busy_ratio(record.key),
         limit_ppm=record.share.limit_ppm,
         temporal=mode is Mode.TEMPORAL,
-        memory_peak_bytes=0 if vgpu.still else peak_bytes(vgpu),
+        memory_peak_bytes=0 if vgpu.quiesced else peak_bytes(vgpu),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
         gpu_index=gpu_index,
@@ -347,18 +347,18 @@ def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:
 
 def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
     """What of it could leave the card, and does not."""
-    if not (vgpu.swaps and vgpu.companies):
+    if not (vgpu.swaps and vgpu.coattached):
         return ()
-    programs = counted(len(vgpu.companies), "program")
+    programs = counted(len(vgpu.coattached), "program")
     return (f"What {programs} that use several GPUs have allocated stays on the card: each GPU may reach into it.",)
 
 
 def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     """Why it cannot be suspended by itself, or brought back, as far as is known."""
     spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
-    if vgpu.unmoved:
+    if vgpu.suspend_error:
         what = "brought back" if vgpu.dozing else "suspended when it is idle"
-        return (f"It cannot be {what}: {vgpu.unmoved}. It is tried again.",)
+        return (f"It cannot be {what}: {vgpu.suspend_error}. It is tried again.",)
     if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
         return (f"The node runs as uid {mine}, and may not suspend programs of uid {owner} when they are idle.",)
     return ()

@@ -142,7 +142,7 @@ class GpuServer:
         self.swapping = Swapping(self)
         self.dozing = Dozing(self)
         self.housekeeping = Housekeeping(self)
-        self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.happened(kind, None, text))
+        self.mps = MpsWatch(daemon, lambda: self.attached_count, lambda kind, text: self.record_event(kind, None, text))
 
     # --- modes
 
@@ -233,7 +233,7 @@ class GpuServer:
     async def _end(self) -> None:
         with trio.move_on_after(_SHUTDOWN_S, shield=True):
             await self.brokers.stop(tuple(self.vgpus.values()))
-            await self.remember()
+            await self.persist()
             if self.mode is Mode.SPATIAL and not self.attached_count:
                 await self.mps.stop()
         log.info("stopped", gpu=self.facts.uuid)
@@ -250,7 +250,7 @@ class GpuServer:
             for r in rows
         )
         for row in rows:
-            vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, still=row.suspended)
+            vgpu = self.enlist(self.registry[row.vgpu_id], row.book, passage=row.passage, quiesced=row.suspended)
             vgpu.dozing, vgpu.written, vgpu.origin = row.dozing, True, row.origin
             vgpu.returning = row.members
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
@@ -273,25 +273,30 @@ class GpuServer:
         require(needed, kept, f"the server of GPU {self.facts.index}")
 
     def enlist(
-        self, record: VgpuRecord, book: AccountState | None, *, passage: MigrationState = AT_REST, still: bool = False
+        self,
+        record: VgpuRecord,
+        book: AccountState | None,
+        *,
+        passage: MigrationState = AT_REST,
+        quiesced: bool = False,
     ) -> Vgpu:
         """Pages and account for ``record``; its broker is another matter."""
         generation = self._row.generation
         vgpu = Vgpu(record, generation, new_grants(record, self.facts, generation, GRACE_NS), passage=passage)
         self.vgpus[record.vgpu_id] = vgpu
         link_name(self.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
-        vgpu.told = record.share
+        vgpu.published_share = record.share
         self.tokens.add(record.key, vgpu.grants, record.share, book)
-        if record.suspended or still:
+        if record.suspended or quiesced:
             vgpu.stand_still()
             self.tokens.bench(record.key)
         self.swapping.enlist(vgpu)
-        self.gather()
+        self.refresh_gangs()
         return vgpu
 
-    def gather(self) -> None:
+    def refresh_gangs(self) -> None:
         """A vGPU or a process with several came or went, or the mode changed: who is in which gang now?"""
-        self.gangs.enroll((vgpu for vgpu in self.vgpus.values() if not vgpu.still), self.mode)
+        self.gangs.enroll((vgpu for vgpu in self.vgpus.values() if not vgpu.quiesced), self.mode)
 
     def apply_shares(self) -> None:
         """One vGPU changed, and so perhaps the weights of the overcommitted: tell scheduler and pages what is new."""
@@ -302,8 +307,8 @@ class GpuServer:
             if vgpu.record != record:
                 vgpu.show(record)
             share = vgpu.share
-            if vgpu.told != share:
-                vgpu.told = share
+            if vgpu.published_share != share:
+                vgpu.published_share = share
                 self.tokens.change(record.key, share)
         self.divide_card()
         if self.mode is Mode.SPATIAL:
@@ -317,7 +322,7 @@ class GpuServer:
                 promised_bytes=vgpu.record.guaranteed_memory_bytes,
                 borrowed_bytes=vgpu.borrowed_bytes,
                 limit_bytes=vgpu.grants.card_limit_bytes,
-                grows=not vgpu.still and not vgpu.away,
+                grows=not vgpu.quiesced and not vgpu.swapped_out,
                 asks_bytes=vgpu.room_bytes,
                 more_bytes=vgpu.grants.spare_bytes or UNBOUNDED,
             )
@@ -336,7 +341,7 @@ class GpuServer:
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
         self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
 
-    async def strike(self, vgpu: Vgpu, kind: EventType, text: str, **fields: int | float | str) -> bool:
+    async def remove(self, vgpu: Vgpu, kind: EventType, text: str, **fields: int | float | str) -> bool:
         """Remove a vGPU, whoever uses it. Its key is free only once its broker can no longer write under it.
         False: it is gone, but the journal still has it."""
         if vgpu.passage.leaving is not None:
@@ -344,10 +349,10 @@ class GpuServer:
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu.record.vgpu_id} is being removed already")
         vgpu.take_away()
-        async with vgpu.turn:
-            if vgpu.still:
+        async with vgpu.lifecycle_lock:
+            if vgpu.quiesced:
                 await self.suspension.let_go(vgpu)
-        self.gather()
+        self.refresh_gangs()
         vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         await self.brokers.dismiss(vgpu, removed=True)
@@ -358,8 +363,8 @@ class GpuServer:
         self.housekeeping.tell_refusals(vgpu)
         self._strike_off(vgpu)
         self._close_door(vgpu)
-        written = await self.remember()
-        self.happened(kind, vgpu, text, **fields)
+        written = await self.persist()
+        self.record_event(kind, vgpu, text, **fields)
         return written
 
     def _strike_off(self, vgpu: Vgpu) -> None:
@@ -376,9 +381,9 @@ class GpuServer:
         vgpu.closed = self.tokens.remove(vgpu.record.key)
         self.memory.forget(vgpu)
         self._strike_off(vgpu)
-        self.gather()
+        self.refresh_gangs()
 
-    def follow(self, generation: int, next_epoch: int) -> None:
+    def advance_past(self, generation: int, next_epoch: int) -> None:
         """What comes has seen pages and leases of another GPU: those that it is shown here have to be later."""
         self._row = replace(self._row, generation=max(self._row.generation, generation) + 1)
         self.tokens.skip_to(next_epoch)
@@ -398,7 +403,7 @@ class GpuServer:
         """What its broker has to know."""
         record = vgpu.record
         spatial = record.partition is not None
-        vgpu.told_places = self._places if spatial else ()
+        vgpu.published_places = self._places if spatial else ()
         limited = record.partition is not None and not record.spec.burst
         return Adopt(
             vgpu_id=record.vgpu_id,
@@ -420,8 +425,8 @@ class GpuServer:
             sm_planned=sms_planned(record),
             memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
             most_processes=self.daemon.most_processes if spatial else 0,
-            suspended=vgpu.still and not vgpu.dozing,
-            places=vgpu.told_places,
+            suspended=vgpu.quiesced and not vgpu.dozing,
+            places=vgpu.published_places,
         )
 
     @property
@@ -437,7 +442,7 @@ class GpuServer:
         """A vGPU came, went or changed: the others' brokers count with it from now on."""
         places = self._places
         for vgpu in list(self.vgpus.values()):
-            if vgpu.record.partition is not None and vgpu.told_places != places:
+            if vgpu.record.partition is not None and vgpu.published_places != places:
                 await self.brokers.changed(vgpu)
 
     @property
@@ -460,25 +465,27 @@ class GpuServer:
         vgpu.members[message.slot] = Member(message.slot, process, message.uid, message.command)
         vgpu.returning = tuple(member for member in vgpu.returning if member.process != process)
         self.apply_shares()
-        known = vgpu.seen.get(message.slot) == process
+        known = vgpu.last_reported.get(message.slot) == process
         if message.vgpus or not known:  # a broker that was restarted does not know the others any more
             self._accompany(vgpu, message.slot, message.vgpus)
         if known:
             return  # a broker that reconnects tells the whole state; a process may attach again
-        vgpu.seen[message.slot] = process
-        self.nursery.start_soon(self.remember)  # if server and broker die, it is to be found again
+        vgpu.last_reported[message.slot] = process
+        self.nursery.start_soon(self.persist)  # if server and broker die, it is to be found again
         self.memory.expect_growth()
-        self.happened(EventType.ATTACHED, vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid)
+        self.record_event(
+            EventType.ATTACHED, vgpu, f"process {message.pid} ({message.command}) attached", pid=message.pid
+        )
 
     def _accompany(self, vgpu: Vgpu, slot: int, vgpus: tuple[str, ...]) -> None:
         if vgpus:
-            vgpu.companies[slot] = vgpus
+            vgpu.coattached[slot] = vgpus
         else:
-            vgpu.companies.pop(slot, None)
-        self.gather()
+            vgpu.coattached.pop(slot, None)
+        self.refresh_gangs()
 
     def died(self, vgpu: Vgpu, message: Died) -> None:
-        if vgpu.seen.get(message.slot) == Process(message.pid, message.start_time):
+        if vgpu.last_reported.get(message.slot) == Process(message.pid, message.start_time):
             self._accompany(vgpu, message.slot, ())
         member = vgpu.members.get(message.slot)
         if member is not None and member.process == Process(message.pid, message.start_time):
@@ -490,7 +497,7 @@ class GpuServer:
             vgpu.count_past(message.slot)
             vgpu.planned.pop(message.slot, None)
             self.apply_shares()
-            self.happened(EventType.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
+            self.record_event(EventType.ENDED, vgpu, f"process {message.pid} ended", pid=message.pid)
 
     def reaped(self, vgpu: Vgpu, message: Reaped) -> None:
         member = vgpu.members.get(message.slot)
@@ -503,7 +510,7 @@ class GpuServer:
             self.swapping.stores.release(process)
         released_bytes = min(message.released_bytes, self.facts.total_memory_bytes)  # the process wrote that number
         text = f"the driver let process {message.pid} go, {format_bytes(released_bytes)} free again"
-        self.happened(EventType.DETACHED, vgpu, text, pid=message.pid, released_bytes=released_bytes)
+        self.record_event(EventType.DETACHED, vgpu, text, pid=message.pid, released_bytes=released_bytes)
 
     async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
         return await self.brokers.gone(vgpu, slot, process)
@@ -514,7 +521,7 @@ class GpuServer:
         return self.mps.pid
 
     def _notice(self, kind: EventType, vgpu: Vgpu | None, text: str, pid: int) -> None:
-        self.happened(kind, vgpu, text, pid=pid)
+        self.record_event(kind, vgpu, text, pid=pid)
 
     async def _judge_outsiders(self, outside: Sequence[UnmanagedProcess], inside: Mapping[int, str]) -> None:
         """/proc is read in a thread: a process that holds its memory's lock lets its readers wait. Once a second."""
@@ -525,14 +532,14 @@ class GpuServer:
         for command in self._unmanaged.see(seen, time.monotonic_ns()):
             text = await trio.to_thread.run_sync(respond, command)
             vgpu = self.vgpus.get(command.sighting.vgpu_id)
-            self.happened(EventType.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
+            self.record_event(EventType.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
 
     def _sole_users(self) -> dict[str, int]:
         """Of the vGPUs that are shared with no group."""
         records = [vgpu.record for vgpu in self.vgpus.values()]
         return {record.vgpu_id: record.owner.uid for record in records if record.owner.share_gid < 0}
 
-    def happened(self, kind: EventType, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
+    def record_event(self, kind: EventType, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:
         """Log it, and tell whoever watches."""
         vgpu_id = "" if vgpu is None else vgpu.record.vgpu_id
         log.info(kind, vgpu=vgpu_id, text=text, **fields)
@@ -544,7 +551,7 @@ class GpuServer:
 
     # --- what outlives it
 
-    async def remember(self, new: Vgpu | None = None) -> bool:
+    async def persist(self, new: Vgpu | None = None) -> bool:
         """Write the journal now. A disk that fails does not stop the GPU; it is reported, and False. ``new``: with this
         one; before that it is not written, and if it cannot be, whoever makes it takes it back."""
         async with self._journal_turn:
@@ -553,7 +560,7 @@ class GpuServer:
                 vgpu.row(books.get(vgpu.record.key))
                 for vgpu in self.vgpus.values()
                 if (vgpu.written or vgpu is new)
-                and (not vgpu.removed.is_set() or vgpu.still)  # whoever cannot be brought back yet is not forgotten
+                and (not vgpu.removed.is_set() or vgpu.quiesced)  # whoever cannot be brought back yet is not forgotten
             ]
             server = replace(self._row, next_epoch=self.tokens.next_epoch, mode=self.mode.value)
             try:

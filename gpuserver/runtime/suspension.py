@@ -63,7 +63,7 @@ class Suspension:
         """Errors: ``mode`` (spatial), ``in-use`` for programs of several vGPUs, ``unavailable`` with the driver's
         reason; the vGPU goes on then."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
-        async with vgpu.turn:
+        async with vgpu.lifecycle_lock:
             self.check(vgpu)
             if vgpu.record.suspended:
                 return
@@ -72,11 +72,11 @@ class Suspension:
                 vgpu.passage = vgpu.passage.given_up()
                 server.registry.suspend(vgpu_id)  # others may have its place from now on
                 server.apply_shares()
-                await server.remember()
+                await server.persist()
 
     async def _halt_for_good(self, vgpu: Vgpu) -> None:
         """As ``halt``. One that dozes does not wake by itself any more, and no program is let in."""
-        dozing, vgpu.dozing, vgpu.lends = vgpu.dozing, (), False
+        dozing, vgpu.dozing, vgpu.lends_memory = vgpu.dozing, (), False
         if not dozing:
             await self.halt(vgpu)
             return
@@ -88,7 +88,7 @@ class Suspension:
             await self._tell(vgpu)
             raise
         text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
-        self._server.happened(EventType.SUSPENDED, vgpu, text)
+        self._server.record_event(EventType.SUSPENDED, vgpu, text)
 
     async def doze(self, vgpu: Vgpu) -> None:
         """As ``suspend``, until one of its programs wants the GPU. The caller has its turn."""
@@ -96,18 +96,18 @@ class Suspension:
         vgpu.dozing = tuple(await self.processes(vgpu))
         if vgpu.dozing:
             await self.halt(vgpu)
-            vgpu.lends = not vgpu.removed.is_set()
+            vgpu.lends_memory = not vgpu.removed.is_set()
 
     async def probe(self, vgpu: Vgpu) -> None:
         """Whether the driver could suspend it when it is idle: if not, its readings say so from now on."""
         if vgpu.record.spec.idle_suspend_ns and not vgpu.swaps:
-            vgpu.unmoved = (await self._ask_driver("probe", vgpu, ())).reason
+            vgpu.suspend_error = (await self._ask_driver("probe", vgpu, ())).reason
 
     async def halt(self, vgpu: Vgpu) -> None:
         """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
         of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
-        if vgpu.still:
+        if vgpu.quiesced:
             if not vgpu.swaps:
                 await self._suspend_all(vgpu)
             return
@@ -124,26 +124,26 @@ class Suspension:
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         if vgpu.dozing:
             text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
-        server.happened(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
+        server.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
         """Errors: ``no-room`` where others were promised its share or memory meanwhile, ``unavailable`` with the
         driver's reason; it stays suspended then."""
-        async with vgpu.turn:
+        async with vgpu.lifecycle_lock:
             await self.bring_back(vgpu)
 
     async def bring_back(self, vgpu: Vgpu) -> None:
         """As ``resume``; the caller has its turn. One that dozes goes on doing so where it fails."""
         server, vgpu_id = self._server, vgpu.record.vgpu_id
         self._check_present(vgpu)
-        if not vgpu.still:
+        if not vgpu.quiesced:
             return
         if vgpu.record.suspended:
             server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
             server.registry.resume(vgpu_id, vgpu.used_bytes)  # promised, and counted, before anything moves
             server.apply_shares()
-        if vgpu.lends:
-            vgpu.lends = False
+        if vgpu.lends_memory:
+            vgpu.lends_memory = False
             await server.swapping.make_room()
         processes = vgpu.dozing or await self.processes(vgpu)
         # What was swapped comes when it is wanted, as ever.
@@ -153,13 +153,13 @@ class Suspension:
                 vgpu.passage = vgpu.passage.given_up()
                 server.registry.suspend(vgpu_id)
                 server.apply_shares()
-                await server.remember()
+                await server.persist()
             raise refused(vgpu, answer)
         await self._go_on(vgpu)
-        vgpu.unmoved = ""
+        vgpu.suspend_error = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
-        server.happened(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
+        server.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()
@@ -172,7 +172,7 @@ class Suspension:
         """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
         stand still for ever. The caller has its turn."""
         if vgpu.swaps:  # their gates fail, and wait for no memory
-            vgpu.still = False
+            vgpu.quiesced = False
             return
         processes = list(vgpu.dozing or vgpu.programs)
         try:
@@ -183,10 +183,12 @@ class Suspension:
         for process in lost:
             with suppress(OSError), opened(self._target(vgpu, process)) as pidfd:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        vgpu.still = False
+        vgpu.quiesced = False
         if lost:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
-            self._server.happened(EventType.STRANDED, vgpu, f"{text}, which could not be brought back: {answer.reason}")
+            self._server.record_event(
+                EventType.STRANDED, vgpu, f"{text}, which could not be brought back: {answer.reason}"
+            )
 
     def _check_present(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id
@@ -205,8 +207,8 @@ class Suspension:
                 f"{vgpu_id} is on a GPU in spatial mode, and processes under MPS cannot be suspended",
                 f"end the GPU's programs, then: vgpuctl gpu set {self._server.facts.index} --mode temporal",
             )
-        if vgpu.companies:
-            others = sorted({other for company in vgpu.companies.values() for other in company} - {vgpu_id})
+        if vgpu.coattached:
+            others = sorted({other for company in vgpu.coattached.values() for other in company} - {vgpu_id})
             raise VgpuError(
                 ErrorCode.IN_USE,
                 f"programs of {vgpu_id} are in {', '.join(others)}, too, and cannot stand still in one of them",
@@ -235,20 +237,20 @@ class Suspension:
 
     async def _tell(self, vgpu: Vgpu) -> None:
         """Scheduler, gangs, broker and journal."""
-        self._server.gather()
+        self._server.refresh_gangs()
         self._server.apply_shares()
         await self._server.brokers.changed(vgpu)
-        await self._server.remember()
+        await self._server.persist()
 
     async def _go_on(self, vgpu: Vgpu) -> None:
         """It may have leases again, unless it was removed meanwhile."""
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
-        vgpu.dozing, vgpu.lends = (), False
+        vgpu.dozing, vgpu.lends_memory = (), False
         vgpu.stand_still(False)
         await self._tell(vgpu)
-        if not vgpu.removed.is_set() and not vgpu.away:
+        if not vgpu.removed.is_set() and not vgpu.swapped_out:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
             self._server.memory.expect_growth()  # its contexts are back
 

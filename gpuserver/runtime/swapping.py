@@ -69,7 +69,7 @@ class Swapping:
         """It has no leases until it was seen where it is."""
         if vgpu.swaps:
             self._places[vgpu.record.vgpu_id] = SwapState(wants_ns=time.monotonic_ns())
-            vgpu.away = True
+            vgpu.swapped_out = True
             self._enlisted.set()
             self._server.tokens.bench(vgpu.record.key)
 
@@ -110,7 +110,7 @@ class Swapping:
         of their way. Not for new allocations, of which nobody knows that; so not while anybody waits to make one."""
         if any(vgpu.room_bytes for vgpu in self._swapped()):
             return 0
-        return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._server.vgpus.values() if vgpu.lends)
+        return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._server.vgpus.values() if vgpu.lends_memory)
 
     @property
     def _taken_bytes(self) -> int:
@@ -169,7 +169,7 @@ class Swapping:
 
     def _is_astray(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> bool:
         """It is away, and is not: what the last server had begun, or what could not go back."""
-        if not vgpu.away or place.moving or place.comes or vgpu.turn.locked() or not vgpu.here_bytes:
+        if not vgpu.swapped_out or place.moving or place.comes or vgpu.lifecycle_lock.locked() or not vgpu.here_bytes:
             return False
         if now_ns < place.tidied_ns + AGAIN_NS:
             return False
@@ -202,7 +202,7 @@ class Swapping:
             place.room_ns = 0
         elif not place.room_ns:
             place.room_ns = now_ns
-        resident, moving = place.leaves or not vgpu.away, place.moving or place.leaves
+        resident, moving = place.leaves or not vgpu.swapped_out, place.moving or place.leaves
         return Tenant(
             key=vgpu.record.key,
             resident=resident,
@@ -212,7 +212,7 @@ class Swapping:
             wants_ns=min(place.wants_ns, place.room_ns) if place.room_ns else place.wants_ns,
             moving=moving,
             room_bytes=vgpu.room_bytes,
-            barred=vgpu.still or vgpu.turn.locked() or not place.settled or place.not_before_ns > now_ns,
+            barred=vgpu.quiesced or vgpu.lifecycle_lock.locked() or not place.settled or place.not_before_ns > now_ns,
             user=vgpu.record.owner.uid,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
@@ -231,8 +231,8 @@ class Swapping:
         if missing and trio.current_time() < self._began + RETURN_S:
             return
         place.settled = True
-        if not vgpu.still and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
-            vgpu.away = False
+        if not vgpu.quiesced and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
+            vgpu.swapped_out = False
             vgpu.place(on_card=True)
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         else:  # some are away, or were about to go, or it is to stand still: all of them, then
@@ -242,7 +242,7 @@ class Swapping:
         if hopeless and not place.hopeless:
             text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
             text += ": vgpuctl serve --host-memory gives more of the latter"
-            self._server.happened(EventType.NO_ROOM, vgpu, text)
+            self._server.record_event(EventType.NO_ROOM, vgpu, text)
         place.hopeless = hopeless
 
     # --- moving
@@ -261,8 +261,8 @@ class Swapping:
         try:
             if after is not None and not await after.comes():
                 return
-            async with vgpu.turn:
-                if vgpu.removed.is_set() or (on_card and vgpu.still):
+            async with vgpu.lifecycle_lock:
+                if vgpu.removed.is_set() or (on_card and vgpu.quiesced):
                     return
                 await (self.bring(vgpu) if on_card else self.put_away(vgpu))
         finally:
@@ -295,13 +295,13 @@ class Swapping:
         for vgpu in self._swapped():
             place = self._place(vgpu)
             if vgpu.record.owner.uid == uid and not place.comes:
-                total += vgpu.movable_bytes if place.leaves or vgpu.still else vgpu.away_bytes
+                total += vgpu.movable_bytes if place.leaves or vgpu.quiesced else vgpu.away_bytes
         return total
 
     async def put_away(self, vgpu: Vgpu) -> str:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
         away in part stays so, and its programs go on trying. The caller has its turn."""
-        place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.away
+        place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.swapped_out
         bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
         place.leaves = True
         lack = self.stores.lacks(uid, self._away_bytes_of(uid))
@@ -310,7 +310,7 @@ class Swapping:
             return self._tell_stuck(vgpu, place, lack)
         self._server.tokens.bench(vgpu.record.key)
         if not was_away:
-            vgpu.away, place.left_ns = True, began_ns
+            vgpu.swapped_out, place.left_ns = True, began_ns
             vgpu.swaps_out += 1
         lack = await self._leaves(vgpu)
         place.leaves = False
@@ -337,7 +337,7 @@ class Swapping:
     def _tell_stuck(self, vgpu: Vgpu, place: SwapState, reason: str) -> str:
         place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
         place.defer()
-        self._server.happened(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
+        self._server.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
     async def _provide(self, uid: int, lacks: list[str]) -> None:
@@ -378,9 +378,9 @@ class Swapping:
         if not there:
             return False
         vgpu.grants.present_bytes = 0
-        vgpu.away, place.came_ns, place.failures = False, time.monotonic_ns(), 0
+        vgpu.swapped_out, place.came_ns, place.failures = False, time.monotonic_ns(), 0
         vgpu.swaps_in += 1
-        if not vgpu.removed.is_set() and not vgpu.still:
+        if not vgpu.removed.is_set() and not vgpu.quiesced:
             self._server.tokens.unbench(vgpu.record.key, vgpu.share)
         return True
 
@@ -421,7 +421,7 @@ class Swapping:
         text = f"{vgpu.record.vgpu_id}: {format_bytes(bytes_)} of {programs} in {ns / 1e9:.2f} s"
         if pinned_s >= 0.01:
             text += f", {pinned_s:.2f} s of it to pin host memory"
-        self._server.happened(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
+        self._server.record_event(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
 
 
 def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:

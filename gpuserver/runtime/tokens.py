@@ -80,7 +80,7 @@ class TokenLoop:
         """Until when each has wanted, of those that have in the last second and those that do."""
         self._heard_ns: dict[VgpuIndex, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
-        self._curious: set[Recorder] = set()
+        self._activity_recorders: set[Recorder] = set()
         """Those for whom hooks note what they see."""
         self._measured_ns = 0
         self._used: tuple[int, dict[VgpuIndex, int]] = (0, {})
@@ -104,7 +104,7 @@ class TokenLoop:
         self._published[key] = set()
         self._dispatcher.add(key, grants)
         self.meters.enter(key)
-        if self._curious:
+        if self._activity_recorders:
             grants.flags = grants.flags | GrantsFlag.TRACED
         for recorder in self._recorders:
             recorder.enter(
@@ -230,19 +230,19 @@ class TokenLoop:
                 )
             if key in self._sharing:
                 recorder.shares(key)
-            if work and not self._curious:
+            if work and not self._activity_recorders:
                 page.flags = page.flags | GrantsFlag.TRACED
         self._recorders = (*self._recorders, recorder)
         if work:
-            self._curious.add(recorder)
+            self._activity_recorders.add(recorder)
 
     def forget_recorder(self, recorder: Recorder) -> None:
         """It hears no more; hooks note no more once it was the last."""
         self.hear()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
-        was_curious = recorder in self._curious
-        self._curious.discard(recorder)
-        if was_curious and not self._curious:
+        was_curious = recorder in self._activity_recorders
+        self._activity_recorders.discard(recorder)
+        if was_curious and not self._activity_recorders:
             for page in self._grants.values():
                 page.flags = page.flags & ~GrantsFlag.TRACED
 
@@ -252,9 +252,9 @@ class TokenLoop:
         booked: dict[Event, tuple[int, int]] = {event: self._scheduler.booked(key) for key, event in last.items()}
         for recorder in self._recorders:
             for event in events:
-                recorder.heard(event, now_ns, booked.get(event))
+                recorder.on_event(event, now_ns, booked.get(event))
             for command in commands:
-                recorder.said(command)
+                recorder.on_command(command)
 
     # --- readings
 
@@ -481,13 +481,13 @@ class TokenLoop:
     def _take(self, reports: Sequence[Report]) -> None:
         if reports:
             now_ns = time.monotonic_ns()
-            self._obey(self._scheduler.handle_all(reports, now_ns), reports, now_ns)
+            self._apply(self._scheduler.handle_all(reports, now_ns), reports, now_ns)
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
-        self._obey(self._scheduler.handle(event, now_ns), [event], now_ns)
+        self._apply(self._scheduler.handle(event, now_ns), [event], now_ns)
 
-    def _obey(self, commands: list[Command], events: Sequence[Event], now_ns: int) -> None:
+    def _apply(self, commands: list[Command], events: Sequence[Event], now_ns: int) -> None:
         """Do what the scheduler answered to ``events``."""
         if self._recorders:
             self._tell_recorders(events, commands, now_ns)

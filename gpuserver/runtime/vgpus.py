@@ -97,84 +97,96 @@ def set_event() -> trio.Event:
 
 @dataclass(slots=True, eq=False)
 class Vgpu:
-    """``activity`` is None from a restart of the server until the broker brings the page back; ``activity_fd`` is its
-    descriptor, handed to every broker of this vGPU.
-
-    ``members``: its processes by slot, by its broker's word, which has it from the kernel. Nothing that stands in the
-    page adds a process to them or takes one away. ``returning``: those of before, by the journal, until the broker of
-    this server has told of its own. ``still``: its programs stand still, or are about to.
-    ``dozing``: its processes that stand still because nobody used it, until one of them wants the GPU; empty: it does
-    not doze. ``lends``: what it was promised is free meanwhile. ``unmoved``: why it could not be suspended or resumed
-    by itself.
-    ``turn``: of whoever suspends, resumes or moves it. ``away``: what it has
-    may be in the host's memory, so that it gets no leases. ``driver_bytes``: what the driver showed of its processes
-    when they last ran, by pid; None: it was not asked yet, or does not answer. ``swaps_out``, ``swaps_in``: how often
-    it left and came.
-    ``passage``: where it stands between two GPUs. ``settled``: set once the GPU that it was leaving for has answered,
-    with ``refusal`` if it was not taken there.
-
-    ``link``: to its broker, while there is one; ``lists``: that one gives and takes the list of processes.
-    ``listens``: its socket was open.
-    ``custody``: of whoever keeps that alive. ``admits``: set once the
-    broker's socket is open. ``removed``: its end. ``left``: set once nobody keeps a broker for it any more.
-    ``failure``: why it does not admit processes, if it does not. ``past``: what its processes that have ended had
-    counted. ``shown``: the most of that, and of what others count, that was told; ``served``: of what it has had.
-    ``refused``: how many refusals were told as events, by slot and process. ``implicit_peak_bytes``: the most that was
-    implicit of each of its processes. ``seen``: who was reported in which slot last. ``companies``: by slot, all vGPUs
-    of a process that has several, in the order of attaching. ``compared``: processes whose SMs were compared with what
-    was planned. ``planned``: to what MPS holds the process in a slot, for its life, by its broker's word. ``told``:
-    what the scheduler was told of it last; ``told_places``: what its broker was told of the places of the MPS server.
-    ``closed``: its account when the scheduler forgot it for ever. ``written``:
-    the journal has had it, so whoever asked for it is told that there is one. ``origin``: for whom it was made,
-    and until when it stays; ``holders``: links on which it was asked for. ``made``: set once it is ready, or ``unmade``
-    says why it is not.
-    """
+    """One vGPU of this GPU Server: its pages, its broker, its processes, and where its memory is."""
 
     record: VgpuRecord
     generation: int
+    # --- pages
     grants: GrantsPage
     activity: ActivityPage | None = None
+    """None from a restart of the server until the broker brings the page back."""
     activity_fd: int = -1
+    """Descriptor of the activity page, handed to every broker of this vGPU."""
+    written: bool = False
+    """The journal has had it. A client is told of no vGPU before."""
+    # --- its broker
     broker: Process = NO_PROCESS
     link: MessageStream | None = None
+    """To its broker, while there is one."""
     lists: bool = False
+    """That broker gives and takes the list of processes."""
     listens: bool = False
+    """The broker's socket was open."""
     registered: trio.Event = field(default_factory=trio.Event)
     admits: trio.Event = field(default_factory=trio.Event)
+    """Set once the broker's socket is open."""
     removed: trio.Event = field(default_factory=trio.Event)
+    """Set at the vGPU's end."""
     left: trio.Event = field(default_factory=trio.Event)
+    """Set once no task keeps a broker for it any more."""
+    keeper_scope: trio.CancelScope | None = None
+    """Of the task that keeps the broker alive."""
     failure: str = ""
-    past: Past = Past()
-    shown: Past = Past()
+    """Why it admits no processes; empty: it does."""
+    # --- what it has had
+    retired: Past = Past()
+    """Counters of its processes that have ended."""
+    high_water: Past = Past()
+    """The most of ``retired`` and of live counters that was ever reported: reported counters only grow."""
     served: ServiceTotals = _UNSERVED
-    refused: dict[tuple[int, Process], int] = field(default_factory=dict)
-    implicit_peak_bytes: int = 0
-    seen: dict[int, Process] = field(default_factory=dict)
-    companies: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    compared: set[Process] = field(default_factory=set)
-    planned: dict[int, Planned] = field(default_factory=dict)
-    told: Share | None = None
-    told_places: tuple[tuple[int, int], ...] = ()
     closed: AccountState | None = None
-    still: bool = False
+    """Its account when the scheduler forgot it for ever."""
+    published_share: Share | None = None
+    """What the scheduler knows of it."""
+    published_places: tuple[tuple[int, int], ...] = ()
+    """What its broker knows of the places of the MPS server."""
+    # --- its processes
+    members: dict[int, Member] = field(default_factory=dict)
+    """By slot. The broker's word, which has it from the kernel: no page adds a process or takes one away."""
+    returning: tuple[Member, ...] = ()
+    """Members by the journal, until the broker of this server has reported its own."""
+    last_reported: dict[int, Process] = field(default_factory=dict)
+    """The process that was reported last in each slot."""
+    coattached: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By slot, all vGPUs of a process that has several, in the order of attaching."""
+    refused: dict[tuple[int, Process], int] = field(default_factory=dict)
+    """How many refusals were reported as events, by slot and process."""
+    implicit_peak_bytes: int = 0
+    """The most implicit memory of each of its processes."""
+    compared: set[Process] = field(default_factory=set)
+    """Processes whose SMs were compared with those planned."""
+    planned: dict[int, Planned] = field(default_factory=dict)
+    """By slot, what MPS holds the process to, for its life, by the broker's word."""
+    # --- suspended, swapped, on the way to another GPU
+    lifecycle_lock: trio.Lock = field(default_factory=trio.Lock)
+    """Held during suspend, resume and migrate."""
+    quiesced: bool = False
+    """Its programs are stopped, or are about to be."""
     dozing: tuple[Process, ...] = ()
-    lends: bool = False
-    unmoved: str = ""
-    away: bool = False
+    """Its processes that are stopped because it was idle, until one of them wants the GPU. Empty: it is not
+    idle-suspended."""
+    lends_memory: bool = False
+    """What it was promised is free meanwhile."""
+    suspend_error: str = ""
+    """Why it could not be suspended or resumed by itself."""
+    swapped_out: bool = False
+    """Its memory may be in the host's, so it gets no leases."""
     driver_bytes: dict[int, int] | None = None
+    """What the driver showed of its processes when they ran last, by pid. None: not asked yet, or no answer."""
     swaps_out: int = 0
     swaps_in: int = 0
-    members: dict[int, Member] = field(default_factory=dict)
-    returning: tuple[Member, ...] = ()
-    turn: trio.Lock = field(default_factory=trio.Lock)
     passage: MigrationState = AT_REST
+    """Where it stands between two GPUs."""
     settled: trio.Event = field(default_factory=trio.Event)
+    """Set once the GPU that it was leaving for has answered, with ``refusal`` if it was not taken there."""
     refusal: VgpuError | None = None
-    custody: trio.CancelScope | None = None
-    written: bool = False
+    # --- how it came, and until when it stays
     origin: Origin = KEPT
+    """For whom it was made, and until when it stays."""
     holders: set[object] = field(default_factory=set)
+    """Links on which it was asked for."""
     made: trio.Event = field(default_factory=set_event)
+    """Set once it is ready, or ``unmade`` says why it is not."""
     unmade: VgpuError | None = None
 
     def is_answer_to(self, uid: int, request_id: str) -> bool:
@@ -221,12 +233,12 @@ class Vgpu:
     @property
     def refusals(self) -> int:
         """Allocations refused at the limit since this server began."""
-        return bounded(self.past.refusals + sum(slot.refusals for slot in self.alive))
+        return bounded(self.retired.refusals + sum(slot.refusals for slot in self.alive))
 
     @property
     def refused_bytes(self) -> int:
         """Size of the last allocation that was refused, of those that are here or, without one, of those that were."""
-        return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.past.refused_bytes)
+        return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.retired.refused_bytes)
 
     def new_refusals(self) -> tuple[int, int]:
         """How many allocations were refused since this was asked last, and the size of the last one; of a process that
@@ -278,7 +290,7 @@ class Vgpu:
         into it from the others."""
         if not self.swaps:
             return 0
-        return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots if slot.index not in self.companies))
+        return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots if slot.index not in self.coattached))
 
     @property
     def kept_bytes(self) -> int:
@@ -307,7 +319,7 @@ class Vgpu:
         owned = sum(slot.committed_bytes)
         if self.record.spec.oversubscribe is not None:
             owned -= slot.committed_bytes[MANAGED]
-        if self.swaps and slot.index not in self.companies:
+        if self.swaps and slot.index not in self.coattached:
             owned -= slot.committed_bytes[DEVICE]
         return owned
 
@@ -333,13 +345,15 @@ class Vgpu:
 
     @property
     def launches(self) -> int:
-        return bounded(self.past.launches + sum(slot.launches for slot in self.alive))
+        return bounded(self.retired.launches + sum(slot.launches for slot in self.alive))
 
     def show_counts(self) -> Past:
         """Refusals and launches, never fewer than were told before: between a process's death and its broker's word of
         it, and while the page is away, nobody has what it counted."""
-        self.shown = Past(max(self.shown.refusals, self.refusals), max(self.shown.launches, self.launches))
-        return self.shown
+        self.high_water = Past(
+            max(self.high_water.refusals, self.refusals), max(self.high_water.launches, self.launches)
+        )
+        return self.high_water
 
     def show_served(self, now: ServiceTotals) -> ServiceTotals:
         """The same of what it has had: that a gap was idle, or an overlap another's, is known once it was charged."""
@@ -360,7 +374,7 @@ class Vgpu:
         return VgpuRow.of(
             self.record,
             self.booked(book),
-            suspended=self.still,
+            suspended=self.quiesced,
             passage=passage,
             dozing=self.dozing,
             members=(*self.members.values(), *back),
@@ -390,10 +404,10 @@ class Vgpu:
         """The process in ``slot`` has ended: keep what it had counted."""
         if self.activity is not None:
             reading = self.activity.read_slot(slot)
-            self.past = Past(
-                bounded(self.past.refusals + reading.refusals),
-                bounded(self.past.launches + reading.launches),
-                reading.refused_bytes if reading.refusals else self.past.refused_bytes,
+            self.retired = Past(
+                bounded(self.retired.refusals + reading.refusals),
+                bounded(self.retired.launches + reading.launches),
+                reading.refused_bytes if reading.refusals else self.retired.refused_bytes,
             )
 
     def show(self, record: VgpuRecord) -> None:
@@ -407,7 +421,7 @@ class Vgpu:
 
     def stand_still(self, still: bool = True) -> None:
         """Its programs are to, or may go on."""
-        self.still = still
+        self.quiesced = still
         flags = self.grants.flags
         stays = still or GrantsFlag.AWAY in flags
         self.grants.flags = flags | GrantsFlag.STILL if stays else flags & ~GrantsFlag.STILL
@@ -415,7 +429,7 @@ class Vgpu:
     def place(self, *, on_card: bool) -> None:
         """What can be moved is to be there; nothing is queued ahead of leases meanwhile."""
         flags = self.grants.flags & ~(GrantsFlag.AWAY | GrantsFlag.PRESENT | GrantsFlag.STILL)
-        still = GrantsFlag.STILL if self.still or not on_card else GrantsFlag(0)
+        still = GrantsFlag.STILL if self.quiesced or not on_card else GrantsFlag(0)
         self.grants.flags = flags | still | (GrantsFlag.PRESENT if on_card else GrantsFlag.AWAY)
         self.grants.wake()
 

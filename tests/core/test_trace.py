@@ -68,10 +68,10 @@ def drained(epoch: int, at_ns: int, *, wants: bool = True) -> Drained:
 
 def test_a_lease_from_go_to_its_drain_and_the_waits_around_it() -> None:
     made = recorder()
-    made.heard(Runnable(0), 100)
-    made.said(lease(7, 200, 1200))
-    made.heard(LeaseStarted(0, 7, 250), 260)
-    made.heard(drained(7, 1300), 1310, (1050, 900))
+    made.on_event(Runnable(0), 100)
+    made.on_command(lease(7, 200, 1200))
+    made.on_event(LeaseStarted(0, 7, 250), 260)
+    made.on_event(drained(7, 1300), 1310, (1050, 900))
     made.finish(2000)
     assert told(made) == (
         WaitRecord(vgpu_id="vgpu-0", begin_ns=100, end_ns=250, ended="lease"),
@@ -107,11 +107,11 @@ def test_how_a_lease_ended(
     end_ns: int | None, revised_ns: int | None, drained_ns: int, wants: bool, ended: str
 ) -> None:
     made = recorder()
-    made.said(lease(1, 0, end_ns))
-    made.heard(LeaseStarted(0, 1, 0), 0)
+    made.on_command(lease(1, 0, end_ns))
+    made.on_event(LeaseStarted(0, 1, 0), 0)
     if revised_ns is not None:
-        made.said(lease(1, 0, revised_ns))
-    made.heard(drained(1, drained_ns, wants=wants), drained_ns, (1, 1))
+        made.on_command(lease(1, 0, revised_ns))
+    made.on_event(drained(1, drained_ns, wants=wants), drained_ns, (1, 1))
     (found,) = of(LeaseRecord, told(made))
     assert found.ended == ended
     longest = None if end_ns is None else max(end_ns, revised_ns or 0)
@@ -121,9 +121,9 @@ def test_how_a_lease_ended(
 def test_what_was_so_before_it_began_and_is_so_when_it_ends() -> None:
     old, following = Lease(0, 3, -50, 900, window_ns=5), Lease(0, 4, 900, 1900, window_ns=5)
     made = recorder(leases=[(old, True), (following, False)], booked=(70, 60))
-    made.heard(drained(3, 950), 960, (100, 80))
-    made.heard(LeaseStarted(0, 4, 960), 961)
-    made.heard(Observed(0, 4, idle_ns=10, drains_by_ns=1300), 1000)
+    made.on_event(drained(3, 950), 960, (100, 80))
+    made.on_event(LeaseStarted(0, 4, 960), 961)
+    made.on_event(Observed(0, 4, idle_ns=10, drains_by_ns=1300), 1000)
     (running,) = made.under_way(1060)
     made.finish(1060)
     first, last = of(LeaseRecord, told(made))
@@ -143,8 +143,8 @@ def test_a_round_ends_when_it_was_to_however_early_it_began(known: bool) -> None
     pinned = Lease(0, 3, 1000, 2000, early=False)
     made = recorder(leases=[(pinned, False)] if known else [])
     if not known:
-        made.said(Publish(pinned))
-    made.heard(LeaseStarted(0, 3, 960), 961)
+        made.on_command(Publish(pinned))
+    made.on_event(LeaseStarted(0, 3, 960), 961)
     (running,) = made.under_way(1060)
     assert isinstance(running, LeaseRecord)
     assert (running.go_ns, running.end_ns, running.granted_ns) == (960, 2000, 1040)
@@ -152,12 +152,12 @@ def test_a_round_ends_when_it_was_to_however_early_it_began(known: bool) -> None
 
 def test_a_wish_that_is_given_up_and_a_vgpu_that_goes() -> None:
     made = recorder(wants=True)
-    made.heard(Idle(0), 10)
-    made.said(lease(1, 0, None))
-    made.heard(LeaseStarted(0, 1, 20), 20)
-    made.heard(Runnable(0), 25)
-    made.heard(Removed(0), 30)
-    made.heard(Runnable(0), 40)
+    made.on_event(Idle(0), 10)
+    made.on_command(lease(1, 0, None))
+    made.on_event(LeaseStarted(0, 1, 20), 20)
+    made.on_event(Runnable(0), 25)
+    made.on_event(Removed(0), 30)
+    made.on_event(Runnable(0), 40)
     made.finish(50)
     wait, held = told(made)
     assert wait == WaitRecord(vgpu_id="vgpu-0", begin_ns=0, end_ns=10, ended="gave-up")
@@ -168,30 +168,30 @@ def test_a_wish_that_is_given_up_and_a_vgpu_that_goes() -> None:
 def test_a_lease_that_was_taken_back_is_none_unless_it_had_begun() -> None:
     made = recorder()
     for epoch in (1, 2):
-        made.said(lease(epoch, 100, 200))
-        made.said(Withdraw(0, epoch))
-    made.heard(LeaseStarted(0, 2, 99), 101)  # it crossed the withdrawal
-    made.heard(drained(2, 105, wants=False), 106, (6, 6))
+        made.on_command(lease(epoch, 100, 200))
+        made.on_command(Withdraw(0, epoch))
+    made.on_event(LeaseStarted(0, 2, 99), 101)  # it crossed the withdrawal
+    made.on_event(drained(2, 105, wants=False), 106, (6, 6))
     assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(2, 99, "revoked")]
 
 
 def test_a_lease_that_went_before_its_withdrawal_was_said_is_a_revoked_one() -> None:
     made = recorder()
-    made.said(lease(1, 100, 200))
-    made.heard(LeaseStarted(0, 1, 99), 101)  # with what led to the withdrawal
-    made.said(Withdraw(0, 1))
-    made.heard(drained(1, 105), 106, (6, 6))
+    made.on_command(lease(1, 100, 200))
+    made.on_event(LeaseStarted(0, 1, 99), 101)  # with what led to the withdrawal
+    made.on_command(Withdraw(0, 1))
+    made.on_event(drained(1, 105), 106, (6, 6))
     assert [(r.epoch, r.end_ns, r.ended) for r in of(LeaseRecord, told(made))] == [(1, 199, "revoked")]
 
 
 def test_of_two_leases_that_drained_together_the_last_one_shows_what_both_were_charged() -> None:
     made = recorder()
     for epoch in (1, 2):
-        made.said(lease(epoch, epoch * 100, epoch * 100 + 50))
-    made.heard(LeaseStarted(0, 1, 100), 300)
-    made.heard(drained(1, 150), 300)
-    made.heard(LeaseStarted(0, 2, 200), 300)
-    made.heard(drained(2, 250), 300, (100, 80))
+        made.on_command(lease(epoch, epoch * 100, epoch * 100 + 50))
+    made.on_event(LeaseStarted(0, 1, 100), 300)
+    made.on_event(drained(1, 150), 300)
+    made.on_event(LeaseStarted(0, 2, 200), 300)
+    made.on_event(drained(2, 250), 300, (100, 80))
     assert [(r.epoch, r.charged_ns, r.busy_ns) for r in of(LeaseRecord, told(made))] == [(1, 0, 0), (2, 100, 80)]
 
 
@@ -257,9 +257,9 @@ def record(population: Population, until_ns: int) -> tuple[Run, tuple[TraceRecor
             if isinstance(event, Added):
                 made.enter(event.vgpu, str(event.vgpu), now_ns)
             booked = scheduler.booked(event.vgpu) if isinstance(event, Drained) and last[event.vgpu] is event else None
-            made.heard(event, now_ns, booked)
+            made.on_event(event, now_ns, booked)
         for command in commands:
-            made.said(command)
+            made.on_command(command)
 
     run = population.run(scheduler, watch)
     run.run(until_ns)
@@ -329,8 +329,8 @@ def test_a_pair_holds_about_what_it_was_promised() -> None:
 def test_a_lease_is_shown_as_shared_once_it_was() -> None:
     made = recorder()
     made.shares(0)
-    made.said(lease(5, 1000, None))
-    made.heard(LeaseStarted(0, 5, 1000), 1000)
+    made.on_command(lease(5, 1000, None))
+    made.on_event(LeaseStarted(0, 5, 1000), 1000)
     made.shares(1)
     (before,) = of(LeaseRecord, tuple(made.under_way(2000)))
     made.shares(0)

@@ -33,7 +33,7 @@ class Played:
                 record=SimpleNamespace(vgpu_id="vgpu-00000000"),
                 activity=object(),
                 broker=NO_PROCESS,
-                custody=None,
+                keeper_scope=None,
                 registered=trio.Event(),
                 removed=trio.Event(),
                 failure="",
@@ -43,7 +43,7 @@ class Played:
         )
         monkeypatch.setattr(brokers, "start_broker", self._start_broker)
         monkeypatch.setattr(brokers, "RETURN_S", 0.05)
-        books = SimpleNamespace(happened=lambda *_: None)
+        books = SimpleNamespace(record_event=lambda *_: None)
         rest = (cast(None, None),) * 4
         last = (cast(brokers.Books, books), lambda: None)
         self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, *last)  # type: ignore[arg-type]

@@ -76,11 +76,11 @@ def test_which_gang_a_vgpu_is_in() -> None:
     assert gang_of(ours, Mode.SPATIAL) is None
     plain = vgpu()
     assert gang_of(plain, Mode.TEMPORAL) is None
-    plain.companies = {5: ("vgpu-00000001", "vgpu-00000002"), 3: ("vgpu-00000001", "vgpu-00000009")}
+    plain.coattached = {5: ("vgpu-00000001", "vgpu-00000002"), 3: ("vgpu-00000001", "vgpu-00000009")}
     other = vgpu(2)
-    other.companies = {0: ("vgpu-00000001", "vgpu-00000002")}
+    other.coattached = {0: ("vgpu-00000001", "vgpu-00000002")}
     assert gang_of(plain, Mode.TEMPORAL) == gang_of(other, Mode.TEMPORAL) is not None
-    ours.companies = plain.companies
+    ours.coattached = plain.coattached
     assert gang_of(ours, Mode.TEMPORAL) == gang_of(vgpu(group="train"), Mode.TEMPORAL)
 
 

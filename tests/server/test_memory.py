@@ -108,7 +108,7 @@ class Page:
         memory_limit_bytes = 8 * GIB
 
     implicit_peak_bytes = 0
-    still = False
+    quiesced = False
     driver_bytes: dict[int, int] | None = None
     programs: tuple[Process, ...] = ()
 

@@ -65,9 +65,14 @@ class Server:
         return self.enlist(self.registry.create(ID, spec, Owner(1000), 5), None)
 
     def enlist(
-        self, record: VgpuRecord, book: AccountState | None, *, passage: MigrationState = AT_REST, still: bool = False
+        self,
+        record: VgpuRecord,
+        book: AccountState | None,
+        *,
+        passage: MigrationState = AT_REST,
+        quiesced: bool = False,
     ) -> Vgpu:
-        vgpu = Vgpu(record, 3, cast(Any, GRANTS), passage=passage, still=still)
+        vgpu = Vgpu(record, 3, cast(Any, GRANTS), passage=passage, quiesced=quiesced)
         vgpu.registered.set()
         if self.brokers_are_quick:
             vgpu.admits.set()
@@ -80,10 +85,10 @@ class Server:
         self.registry.remove(vgpu.record.vgpu_id)
         del self.vgpus[vgpu.record.vgpu_id]
 
-    def follow(self, generation: int, next_epoch: int) -> None:
+    def advance_past(self, generation: int, next_epoch: int) -> None:
         self.done.append(f"follow {generation} {next_epoch}")
 
-    async def remember(self, new: Vgpu | None = None) -> bool:
+    async def persist(self, new: Vgpu | None = None) -> bool:
         if self.disk is None:
             await trio.lowlevel.checkpoint()
         else:
@@ -103,7 +108,7 @@ class Server:
         self.registry.occupied_bytes = besides
 
     def check(self, vgpu: Vgpu) -> None: ...
-    def happened(self, kind: str, vgpu: Vgpu, text: str, **fields: object) -> None:
+    def record_event(self, kind: str, vgpu: Vgpu, text: str, **fields: object) -> None:
         self.done.append(kind)
 
     async def processes(self, vgpu: Vgpu) -> list[Process]:
@@ -111,11 +116,11 @@ class Server:
 
     async def halt(self, vgpu: Vgpu) -> None:
         self.done.append("halt")
-        vgpu.still = True
+        vgpu.quiesced = True
 
     async def resume(self, vgpu: Vgpu) -> None:
         self.done.append("resume")
-        vgpu.still, vgpu.passage = False, vgpu.passage.brought_back()
+        vgpu.quiesced, vgpu.passage = False, vgpu.passage.brought_back()
 
     def let_go(self, vgpu: Vgpu) -> None:
         self.done.append("let go")
@@ -193,7 +198,7 @@ def test_refused_at_the_trial_nothing_has_happened(asked: Asked) -> None:
         asked[1].append(FULL)
         with pytest.raises(VgpuError, match="too much"):
             await server.migration.leave(vgpu, 1)
-        assert (server.done, vgpu.passage, vgpu.still) == ([], AT_REST, False)
+        assert (server.done, vgpu.passage, vgpu.quiesced) == ([], AT_REST, False)
 
     run(test)
 
@@ -207,7 +212,7 @@ def test_refused_after_all_it_goes_on_where_it_was(asked: Asked) -> None:
         assert refused.value.code is ErrorCode.NO_ROOM
         assert server.done[:2] == ["halt", "let go"]
         assert set(server.done[2:]) == {"claim", "keep", "resume"}
-        assert (vgpu.still, vgpu.passage.next_step.value) == (False, "stay")
+        assert (vgpu.quiesced, vgpu.passage.next_step.value) == (False, "stay")
         assert server.vgpus == {ID: vgpu}
 
     run(test)

@@ -78,7 +78,9 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
     def told(idle: str, uid: int, unmoved: str = "", **fields: object) -> str:
         spec = VgpuSpec.parse(sm_percent=30, memory_bytes="1G", idle_suspend_ns=idle, **fields)
         record = SimpleNamespace(spec=spec, owner=Owner(uid))
-        return " ".join(warnings_when_idle(cast(Vgpu, SimpleNamespace(record=record, unmoved=unmoved, dozing=()))))
+        return " ".join(
+            warnings_when_idle(cast(Vgpu, SimpleNamespace(record=record, suspend_error=unmoved, dozing=())))
+        )
 
     monkeypatch.setattr(readings.os, "geteuid", lambda: 1000)
     assert told("10m", 1000) == told("off", 1001) == told("10m", 1001, oversubscribe="swap") == ""
@@ -94,7 +96,7 @@ def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
     def told(used_mib: int, limit: str) -> tuple[str, ...]:
         spec = VgpuSpec.parse(sm_percent=30, memory_bytes=limit)
         record = Registry(GpuCapacity(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
-        vgpu = SimpleNamespace(record=record, used_bytes=used_mib << 20, unmoved="", dozing=(), swaps=False)
+        vgpu = SimpleNamespace(record=record, used_bytes=used_mib << 20, suspend_error="", dozing=(), swaps=False)
         return warnings_on(cast(Vgpu, vgpu), [record], "")
 
     assert told(256, "256M") == ()
@@ -117,7 +119,7 @@ def test_what_is_counted_of_a_vgpu_never_goes_back() -> None:
     vgpu.activity = page(dead, other)
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.count_past(0)
-    assert vgpu.past.refused_bytes == 7
+    assert vgpu.retired.refused_bytes == 7
     assert vgpu.show_counts() == Past(3, 1010)
     vgpu.activity = None
     assert vgpu.show_counts() == Past(3, 1010)

@@ -111,7 +111,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL, 0, Turns()))
     for slot in MEMBERS:
         vgpu.count_past(slot)
-    msgpack.packb([vgpu.past.refusals, vgpu.past.launches, vgpu.past.refused_bytes])
+    msgpack.packb([vgpu.retired.refusals, vgpu.retired.launches, vgpu.retired.refused_bytes])
     record(vgpu)
 
 

@@ -90,7 +90,7 @@ def test_who_was_replaced_under_the_same_name_loses_nothing_of_what_it_has_now(
         swapping=SimpleNamespace(stores=stores),
         vgpus=others,
         facts=SimpleNamespace(total_memory_bytes=80 << 30),
-        happened=lambda *_, **__: None,
+        record_event=lambda *_, **__: None,
     )
     vgpu = SimpleNamespace(members={})
     message = Reaped(slot=0, pid=process.pid, released_bytes=0)

@@ -40,7 +40,7 @@ class Played:
     ``is_stopped``, ``is_running``: what the kernel says of it. ``told``: what its page said, in order.
     """
 
-    swaps, lends, room_bytes = True, False, 0
+    swaps, lends_memory, room_bytes = True, False, 0
     programs: tuple[Process, ...] = ()
     activity: Any = object()
 
@@ -49,8 +49,8 @@ class Played:
         self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
-        self.removed, self.turn, self.passage = trio.Event(), trio.Lock(), AT_REST
-        self.away = self.still = False
+        self.removed, self.lifecycle_lock, self.passage = trio.Event(), trio.Lock(), AT_REST
+        self.swapped_out = self.quiesced = False
         self.swaps_out = self.swaps_in = 0
         self.where = where
         self.away_bytes = OWNED if where is Where.AWAY else 0
@@ -129,7 +129,7 @@ class Stage:
             registry=SimpleNamespace(guaranteed_memory_bytes=0),
             facts=SimpleNamespace(total_memory_bytes=CARD),
             memory=SimpleNamespace(outside=(), readings=1),
-            happened=lambda kind, vgpu, text, **more: self.events.append(kind),
+            record_event=lambda kind, vgpu, text, **more: self.events.append(kind),
             vgpus=vgpus,
             tokens=tokens,
         )
@@ -141,7 +141,7 @@ class Stage:
         begin = self.swapping._begin
 
         def begins(vgpu: Vgpu, *rest: Any, **more: Any) -> Any:
-            assert not vgpu.turn.locked(), "another move of it is under way"
+            assert not vgpu.lifecycle_lock.locked(), "another move of it is under way"
             self.begun.append(vgpu.record.vgpu_id)
             return begin(vgpu, *rest, **more)
 
@@ -285,7 +285,7 @@ def test_what_is_suspended_leaves_once_it_can_and_stays_away(stage: Callable[...
 
     async def scene() -> None:
         a, b = Played("a", 1), Played("b", 2, Where.AWAY)
-        a.still, a.stuck_s = True, trio.current_time() + 20
+        a.quiesced, a.stuck_s = True, trio.current_time() + 20
         found = stage(a, b)
         await found.run(60, until=lambda: b.where is Where.RESIDENT and a.where is Where.AWAY)
         assert (a.where, b.where) == (Where.AWAY, Where.RESIDENT)

@@ -128,7 +128,7 @@ def test_the_description_names_every_route_and_its_page_needs_no_other_host(
 ) -> None:
     described = api.get(f"{dashboard.url}api/openapi.json").json()
     assert "post" in described["paths"]["/api/v1/vgpus"]
-    assert {"VgpuSpec", "VgpuChanges", "VgpuReading", "Refused"} <= set(described["components"]["schemas"])
+    assert {"VgpuSpec", "VgpuChanges", "VgpuStatus", "Refused"} <= set(described["components"]["schemas"])
     page = api.get(f"{dashboard.url}api/docs").text
     assert "//" not in page.replace("<!doctype", "")
     for file in ("swagger-ui-bundle.js", "swagger-ui.css"):

@@ -1,9 +1,9 @@
 """What a recording says of leases and waits: events and commands of a scheduler in, records out. Pure.
 
-A recorder stands beside a scheduler and hears, decision by decision, what that hears (``heard``), all of it before
-what it says (``said``). It knows a lease from its publication to its drain, and a wait from the moment a vGPU wants
-without one. What was already so when it began is told by ``enter``; what is still so at the end, by ``finish``. Times
-are CLOCK_MONOTONIC nanoseconds.
+A recorder gets the scheduler's events (``on_event``) and then its commands (``on_command``), decision by decision. It
+knows a lease from its publication to its drain, and a wait from the moment a vGPU wants the GPU without a lease.
+``enter`` gives it the state at its beginning, and ``finish`` records what lasts at its end. Times are CLOCK_MONOTONIC
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Recorder:
         if wants and not track.holds:
             track.waits_since_ns = now_ns
 
-    def heard(self, event: Event, now_ns: int, booked: tuple[int, int] | None = None) -> None:
+    def on_event(self, event: Event, now_ns: int, booked: tuple[int, int] | None = None) -> None:
         """``booked``: as in ``enter``, after the last ``Drained`` of its vGPU before a decision."""
         track = None if not hasattr(event, "vgpu") else self._tracks.get(event.vgpu)
         if track is None:
@@ -146,7 +146,7 @@ class Recorder:
             case _:
                 pass
 
-    def said(self, command: Command) -> None:
+    def on_command(self, command: Command) -> None:
         """What the scheduler commands, in order."""
         match command:
             case Publish(lease=lease):
